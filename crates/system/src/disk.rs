@@ -1,0 +1,286 @@
+//! The disk: files appear whole or not at all.
+//!
+//! [`Disk::write`] writes beside the target under a temporary name, syncs, renames and syncs the folder, so a crash at
+//! any moment leaves either the old file or the new one. A [`Disk`] can be told to be full after so many bytes: the
+//! tests that fill a disk use production code.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What went wrong, and where.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {verb} {}: {source}", path.display())]
+pub struct DiskError {
+    /// What was tried: read, write, create, list, …
+    pub verb: &'static str,
+    /// On which file or folder.
+    pub path: PathBuf,
+    /// What the operating system said.
+    pub source: io::Error,
+}
+
+impl DiskError {
+    fn on<'a>(verb: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> Self + use<'a> {
+        move |source| Self { verb, path: path.to_owned(), source }
+    }
+
+    /// Whether the disk was full.
+    pub fn is_full(&self) -> bool {
+        self.source.kind() == io::ErrorKind::StorageFull
+    }
+}
+
+type Result<T> = std::result::Result<T, DiskError>;
+
+/// Access to the file system. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Disk {
+    /// Bytes that may still be written, or none for the real disk's own limit.
+    room: Option<Arc<AtomicU64>>,
+}
+
+impl Disk {
+    /// The machine's disk.
+    pub fn real() -> Self {
+        Self::default()
+    }
+
+    /// The machine's disk, which says it is full once `bytes` have been written through this handle.
+    pub fn full_after(bytes: u64) -> Self {
+        Self { room: Some(Arc::new(AtomicU64::new(bytes))) }
+    }
+
+    /// Whether the limit of [`Disk::full_after`] was hit: a test of a full disk asserts that it really was.
+    pub fn was_full(&self) -> bool {
+        self.room.as_ref().is_some_and(|room| room.load(Ordering::SeqCst) == 0)
+    }
+
+    fn take_room(&self, bytes: usize) -> io::Result<()> {
+        let Some(room) = &self.room else { return Ok(()) };
+        let taken = room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(bytes as u64));
+        if taken.is_err() {
+            room.store(0, Ordering::SeqCst);
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left on device"));
+        }
+        Ok(())
+    }
+
+    /// Replaces `path` by what `body` writes, whole or not at all.
+    ///
+    /// # Errors
+    /// When the disk is full or refuses; the file that was there before is untouched and the temporary one is removed.
+    pub fn write_with(&self, path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+        let part = part_path(path);
+        let attempt = || -> io::Result<()> {
+            let file = File::create(&part)?;
+            let mut writer = Metered { disk: self, file: io::BufWriter::with_capacity(1 << 20, file) };
+            body(&mut writer)?;
+            writer.flush()?;
+            writer.file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+            fs::rename(&part, path)
+        };
+        if let Err(source) = attempt() {
+            // Best effort: the caller hears of the first failure, not of the clean-up's.
+            let _ = fs::remove_file(&part);
+            return Err(DiskError { verb: "write", path: path.to_owned(), source });
+        }
+        sync_folder(path);
+        Ok(())
+    }
+
+    /// Replaces `path` by `bytes`, whole or not at all.
+    ///
+    /// # Errors
+    /// As [`Disk::write_with`].
+    pub fn write(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        self.write_with(path, |writer| writer.write_all(bytes))
+    }
+
+    /// Opens `path` for appending, creating it if needed.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn append(&self, path: &Path) -> Result<Append> {
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(DiskError::on("append to", path))?;
+        Ok(Append { disk: self.clone(), path: path.to_owned(), file })
+    }
+
+    /// The whole file.
+    ///
+    /// # Errors
+    /// When it is missing or unreadable.
+    pub fn read(&self, path: &Path) -> Result<Vec<u8>> {
+        fs::read(path).map_err(DiskError::on("read", path))
+    }
+
+    /// The whole file as text.
+    ///
+    /// # Errors
+    /// When it is missing, unreadable or not UTF-8.
+    pub fn read_text(&self, path: &Path) -> Result<String> {
+        fs::read_to_string(path).map_err(DiskError::on("read", path))
+    }
+
+    /// Opens a file for buffered reading.
+    ///
+    /// # Errors
+    /// When it is missing or unreadable.
+    pub fn open(&self, path: &Path) -> Result<impl Read + use<>> {
+        Ok(BufReader::with_capacity(1 << 18, File::open(path).map_err(DiskError::on("read", path))?))
+    }
+
+    /// The file's length in bytes.
+    ///
+    /// # Errors
+    /// When it is missing.
+    pub fn length(&self, path: &Path) -> Result<u64> {
+        Ok(fs::metadata(path).map_err(DiskError::on("look at", path))?.len())
+    }
+
+    /// Whether something is there.
+    pub fn exists(&self, path: &Path) -> bool {
+        path.exists()
+    }
+
+    /// Whether a folder is there.
+    pub fn is_dir(&self, path: &Path) -> bool {
+        path.is_dir()
+    }
+
+    /// Creates a folder and those above it.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn create_dir(&self, path: &Path) -> Result<()> {
+        fs::create_dir_all(path).map_err(DiskError::on("create", path))
+    }
+
+    /// The entries of a folder, sorted by name.
+    ///
+    /// # Errors
+    /// When it is missing or unreadable.
+    pub fn list(&self, path: &Path) -> Result<Vec<PathBuf>> {
+        let mut entries = fs::read_dir(path)
+            .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>())
+            .map_err(DiskError::on("list", path))?;
+        entries.sort();
+        Ok(entries)
+    }
+
+    /// Renames a file or folder and syncs the folder it is in.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        fs::rename(from, to).map_err(DiskError::on("rename", from))?;
+        sync_folder(to);
+        Ok(())
+    }
+
+    /// Removes a file, or a folder with all it holds; nothing there is fine too.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn remove(&self, path: &Path) -> Result<()> {
+        let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(DiskError::on("remove", path)(error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A file that grows at its end.
+#[derive(Debug)]
+pub struct Append {
+    disk: Disk,
+    path: PathBuf,
+    file: File,
+}
+
+impl Append {
+    /// Appends all of `bytes`.
+    ///
+    /// # Errors
+    /// When the disk is full or refuses.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.disk.take_room(bytes.len()).and_then(|()| self.file.write_all(bytes)).map_err(DiskError::on("append to", &self.path))
+    }
+
+    /// Waits until the bytes are on the disk.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn sync(&mut self) -> Result<()> {
+        self.file.sync_all().map_err(DiskError::on("sync", &self.path))
+    }
+}
+
+struct Metered<'a> {
+    disk: &'a Disk,
+    file: io::BufWriter<File>,
+}
+
+impl Write for Metered<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.disk.take_room(bytes.len())?;
+        self.file.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+fn part_path(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// A rename is durable once its folder is synced. Some file systems refuse to sync a folder; the rename holds anyway.
+fn sync_folder(path: &Path) {
+    if let Some(folder) = path.parent()
+        && let Ok(folder) = File::open(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+    {
+        let _ = folder.sync_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        Disk::real().write(&path, b"old").unwrap();
+        let disk = Disk::full_after(10);
+        let error = disk.write(&path, &[0; 100]).unwrap_err();
+        assert!(error.is_full() && disk.was_full());
+        assert_eq!(Disk::real().read(&path).unwrap(), b"old");
+        assert_eq!(Disk::real().list(folder.path()).unwrap(), [path]);
+    }
+
+    #[test]
+    fn an_error_names_the_file() {
+        let error = Disk::real().read(Path::new("no/such/file")).unwrap_err();
+        assert!(error.to_string().starts_with("cannot read no/such/file: "), "{error}");
+    }
+
+    #[test]
+    fn appended_bytes_follow_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut log = Disk::real().append(&path).unwrap();
+        log.write(b"one ").unwrap();
+        log.write(b"two").unwrap();
+        log.sync().unwrap();
+        assert_eq!(Disk::real().read(&path).unwrap(), b"one two");
+    }
+}

@@ -1,0 +1,213 @@
+//! What happened: a run's events, one JSON object a line, in `events/rank-N.jsonl`. docs/events.md is the schema in words.
+//!
+//! Reports and dashboards read only these lines, so a finished, a crashed and a live run look the same to them. Adding a
+//! field is compatible (readers ignore what they do not know); changing the meaning of one raises [`SCHEMA_VERSION`].
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Clock;
+use crate::disk::{Append, Disk, DiskError};
+use crate::host::Host;
+
+/// The version written into every `run_started` event.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// One line of the log: when, by whom, what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// Seconds since this process opened the log.
+    pub time_s: f64,
+    /// The rank that wrote it.
+    pub rank: u32,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// What can happen in a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The run began, or was resumed.
+    RunStarted {
+        /// [`SCHEMA_VERSION`] of the writer.
+        schema: u32,
+        /// Paceline's version.
+        version: String,
+        /// Wall-clock time, seconds since 1970.
+        unix_s: u64,
+        /// The model's name.
+        model: String,
+        /// The data set as the user named it.
+        data: String,
+        /// Number of parameters that are trained.
+        parameters: u64,
+        /// Steps already done when a run is resumed, otherwise 0.
+        resumed_step: u64,
+        /// Steps planned in all.
+        steps_total: u64,
+        /// The machine.
+        host: Host,
+        /// The resolved configuration, as TOML text.
+        config: String,
+    },
+    /// One optimizer update.
+    Step {
+        /// Updates done, this one included.
+        step: u64,
+        /// The epoch it belongs to, from 0.
+        epoch: u64,
+        /// Mean loss over the batch.
+        loss: f64,
+        /// Share of the batch classified right.
+        accuracy: f64,
+        /// Learning rate used.
+        learning_rate: f64,
+        /// Samples in the batch.
+        samples: u64,
+        /// Wall time of the step.
+        seconds: f64,
+        /// Where the time went, by the names of `train/src/step.rs`: data, compute, agree, update, …
+        phases: BTreeMap<String, f64>,
+    },
+    /// One pass over the data ended, with its evaluation.
+    Epoch {
+        /// The epoch, from 0.
+        epoch: u64,
+        /// Updates done so far.
+        step: u64,
+        /// Mean training loss over the epoch.
+        train_loss: f64,
+        /// Training accuracy over the epoch.
+        train_accuracy: f64,
+        /// Validation loss, if there was an evaluation.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        val_loss: Option<f64>,
+        /// Share of the validation set whose best guess was right.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        val_top1: Option<f64>,
+        /// Share of the validation set with the truth among the five best guesses.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        val_top5: Option<f64>,
+        /// Wall time of the epoch's training part.
+        seconds: f64,
+        /// Training samples per second, waiting for data included.
+        samples_per_s: f64,
+        /// Seconds that training waited for the loader.
+        data_wait_s: f64,
+    },
+    /// A checkpoint is on the disk.
+    Checkpoint {
+        /// Updates it contains.
+        step: u64,
+        /// Its folder, relative to the run.
+        path: String,
+        /// Whether it is the best so far by validation accuracy.
+        best: bool,
+        /// What writing took.
+        seconds: f64,
+    },
+    /// Something the user should know; the run goes on.
+    Warning {
+        /// What it is.
+        message: String,
+    },
+    /// The run ended.
+    RunFinished {
+        /// Updates done.
+        step: u64,
+        /// Why: `done`, `early-stop`, `max-steps`, `time-limit`, `interrupted`, `failed`.
+        reason: String,
+        /// A sentence when it failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+        /// Wall time of this process's part of the run.
+        seconds: f64,
+        /// The most memory the process held.
+        peak_memory_bytes: u64,
+    },
+}
+
+/// Where a rank's events go.
+#[derive(Debug)]
+pub struct EventLog {
+    rank: u32,
+    clock: Clock,
+    target: Append,
+}
+
+impl EventLog {
+    /// Opens `run/events/rank-N.jsonl` for appending: a resumed run continues its own log.
+    ///
+    /// # Errors
+    /// When the folder or file cannot be written.
+    pub fn open(disk: &Disk, clock: Clock, run: &Path, rank: u32) -> Result<Self, DiskError> {
+        let folder = run.join("events");
+        disk.create_dir(&folder)?;
+        Ok(Self { rank, clock, target: disk.append(&folder.join(format!("rank-{rank}.jsonl")))? })
+    }
+
+    /// Appends one event.
+    ///
+    /// # Errors
+    /// When the disk is full or refuses.
+    pub fn write(&mut self, event: Event) -> Result<(), DiskError> {
+        let line = Line { time_s: self.clock.seconds(), rank: self.rank, event };
+        let mut text = serde_json::to_string(&line).expect("events hold nothing that JSON cannot");
+        text.push('\n');
+        self.target.write(text.as_bytes())
+    }
+}
+
+/// Reads a log back. A last line cut by a crash is left out; any other damaged line is an error that names its number.
+///
+/// # Errors
+/// When the file cannot be read or a line in its middle is not an event.
+pub fn read(disk: &Disk, path: &Path) -> Result<Vec<Line>, DiskError> {
+    let text = disk.read_text(path)?;
+    let lines: Vec<&str> = text.lines().collect();
+    let mut events = Vec::with_capacity(lines.len());
+    for (number, line) in lines.iter().enumerate() {
+        match serde_json::from_str(line) {
+            Ok(line) => events.push(line),
+            Err(_) if number + 1 == lines.len() => {}
+            Err(error) => {
+                let source = std::io::Error::new(std::io::ErrorKind::InvalidData, format!("line {}: {error}", number + 1));
+                return Err(DiskError { verb: "read", path: path.to_owned(), source });
+            }
+        }
+    }
+    Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_survives_a_cut_last_line_but_not_a_damaged_middle() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Disk::real();
+        let mut log = EventLog::open(&disk, Clock::manual(), folder.path(), 0).unwrap();
+        let event = Event::Warning { message: "hot".into() };
+        log.write(event.clone()).unwrap();
+        let path = folder.path().join("events/rank-0.jsonl");
+        disk.append(&path).unwrap().write(b"{\"time_s\":1.0,\"ra").unwrap();
+        let lines = read(&disk, &path).unwrap();
+        assert_eq!(lines, [Line { time_s: 0.0, rank: 0, event }]);
+        disk.append(&path).unwrap().write(b"\n{}\n").unwrap();
+        assert!(read(&disk, &path).unwrap_err().to_string().contains("line 2"));
+    }
+
+    #[test]
+    fn loss_that_is_not_a_number_does_not_break_the_line() {
+        let event = Event::Step {
+            step: 1, epoch: 0, loss: f64::NAN, accuracy: 0.0, learning_rate: 0.1, samples: 1, seconds: 1.0, phases: BTreeMap::new(),
+        };
+        let text = serde_json::to_string(&Line { time_s: 0.0, rank: 0, event }).unwrap();
+        assert!(text.contains("\"loss\":null"), "{text}");
+    }
+}

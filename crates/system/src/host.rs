@@ -1,0 +1,66 @@
+//! What machine this is: for the event log, the report and the bounds that measurements are compared with.
+
+use serde::{Deserialize, Serialize};
+
+/// The machine a run was made on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// The machine's name.
+    pub name: String,
+    /// The processor's model name.
+    pub cpu: String,
+    /// Threads that can run at once.
+    pub cores: usize,
+    /// Physical memory.
+    pub memory_bytes: u64,
+    /// Operating system and architecture.
+    pub system: String,
+}
+
+impl Host {
+    /// Looks at this machine. What cannot be found out stays empty or zero.
+    pub fn look() -> Self {
+        let uname = rustix::system::uname();
+        Self {
+            name: uname.nodename().to_string_lossy().into_owned(),
+            cpu: field("/proc/cpuinfo", "model name").unwrap_or_default(),
+            cores: crate::threads::available(),
+            memory_bytes: kilobytes("/proc/meminfo", "MemTotal"),
+            system: format!("{} {}", uname.sysname().to_string_lossy(), uname.machine().to_string_lossy()),
+        }
+    }
+}
+
+/// The most memory this process has held so far.
+pub fn peak_memory_bytes() -> u64 {
+    kilobytes("/proc/self/status", "VmHWM")
+}
+
+/// The processor time this process has used so far, over all threads.
+pub fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
+
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn kilobytes(path: &str, name: &str) -> u64 {
+    let value = field(path, name).unwrap_or_default();
+    value.split(' ').next().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_cores_and_a_name() {
+        let host = Host::look();
+        assert!(host.cores >= 1);
+        assert!(!host.name.is_empty() && !host.system.is_empty());
+    }
+}

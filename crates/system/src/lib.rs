@@ -1,0 +1,13 @@
+//! The real world behind one door: clock, randomness, disk, threads, signals and the event log.
+//!
+//! No other crate reads a clock, draws entropy, touches the disk or spawns a protocol thread. That keeps everything
+//! above this crate a function of its inputs, so that it can be replayed, simulated and compared bit for bit.
+//! What is deliberately absent: networking (transports own it) and compute threads (the CPU device owns its pool).
+
+pub mod clock;
+pub mod disk;
+pub mod event;
+pub mod host;
+pub mod random;
+pub mod signal;
+pub mod threads;

@@ -1,0 +1,16 @@
+//! Threads that are not compute threads: loaders, writers, protocol shells. Each has a name that shows up in tools.
+
+use std::thread::JoinHandle;
+
+/// Starts a named thread.
+///
+/// # Errors
+/// When the operating system refuses another thread.
+pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> std::io::Result<JoinHandle<T>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(body)
+}
+
+/// How many threads can run at once here, by the scheduler's affinity mask and the container's quota.
+pub fn available() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
