@@ -1,1 +1,4 @@
-//! crate
+//! The engine: a static graph becomes its gradient, is fused, planned, and run by a device.
+
+pub mod device;
+pub mod window;

@@ -1,0 +1,3 @@
+//! The devices that run a plan.
+
+pub mod cpu;
