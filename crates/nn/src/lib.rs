@@ -1,1 +1,14 @@
-//! crate
+//! Layers, models, initialisers, optimizers and learning-rate schedules.
+//!
+//! A model is a function that adds layers to a [`Net`]; the net is a checked graph plus what training needs to know of
+//! each parameter. What is absent: devices (crate `tensor`), data (crate `data`) and any parallelism: a model knows
+//! nothing of how it is split or how replicas agree.
+
+pub mod init;
+pub mod layer;
+pub mod net;
+pub mod parameter;
+
+pub use init::Init;
+pub use net::{Input, Mode, Model, Net, Network};
+pub use parameter::{ForeignLayout, Parameter, State};

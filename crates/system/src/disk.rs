@@ -207,7 +207,10 @@ impl Append {
     /// # Errors
     /// When the disk is full or refuses.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.disk.take_room(bytes.len()).and_then(|()| self.file.write_all(bytes)).map_err(DiskError::on("append to", &self.path))
+        self.disk
+            .take_room(bytes.len())
+            .and_then(|()| self.file.write_all(bytes))
+            .map_err(DiskError::on("append to", &self.path))
     }
 
     /// Waits until the bytes are on the disk.

@@ -175,7 +175,8 @@ pub fn read(disk: &Disk, path: &Path) -> Result<Vec<Line>, DiskError> {
             Ok(line) => events.push(line),
             Err(_) if number + 1 == lines.len() => {}
             Err(error) => {
-                let source = std::io::Error::new(std::io::ErrorKind::InvalidData, format!("line {}: {error}", number + 1));
+                let source =
+                    std::io::Error::new(std::io::ErrorKind::InvalidData, format!("line {}: {error}", number + 1));
                 return Err(DiskError { verb: "read", path: path.to_owned(), source });
             }
         }
@@ -205,7 +206,14 @@ mod tests {
     #[test]
     fn loss_that_is_not_a_number_does_not_break_the_line() {
         let event = Event::Step {
-            step: 1, epoch: 0, loss: f64::NAN, accuracy: 0.0, learning_rate: 0.1, samples: 1, seconds: 1.0, phases: BTreeMap::new(),
+            step: 1,
+            epoch: 0,
+            loss: f64::NAN,
+            accuracy: 0.0,
+            learning_rate: 0.1,
+            samples: 1,
+            seconds: 1.0,
+            phases: BTreeMap::new(),
         };
         let text = serde_json::to_string(&Line { time_s: 0.0, rank: 0, event }).unwrap();
         assert!(text.contains("\"loss\":null"), "{text}");

@@ -19,7 +19,9 @@ pub fn key(words: &[u64]) -> u64 {
 
 /// A hash of text, for streams named by a layer or parameter (FNV-1a, then [`mix`]).
 pub fn key_of_text(text: &str) -> u64 {
-    let hash = text.bytes().fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3));
+    let hash = text
+        .bytes()
+        .fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01B3));
     mix(hash)
 }
 

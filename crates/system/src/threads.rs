@@ -6,7 +6,10 @@ use std::thread::JoinHandle;
 ///
 /// # Errors
 /// When the operating system refuses another thread.
-pub fn spawn<T: Send + 'static>(name: &str, body: impl FnOnce() -> T + Send + 'static) -> std::io::Result<JoinHandle<T>> {
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<JoinHandle<T>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(body)
 }
 

@@ -1,4 +1,19 @@
-//! The engine: a static graph becomes its gradient, is fused, planned, and run by a device.
+//! The engine: a static [`graph`] becomes its [`gradient`], is [fused](fuse), [planned](plan), and run by a [`device`].
+//!
+//! Everything about a training step is known before it runs, so all of it can be printed, costed and tested as plain
+//! values. What is absent: ranks, machines and messages (crate `parallel` knows both), and models (crate `nn`).
 
 pub mod device;
+pub mod dtype;
+pub mod gradient;
+pub mod graph;
+pub mod op;
+pub mod shape;
+pub mod unary;
 pub mod window;
+
+pub use dtype::{DType, Element};
+pub use graph::{Graph, GraphError, Node, Source, Value};
+pub use op::Op;
+pub use shape::Shape;
+pub use unary::Unary;

@@ -1,0 +1,54 @@
+//! Element types, and the one generic that crosses crate boundaries: [`Element`] on host slices.
+
+use serde::{Deserialize, Serialize};
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// 32-bit floating point.
+    F32,
+    /// The upper half of an `f32`: its range with 8 bits of precision.
+    Bf16,
+    /// 32-bit integers: class numbers, tokens, positions of maxima.
+    I32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 | Self::I32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+
+    /// Whether a gradient can flow through elements of this type.
+    pub const fn is_float(self) -> bool {
+        !matches!(self, Self::I32)
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::I32 => "i32",
+        })
+    }
+}
+
+/// A host type that a tensor can be read from or written into.
+pub trait Element: Copy + Default + Send + Sync + 'static {
+    /// The matching tensor type.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Element for i32 {
+    const DTYPE: DType = DType::I32;
+}

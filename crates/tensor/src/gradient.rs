@@ -1,0 +1,238 @@
+//! The gradient, as nodes of the same graph: one table from an operation to its backward pass.
+//!
+//! Walks the nodes in reverse. The gradient of a value is the sum over its uses; a gradient that nobody asked for is
+//! never built (so the first convolution has no gradient for the image).
+
+use crate::dtype::DType;
+use crate::graph::{Graph, GraphError, Node, Value};
+use crate::op::{BatchNorm, Op};
+use crate::shape::Shape;
+use crate::window::PoolKind;
+
+/// Gradients by value: what [`differentiate`] returns.
+#[derive(Clone, Debug)]
+pub struct Gradients(Vec<Option<Value>>);
+
+impl Gradients {
+    /// The gradient with respect to a value, if it was asked for and `root` depends on it.
+    pub fn of(&self, value: Value) -> Option<Value> {
+        self.0.get(value.index()).copied().flatten()
+    }
+}
+
+/// Appends the nodes that compute d`root`/d`wrt`, starting from `seed` (the gradient of `root`, of the same shape).
+///
+/// # Errors
+/// When an operation on the way has no gradient for the shapes at hand; the error names the layer.
+///
+/// # Panics
+/// When `seed` does not have the shape of `root`.
+pub fn differentiate(graph: &mut Graph, root: Value, seed: Value, wrt: &[Value]) -> Result<Gradients, GraphError> {
+    assert_eq!(graph.shape(root), graph.shape(seed), "the seed of a gradient has the root's shape");
+    let forward = graph.nodes().len();
+    let mut needed = vec![false; graph.values().count()];
+    wrt.iter().for_each(|value| needed[value.index()] = true);
+    for node in &graph.nodes()[..forward] {
+        let reached = node.inputs.iter().any(|input| needed[input.index()]);
+        node.outputs.iter().for_each(|output| needed[output.index()] |= reached && graph.dtype(*output).is_float());
+    }
+    let mut gradients: Vec<Option<Value>> = vec![None; needed.len()];
+    gradients[root.index()] = Some(seed);
+    for index in (0..forward).rev() {
+        let node = graph.nodes()[index].clone();
+        if !node.inputs.iter().any(|input| needed[input.index()]) {
+            continue;
+        }
+        let Some(dy) = gradients[node.outputs[0].index()] else { continue };
+        let mut builder = Builder { graph, layer: &node.layer };
+        let parts = builder.backward(&node, dy, &|position| needed[node.inputs[position].index()])?;
+        for (input, part) in parts {
+            let slot = &mut gradients[node.inputs[input].index()];
+            *slot = Some(match *slot {
+                None => part,
+                Some(sum) => builder.one(Op::Add, &[sum, part])?,
+            });
+        }
+    }
+    Ok(Gradients(gradients))
+}
+
+struct Builder<'a> {
+    graph: &'a mut Graph,
+    layer: &'a str,
+}
+
+/// Gradients for some of a node's inputs, by position.
+type Parts = Result<Vec<(usize, Value)>, GraphError>;
+
+impl Builder<'_> {
+    fn one(&mut self, op: Op, inputs: &[Value]) -> Result<Value, GraphError> {
+        self.graph.push_one(self.layer, op, inputs)
+    }
+
+    /// The table. `wants(i)` says whether the gradient of input i is needed; only gradients of the first output flow,
+    /// because the others (statistics, winners, gates) are notes for the backward pass.
+    fn backward(&mut self, node: &Node, dy: Value, wants: &dyn Fn(usize) -> bool) -> Parts {
+        let input = |index: usize| node.inputs[index];
+        let mut parts = Vec::new();
+        match &node.op {
+            Op::Conv2d { .. } => return self.conv2d(node, dy, wants),
+            Op::MatMul { .. } => return self.matmul(node, dy, wants),
+            Op::BatchNorm(norm) => return self.batch_norm(node, *norm, dy, wants),
+            Op::LayerNorm { .. } => {
+                let inputs = [dy, input(0), input(1), node.outputs[1], node.outputs[2]];
+                let outputs = self.graph.push(self.layer, Op::LayerNormGrad, &inputs)?;
+                parts.extend(outputs.into_iter().enumerate());
+            }
+            Op::Unary(kind) => {
+                let saved = if kind.saves_output() { node.outputs[0] } else { input(0) };
+                parts.push((0, self.one(Op::UnaryGrad(*kind), &[dy, saved])?));
+            }
+            Op::Add => {
+                parts.push((0, dy));
+                if wants(1) {
+                    parts.push((1, self.sum_to(dy, input(1))?));
+                }
+            }
+            Op::Mul => {
+                if wants(0) {
+                    parts.push((0, self.one(Op::Mul, &[dy, input(1)])?));
+                }
+                if wants(1) {
+                    let product = self.one(Op::Mul, &[dy, input(0)])?;
+                    parts.push((1, self.sum_to(product, input(1))?));
+                }
+            }
+            Op::Scale(factor) => parts.push((0, self.one(Op::Scale(*factor), &[dy])?)),
+            Op::Pool2d(pool) => {
+                let shape = self.graph.shape(input(0)).nhwc().expect("pooling was checked to have an image");
+                let mut inputs = vec![dy];
+                inputs.extend((pool.kind == PoolKind::Max).then(|| node.outputs[1]));
+                parts.push((0, self.one(Op::Pool2dGrad { pool: *pool, input: shape }, &inputs)?));
+            }
+            Op::Reshape(_) => parts.push((0, self.one(Op::Reshape(self.graph.shape(input(0)).clone()), &[dy])?)),
+            Op::Slice { dim, start, length } => {
+                let after = self.graph.shape(input(0))[*dim] - start - length;
+                parts.push((0, self.one(Op::Pad { dim: *dim, before: *start, after }, &[dy])?));
+            }
+            Op::Pad { dim, before, .. } => {
+                let length = self.graph.shape(input(0))[*dim];
+                parts.push((0, self.one(Op::Slice { dim: *dim, start: *before, length }, &[dy])?));
+            }
+            Op::Concat { dim } => {
+                let mut start = 0;
+                for (index, &part) in node.inputs.iter().enumerate() {
+                    let length = self.graph.shape(part)[*dim];
+                    if wants(index) {
+                        parts.push((index, self.one(Op::Slice { dim: *dim, start, length }, &[dy])?));
+                    }
+                    start += length;
+                }
+            }
+            Op::Permute { order } => {
+                let mut inverse = vec![0; order.len()];
+                order.iter().enumerate().for_each(|(position, &dim)| inverse[dim] = position);
+                parts.push((0, self.one(Op::Permute { order: inverse }, &[dy])?));
+            }
+            Op::Dropout { .. } => parts.push((0, self.one(node.op.clone(), &[dy])?)),
+            Op::Softmax { .. } => parts.push((0, self.one(Op::SoftmaxGrad, &[dy, node.outputs[0]])?)),
+            Op::CrossEntropy { smoothing } => {
+                let op = Op::CrossEntropyGrad { smoothing: *smoothing };
+                parts.push((0, self.one(op, &[dy, input(0), input(1)])?));
+            }
+            Op::Embedding => {
+                let rows = self.graph.shape(input(1))[0];
+                parts.push((1, self.one(Op::EmbeddingGrad { rows }, &[dy, input(0)])?));
+            }
+            Op::Lstm => {
+                let saved = [dy, input(0), input(1), input(2), node.outputs[0], node.outputs[1], node.outputs[2]];
+                let outputs = self.graph.push(self.layer, Op::LstmGrad, &saved)?;
+                parts.extend(outputs.iter().copied().enumerate());
+                // Both biases are added to the same sums, so they share one gradient.
+                parts.push((4, outputs[3]));
+            }
+            op => return Err(self.refuse(op)),
+        }
+        parts.retain(|&(index, _)| wants(index));
+        Ok(parts)
+    }
+
+    fn conv2d(&mut self, node: &Node, dy: Value, wants: &dyn Fn(usize) -> bool) -> Parts {
+        let Op::Conv2d { conv, relu: false, .. } = node.op else { return Err(self.refuse(&node.op)) };
+        let (x, weight) = (node.inputs[0], node.inputs[1]);
+        let mut parts = Vec::new();
+        if node.inputs.len() == 3 && wants(2) {
+            parts.push((2, self.sum_to(dy, node.inputs[2])?));
+        }
+        if wants(1) {
+            parts.push((1, self.one(Op::Conv2dGradWeight { conv }, &[x, dy])?));
+        }
+        if wants(0) {
+            let input = self.graph.shape(x).nhwc().expect("a convolution was checked to have an image");
+            parts.push((0, self.one(Op::Conv2dGradInput { conv, input }, &[dy, weight])?));
+        }
+        Ok(parts)
+    }
+
+    /// Y = op(A)·op(B). For each transposition the two gradients are products of the same three matrices.
+    fn matmul(&mut self, node: &Node, dy: Value, wants: &dyn Fn(usize) -> bool) -> Parts {
+        let Op::MatMul { trans_a, trans_b, relu: false, .. } = node.op else { return Err(self.refuse(&node.op)) };
+        let (a, b) = (node.inputs[0], node.inputs[1]);
+        let product = |trans_a, trans_b| Op::MatMul { trans_a, trans_b, bias: false, relu: false };
+        let mut parts = Vec::new();
+        if node.inputs.len() == 3 && wants(2) {
+            parts.push((2, self.sum_to(dy, node.inputs[2])?));
+        }
+        if wants(1) {
+            let db = if trans_b {
+                self.one(product(true, trans_a), &[dy, a])
+            } else {
+                self.one(product(!trans_a, false), &[a, dy])
+            };
+            parts.push((1, db?));
+        }
+        if wants(0) {
+            let da = if trans_a {
+                self.one(product(trans_b, true), &[b, dy])
+            } else {
+                self.one(product(false, !trans_b), &[dy, b])
+            };
+            parts.push((0, da?));
+        }
+        Ok(parts)
+    }
+
+    fn batch_norm(&mut self, node: &Node, norm: BatchNorm, dy: Value, wants: &dyn Fn(usize) -> bool) -> Parts {
+        if norm.relu || norm.residual {
+            return Err(self.refuse(&node.op));
+        }
+        let mut inputs = vec![dy, node.inputs[0], node.outputs[1], node.outputs[2]];
+        inputs.extend(norm.scale.then(|| node.inputs[4]));
+        let outputs = self.graph.push(self.layer, Op::BatchNormGrad(norm), &inputs)?;
+        let mut parts = vec![(0, outputs[0]), (1, outputs[1])];
+        parts.extend(norm.scale.then(|| (4, outputs[2])));
+        parts.retain(|&(index, _)| wants(index));
+        Ok(parts)
+    }
+
+    /// `dy` summed over the leading dims along which `target` was repeated.
+    fn sum_to(&mut self, dy: Value, target: Value) -> Result<Value, GraphError> {
+        let suffix: Shape = self.graph.shape(target).clone();
+        if *self.graph.shape(dy) == suffix { Ok(dy) } else { self.one(Op::SumLeading { suffix }, &[dy]) }
+    }
+
+    fn refuse(&self, op: &Op) -> GraphError {
+        let message = "has no gradient; differentiate before fusing".to_owned();
+        GraphError { layer: self.layer.to_owned(), op: op.name().to_owned(), message }
+    }
+}
+
+/// Declares the scalar input `grad_seed` and differentiates a scalar loss with respect to every parameter.
+///
+/// # Errors
+/// As [`differentiate`].
+pub fn of_loss(graph: &mut Graph, loss: Value) -> Result<(Value, Gradients), GraphError> {
+    let seed = graph.input("grad_seed", Shape::scalar(), DType::F32);
+    let parameters = graph.parameters().to_vec();
+    Ok((seed, differentiate(graph, loss, seed, &parameters)?))
+}

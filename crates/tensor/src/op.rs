@@ -1,0 +1,231 @@
+//! Every operation of the engine, forward and backward, with its shape rule and its arithmetic cost.
+//!
+//! A closed enum: a device is a `match` over it, and the compiler says what a new operation still lacks. Adding one
+//! touches this file, `gradient.rs`, one kernel file and its line in the device's dispatch, plus a row of the op table
+//! in `tests/ops.rs`.
+
+mod cost;
+mod infer;
+
+use crate::shape::Shape;
+use crate::unary::Unary;
+use crate::window::{Conv2d, Pool2d};
+
+/// What a node computes. Inputs and outputs are listed in order; `[…]` marks one that a flag switches on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// x, weight, `[bias]` → y. ReLU is applied last where fusion put it here.
+    Conv2d {
+        /// Geometry.
+        conv: Conv2d,
+        /// Whether a third input is the bias.
+        bias: bool,
+        /// Whether ReLU follows.
+        relu: bool,
+    },
+    /// dy, weight → dx
+    Conv2dGradInput {
+        /// Geometry of the forward operation.
+        conv: Conv2d,
+        /// Shape of x.
+        input: [usize; 4],
+    },
+    /// x, dy → dweight
+    Conv2dGradWeight {
+        /// Geometry of the forward operation.
+        conv: Conv2d,
+    },
+    /// a, b, `[bias]` → y: the product of the last two dims, for every index of the equal leading dims.
+    MatMul {
+        /// Read a's last two dims swapped.
+        trans_a: bool,
+        /// Read b's last two dims swapped.
+        trans_b: bool,
+        /// Whether a third input is a bias over the last dim.
+        bias: bool,
+        /// Whether ReLU follows.
+        relu: bool,
+    },
+    /// x, beta, running mean, running variance, `[gamma]`, `[residual]` → y, mean, 1/deviation.
+    /// Statistics of the batch, over all dims but the last; the running ones are updated in place.
+    BatchNorm(BatchNorm),
+    /// x, beta, running mean, running variance, `[gamma]`, `[residual]` → y, from the running statistics.
+    BatchNormInference(BatchNorm),
+    /// dy, x, mean, 1/deviation, `[gamma]`, `[y, where ReLU]` → dx, dbeta, `[dgamma]`, `[dresidual]`
+    BatchNormGrad(BatchNorm),
+    /// x, gamma, beta → y, mean, 1/deviation, over the last dim.
+    LayerNorm {
+        /// Added to the variance.
+        epsilon: f32,
+    },
+    /// dy, x, gamma, mean, 1/deviation → dx, dgamma, dbeta
+    LayerNormGrad,
+    /// x → y
+    Unary(Unary),
+    /// dy, y or x (see [`Unary::saves_output`]) → dx
+    UnaryGrad(Unary),
+    /// a, b → a + b; b may be a suffix of a's shape and repeats.
+    Add,
+    /// a, b → a · b; b may be a suffix of a's shape and repeats.
+    Mul,
+    /// x → factor · x
+    Scale(f32),
+    /// x → the sum over the leading dims, leaving this suffix of the shape.
+    SumLeading {
+        /// The shape that is left.
+        suffix: Shape,
+    },
+    /// x → y, and for maxima the winning pixel h·W+w of each.
+    Pool2d(Pool2d),
+    /// dy, `[winners, for maxima]` → dx
+    Pool2dGrad {
+        /// The forward operation.
+        pool: Pool2d,
+        /// Shape of x.
+        input: [usize; 4],
+    },
+    /// The same elements under another shape: never moves a byte.
+    Reshape(Shape),
+    /// x → the part `start..start+length` of one dim.
+    Slice {
+        /// Which dim.
+        dim: usize,
+        /// First index kept.
+        start: usize,
+        /// How many are kept.
+        length: usize,
+    },
+    /// x → x with zeros before and after one dim.
+    Pad {
+        /// Which dim.
+        dim: usize,
+        /// Zeros before.
+        before: usize,
+        /// Zeros after.
+        after: usize,
+    },
+    /// inputs → one tensor, joined along a dim.
+    Concat {
+        /// Which dim.
+        dim: usize,
+    },
+    /// x → x with its dims reordered: output dim i is input dim `order[i]`.
+    Permute {
+        /// The order.
+        order: Vec<usize>,
+    },
+    /// x → y: each element is zeroed with this probability, the others grow to keep the mean. The mask is a function
+    /// of (seed, step, salt, element), so the gradient is the same operation on dy.
+    Dropout {
+        /// Share of the elements that is dropped.
+        probability: f32,
+        /// Tells the dropout layers of a model apart.
+        salt: u64,
+    },
+    /// x → softmax over the last dim; `causal` lets row t of a square see only columns up to t.
+    Softmax {
+        /// Whether later positions are hidden.
+        causal: bool,
+    },
+    /// dy, y → dx
+    SoftmaxGrad,
+    /// logits `[rows, classes]`, targets `[rows]` → mean loss over the rows.
+    CrossEntropy {
+        /// Share of the target spread evenly over all classes.
+        smoothing: f32,
+    },
+    /// dloss, logits, targets → dlogits
+    CrossEntropyGrad {
+        /// As in the forward operation.
+        smoothing: f32,
+    },
+    /// ids, table `[rows, width]` → `[ids…, width]`
+    Embedding,
+    /// dy, ids → dtable
+    EmbeddingGrad {
+        /// Rows of the table.
+        rows: usize,
+    },
+    /// x `[B,T,I]`, w_ih `[4H,I]`, w_hh `[4H,H]`, b_ih, b_hh → y `[B,T,H]`, gates `[B,T,4H]`, cells `[B,T,H]`.
+    /// Gates in the order input, forget, cell, output; the state starts at zero.
+    Lstm,
+    /// dy, x, w_ih, w_hh, y, gates, cells → dx, dw_ih, dw_hh, db
+    LstmGrad,
+}
+
+/// The parts of a batch normalisation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchNorm {
+    /// Added to the variance.
+    pub epsilon: f32,
+    /// Share of the batch's statistics in the new running ones.
+    pub momentum: f32,
+    /// Whether there is a learned scale gamma.
+    pub scale: bool,
+    /// Whether another tensor is added after the normalisation.
+    pub residual: bool,
+    /// Whether ReLU follows.
+    pub relu: bool,
+}
+
+impl Op {
+    /// The operation's name in plans, errors and profiles.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Conv2d { relu: false, .. } => "conv2d",
+            Self::Conv2d { relu: true, .. } => "conv2d+relu",
+            Self::Conv2dGradInput { .. } => "conv2d.grad_input",
+            Self::Conv2dGradWeight { .. } => "conv2d.grad_weight",
+            Self::MatMul { relu: false, .. } => "matmul",
+            Self::MatMul { relu: true, .. } => "matmul+relu",
+            Self::BatchNorm(BatchNorm { residual: false, relu: false, .. }) => "batch_norm",
+            Self::BatchNorm(BatchNorm { residual: false, relu: true, .. }) => "batch_norm+relu",
+            Self::BatchNorm(BatchNorm { residual: true, relu: false, .. }) => "batch_norm+add",
+            Self::BatchNorm(BatchNorm { residual: true, relu: true, .. }) => "batch_norm+add+relu",
+            Self::BatchNormInference(_) => "batch_norm.inference",
+            Self::BatchNormGrad(BatchNorm { relu: false, .. }) => "batch_norm.grad",
+            Self::BatchNormGrad(BatchNorm { relu: true, .. }) => "batch_norm+relu.grad",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::LayerNormGrad => "layer_norm.grad",
+            Self::Unary(Unary::Relu) => "relu",
+            Self::Unary(Unary::Relu6) => "relu6",
+            Self::Unary(Unary::Gelu) => "gelu",
+            Self::Unary(Unary::GeluTanh) => "gelu_tanh",
+            Self::Unary(Unary::Sigmoid) => "sigmoid",
+            Self::Unary(Unary::Tanh) => "tanh",
+            Self::UnaryGrad(_) => "unary.grad",
+            Self::Add => "add",
+            Self::Mul => "mul",
+            Self::Scale(_) => "scale",
+            Self::SumLeading { .. } => "sum_leading",
+            Self::Pool2d(_) => "pool2d",
+            Self::Pool2dGrad { .. } => "pool2d.grad",
+            Self::Reshape(_) => "reshape",
+            Self::Slice { .. } => "slice",
+            Self::Pad { .. } => "pad",
+            Self::Concat { .. } => "concat",
+            Self::Permute { .. } => "permute",
+            Self::Dropout { .. } => "dropout",
+            Self::Softmax { .. } => "softmax",
+            Self::SoftmaxGrad => "softmax.grad",
+            Self::CrossEntropy { .. } => "cross_entropy",
+            Self::CrossEntropyGrad { .. } => "cross_entropy.grad",
+            Self::Embedding => "embedding",
+            Self::EmbeddingGrad { .. } => "embedding.grad",
+            Self::Lstm => "lstm",
+            Self::LstmGrad => "lstm.grad",
+        }
+    }
+
+    /// The input whose buffer the first output may take over if nobody needs that input afterwards. Only where every
+    /// device reads element i before it writes element i.
+    pub const fn in_place_input(&self) -> Option<usize> {
+        match self {
+            Self::Unary(_) | Self::UnaryGrad(_) | Self::Add | Self::Mul | Self::Scale(_) | Self::Dropout { .. } => {
+                Some(0)
+            }
+            Self::BatchNormGrad(_) => Some(0),
+            _ => None,
+        }
+    }
+}
