@@ -5,9 +5,11 @@
 
 pub mod device;
 pub mod dtype;
+pub mod fuse;
 pub mod gradient;
 pub mod graph;
 pub mod op;
+pub mod plan;
 pub mod shape;
 pub mod unary;
 pub mod window;
