@@ -43,6 +43,7 @@ pub(crate) fn seconds(value: f64) -> String {
     }
     let whole = value.round() as u64;
     match value {
+        0.0 => "0 s".into(),
         v if v < 0.000_999_5 => format!("{:.0} µs", v * 1e6),
         v if v < 0.099_95 => format!("{:.1} ms", v * 1e3),
         v if v < 0.999_5 => format!("{:.0} ms", v * 1e3),

@@ -151,7 +151,7 @@ fn tiles(summary: &Summary) -> Vec<(&'static str, String, String)> {
         tiles.push(("Training loss", significant(loss, 4), val));
     }
     if let Some(rate) = summary.samples_per_s {
-        tiles.push(("Throughput", significant(rate, 4), "samples/s, mean over steps".into()));
+        tiles.push(("Throughput", significant(rate, 4), "samples/s".into()));
     }
     let memory = match summary.peak_memory_bytes {
         0 => String::new(),

@@ -144,17 +144,15 @@ impl Chart {
     }
 
     fn value_axis(&self) -> Scale {
-        let mut range = (f64::MAX, f64::MIN);
-        let shown = |series: &&Series| series.look != Look::Pale || self.series.iter().all(|s| s.look == Look::Pale);
-        if self.is_stacked() {
-            range = (0.0, self.tops().iter().copied().fold(0.0, f64::max));
+        let range = if self.is_stacked() {
+            (0.0, self.tops().iter().copied().fold(0.0, f64::max))
         } else {
-            for value in self.series.iter().filter(shown).flat_map(|series| series.points.iter().map(|point| point.1)) {
-                if value.is_finite() {
-                    range = (range.0.min(value), range.1.max(value));
-                }
-            }
-        }
+            let lines = range(self.series.iter().filter(|series| series.look != Look::Pale));
+            let noise = range(self.series.iter());
+            // The noise behind a line may widen the axis by half; a wilder spike is clipped, not the line flattened.
+            let margin = (lines.1 - lines.0) * 0.5;
+            (noise.0.max(lines.0 - margin), noise.1.min(lines.1 + margin))
+        };
         let (low, high) = range;
         if self.may_be_log && low > 0.0 && high / low > LOG_FROM_FACTOR {
             return Scale::log(low, high);
@@ -214,9 +212,15 @@ impl Chart {
             return;
         }
         for series in &self.series {
-            let pale = if series.look == Look::Pale { " pale" } else { "" };
-            let line = line(&series.points, x, y);
-            let _ = writeln!(out, "<path class=\"line{pale} c{}\" d=\"{line}\"/>", series.colour);
+            let (line, colour) = (line(&series.points, x, y), series.colour);
+            let _ = match series.look {
+                // Within a drawing of its own, which clips it at the axes; dots at the edge stay whole.
+                Look::Pale => writeln!(
+                    out,
+                    "<svg width=\"1000\" height=\"1000\"><path class=\"line pale c{colour}\" d=\"{line}\"/></svg>"
+                ),
+                _ => writeln!(out, "<path class=\"line c{colour}\" d=\"{line}\"/>"),
+            };
             if series.look == Look::Dotted {
                 let _ = writeln!(out, "<path class=\"dots c{}\" d=\"{}\"/>", series.colour, dots(&series.points, x, y));
             }
@@ -260,6 +264,12 @@ impl Chart {
             series: series.collect(),
         })
     }
+}
+
+/// The lowest and the highest number in `series`.
+fn range<'a>(series: impl Iterator<Item = &'a Series>) -> (f64, f64) {
+    let values = series.flat_map(|series| series.points.iter().map(|point| point.1)).filter(|value| value.is_finite());
+    values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)))
 }
 
 /// Five significant digits: what a readout shows, in half the bytes.

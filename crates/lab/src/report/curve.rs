@@ -40,25 +40,26 @@ fn extremes(bucket: &[Point]) -> impl Iterator<Item = Point> + use<> {
     pair.into_iter().flatten()
 }
 
-/// The mean of about the last `window` values at each point (exponential, corrected for its start). Values that are not
-/// numbers are passed on and leave no trace in the mean.
-pub(crate) fn smooth(points: &[Point], window: f64) -> Vec<Point> {
-    let keep = 1.0 - 2.0 / (window.max(1.0) + 1.0);
-    let (mut mean, mut weight) = (0.0, 0.0);
-    let step = |&(x, y): &Point| {
-        if !y.is_finite() {
-            return (x, f64::NAN);
-        }
-        mean = keep * mean + (1.0 - keep) * y;
-        weight = keep * weight + (1.0 - keep);
-        (x, mean / weight)
+/// The mean of the `window` values around each point, fewer at the ends. It is centred, so that a change stands where it
+/// happened and not half a window later. Values that are not numbers stay gaps and leave no trace in the mean.
+pub(crate) fn smooth(points: &[Point], window: usize) -> Vec<Point> {
+    let mut sums = Vec::with_capacity(points.len() + 1);
+    sums.push((0.0, 0usize));
+    for &(_, y) in points {
+        let (sum, count) = sums[sums.len() - 1];
+        sums.push(if y.is_finite() { (sum + y, count + 1) } else { (sum, count) });
+    }
+    let mean = |(index, &(x, y)): (usize, &Point)| {
+        let (first, last) = (index.saturating_sub(window / 2), (index + window / 2 + 1).min(points.len()));
+        let ((before, skipped), (sum, count)) = (sums[first], sums[last]);
+        (x, if y.is_finite() { (sum - before) / (count - skipped) as f64 } else { f64::NAN })
     };
-    points.iter().map(step).collect()
+    points.iter().enumerate().map(mean).collect()
 }
 
 /// The window that suits a curve of `length` points: a fortieth of it, which leaves its shape and hides its noise.
-pub(crate) fn window(length: usize) -> f64 {
-    (length as f64 / 40.0).clamp(1.0, 1000.0).round()
+pub(crate) fn window(length: usize) -> usize {
+    (length / 40).clamp(1, 1000)
 }
 
 #[cfg(test)]
@@ -95,8 +96,8 @@ mod tests {
     #[test]
     fn smoothing_a_constant_changes_nothing_and_skips_gaps() {
         let points = [(1.0, 3.0), (2.0, f64::NAN), (3.0, 3.0)];
-        let smoothed = smooth(&points, 10.0);
+        let smoothed = smooth(&points, 10);
         assert!((smoothed[0].1 - 3.0).abs() < 1e-12 && smoothed[1].1.is_nan() && (smoothed[2].1 - 3.0).abs() < 1e-12);
-        assert_eq!(smooth(&[(1.0, 5.0), (2.0, 7.0)], 1.0)[1].1, 7.0, "a window of one is the curve itself");
+        assert_eq!(smooth(&[(1.0, 5.0), (2.0, 7.0)], 1)[1].1, 7.0, "a window of one is the curve itself");
     }
 }
