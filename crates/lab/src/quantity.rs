@@ -73,8 +73,8 @@ mod tests {
     fn numbers_read_as_people_write_them() {
         assert_eq!([count(0), count(999), count(1000), count(1_234_567)], ["0", "999", "1,000", "1,234,567"]);
         assert_eq!(
-            [significant(2.302_585, 4), significant(12_345.6, 3), significant(0.0, 2)],
-            ["2.303", "12,346", "0.0"]
+            [significant(2.512_585, 4), significant(12_345.6, 3), significant(0.0, 2)],
+            ["2.513", "12,346", "0.0"]
         );
         assert_eq!([significant(0.000_012_3, 2), significant(f64::NAN, 3)], ["1.2e-5", "not a number"]);
         assert_eq!([percent(0.924_12), percent_short(0.05)], ["92.41%", "5.0%"]);

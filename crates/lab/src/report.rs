@@ -107,7 +107,7 @@ fn header(history: &History, summary: &Summary, title: &str) -> String {
         "<header>\n<p class=\"brand\">Paceline</p>\n<h1>{title} <span class=\"outcome {class}\">{}</span></h1>\n",
         escape(&summary.outcome.to_string())
     );
-    if let Some(start) = history.start() {
+    if let Some(start) = history.processes.iter().find_map(|process| process.start.as_ref()) {
         let _ = writeln!(
             out,
             "<p class=\"sub\">{} UTC · {} · {} cores · {} parameters</p>",

@@ -74,6 +74,9 @@ struct ReadoutSeries<'a> {
     y: Vec<Option<f64>>,
 }
 
+/// Points that are still told apart as dots.
+const DOTS_MAX: usize = 60;
+
 /// A factor between the largest and the smallest value above which a logarithmic axis shows more.
 const LOG_FROM_FACTOR: f64 = 60.0;
 
@@ -117,7 +120,7 @@ impl Chart {
         };
         let mut out = format!("<figcaption><h3>{} <small>{unit}</small></h3>\n<ul class=\"legend\">", self.title);
         for series in self.series.iter().filter(|series| series.look != Look::Pale) {
-            let dotted = if series.look == Look::Dotted { " dot" } else { "" };
+            let dotted = if series.look == Look::Dotted && series.points.len() <= DOTS_MAX { " dot" } else { "" };
             let band = if series.look == Look::Band { " band" } else { "" };
             let (colour, name) = (series.colour, escape(&series.name));
             let _ = write!(out, "<li><i class=\"key{dotted}{band} c{colour}\"></i>{name}</li>");
@@ -140,7 +143,7 @@ impl Chart {
         let (low, high) = steps().fold((f64::MAX, f64::MIN), |(low, high), x| (low.min(x), high.max(x)));
         // Short runs start at step 1: the axis then starts at 0, as does one that would anyway.
         let low = if low < high * 0.1 { 0.0 } else { low };
-        Scale::exact(low, high, 5)
+        Scale::whole(low, high, 5)
     }
 
     fn value_axis(&self) -> Scale {
@@ -188,7 +191,7 @@ impl Chart {
         for &tick in &x.ticks {
             let place = x.place(tick) * 100.0;
             // The axis's name stands at its end.
-            if place < 92.0 {
+            if place < 88.0 {
                 let _ = write!(out, "<span style=\"left:{place:.2}%\">{}</span>", x.label(tick));
             }
         }
@@ -221,7 +224,7 @@ impl Chart {
                 ),
                 _ => writeln!(out, "<path class=\"line c{colour}\" d=\"{line}\"/>"),
             };
-            if series.look == Look::Dotted {
+            if series.look == Look::Dotted && series.points.len() <= DOTS_MAX {
                 let _ = writeln!(out, "<path class=\"dots c{}\" d=\"{}\"/>", series.colour, dots(&series.points, x, y));
             }
         }

@@ -25,12 +25,17 @@ impl Scale {
         Self { low: first * step, high: last * step, log: false, ticks, step }
     }
 
-    /// A linear axis over exactly `low..=high`, with ticks inside it.
-    pub fn exact(low: f64, high: f64, count: usize) -> Self {
+    /// A linear axis over exactly `low..=high`, with about `count` ticks inside it, all at whole numbers.
+    pub fn whole(low: f64, high: f64, count: usize) -> Self {
         let (low, high) = spread(low, high);
-        let wide = Self::linear(low, high, count);
-        let ticks = wide.ticks.into_iter().filter(|&tick| tick >= low && tick <= high).collect();
-        Self { low, high, log: false, ticks, step: wide.step }
+        let step = match nice_step((high - low) / count.max(1) as f64) {
+            step if step < 1.0 => 1.0,
+            2.5 => 5.0,
+            step => step,
+        };
+        let first = (low / step).ceil();
+        let ticks = (0..).map(|index| (first + f64::from(index)) * step).take_while(|&tick| tick <= high).collect();
+        Self { low, high, log: false, ticks, step }
     }
 
     /// A logarithmic axis over `low..=high`, both above zero: ticks at 1, 2 and 5 over few decades, else at 1.
@@ -41,7 +46,7 @@ impl Scale {
         let stride = ((last - first) as usize / 8 + 1).max(1);
         let decades = (first..=last).step_by(stride).map(|decade| 10f64.powi(decade));
         let all: Vec<f64> = decades.flat_map(|decade| factors.iter().map(move |factor| factor * decade)).collect();
-        let below = all.iter().copied().filter(|&tick| tick <= low).next_back().unwrap_or(low);
+        let below = all.iter().copied().rfind(|&tick| tick <= low).unwrap_or(low);
         let above = all.iter().copied().find(|&tick| tick >= high).unwrap_or(high);
         let ticks = all.into_iter().filter(|&tick| tick >= below && tick <= above).collect();
         Self { low: below, high: above, log: true, ticks, step: below }
@@ -120,7 +125,9 @@ mod tests {
         assert_eq!(labels(&Scale::linear(0.0, 93_000.0, 5)), ["0", "20k", "40k", "60k", "80k", "100k"]);
         assert_eq!(labels(&Scale::linear(0.0, 0.0003, 3)), ["0", "1e-4", "2e-4", "3e-4"]);
         assert_eq!(labels(&Scale::linear(-1.0, 1.0, 4)), ["-1.0", "-0.5", "0", "0.5", "1.0"]);
-        assert_eq!(labels(&Scale::exact(0.0, 391.0, 4)), ["0", "100", "200", "300"]);
+        assert_eq!(labels(&Scale::whole(0.0, 391.0, 4)), ["0", "100", "200", "300"]);
+        assert_eq!(labels(&Scale::whole(0.0, 11.0, 5)), ["0", "5", "10"], "there is no step 2.5");
+        assert_eq!(labels(&Scale::whole(0.0, 2.0, 5)), ["0", "1", "2"]);
         assert_eq!(labels(&Scale::linear(0.0, 1.0, 4)), ["0", "0.25", "0.50", "0.75", "1.00"]);
     }
 
