@@ -150,15 +150,16 @@ impl EventLog {
         Ok(Self { rank, clock, target: disk.append(&folder.join(format!("rank-{rank}.jsonl")))? })
     }
 
-    /// Appends one event.
+    /// Appends one event and returns its line, for whoever else listens.
     ///
     /// # Errors
     /// When the disk is full or refuses.
-    pub fn write(&mut self, event: Event) -> Result<(), DiskError> {
+    pub fn write(&mut self, event: Event) -> Result<Line, DiskError> {
         let line = Line { time_s: self.clock.seconds(), rank: self.rank, event };
         let mut text = serde_json::to_string(&line).expect("events hold nothing that JSON cannot");
         text.push('\n');
-        self.target.write(text.as_bytes())
+        self.target.write(text.as_bytes())?;
+        Ok(line)
     }
 }
 
