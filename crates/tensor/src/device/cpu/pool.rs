@@ -148,7 +148,8 @@ impl Pool {
         self.chunks(first, first_chunk, |index, piece| {
             let start = index * second_chunk;
             // SAFETY: as in `chunks`, for the second slice.
-            let other = unsafe { std::slice::from_raw_parts_mut(base.get().add(start), second_chunk.min(length - start)) };
+            let other =
+                unsafe { std::slice::from_raw_parts_mut(base.get().add(start), second_chunk.min(length - start)) };
             body(index, piece, other);
         });
     }
