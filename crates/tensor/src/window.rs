@@ -31,9 +31,8 @@ impl Padding {
 
     /// TensorFlow's "same": the output has ⌈size/stride⌉ pixels, and the odd one of the zeros goes below and right.
     pub fn same(size: [usize; 2], kernel: [usize; 2], stride: [usize; 2]) -> Self {
-        let total = |dim: usize| {
-            ((size[dim].div_ceil(stride[dim]) - 1) * stride[dim] + kernel[dim]).saturating_sub(size[dim])
-        };
+        let total =
+            |dim: usize| ((size[dim].div_ceil(stride[dim]) - 1) * stride[dim] + kernel[dim]).saturating_sub(size[dim]);
         let (rows, columns) = (total(0), total(1));
         Self { top: rows / 2, left: columns / 2, bottom: rows - rows / 2, right: columns - columns / 2 }
     }
@@ -62,7 +61,8 @@ impl Conv2d {
 
     /// Height and width of the output, or none if the window does not fit the padded image.
     pub fn output(&self, size: [usize; 2]) -> Option<[usize; 2]> {
-        let padded = [size[0] + self.padding.top + self.padding.bottom, size[1] + self.padding.left + self.padding.right];
+        let padded =
+            [size[0] + self.padding.top + self.padding.bottom, size[1] + self.padding.left + self.padding.right];
         let mut output = [0; 2];
         for dim in 0..2 {
             let reach = (self.kernel[dim] - 1) * self.dilation[dim] + 1;
@@ -156,7 +156,8 @@ impl Pool2d {
                 let before = [padding.top, padding.left][dim];
                 let after = [padding.bottom, padding.right][dim];
                 let begin = index * stride[dim];
-                let (start, end) = (begin.saturating_sub(before), (begin + kernel[dim]).saturating_sub(before).min(size));
+                let (start, end) =
+                    (begin.saturating_sub(before), (begin + kernel[dim]).saturating_sub(before).min(size));
                 // With rounding up, the part of a window beyond the padding counts for nothing.
                 let padded_end = (begin + kernel[dim]).min(size + before + after);
                 (start, end, if count_padding { padded_end - begin } else { end - start })
