@@ -12,6 +12,9 @@ use paceline_system::host::Host;
 /// Phases told apart in a step; time in any further ones is shown as the rest.
 pub(crate) const PHASES_MAX: usize = 8;
 
+/// Different warnings that are kept; the rest is counted.
+pub(crate) const WARNINGS_MAX: usize = 200;
+
 /// One optimizer update.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
@@ -106,6 +109,8 @@ pub(crate) struct History {
     pub epochs: Vec<Epoch>,
     pub checkpoints: Vec<Checkpoint>,
     pub warnings: Vec<Warning>,
+    /// Warnings beyond [`WARNINGS_MAX`] different ones.
+    pub warnings_more: u64,
     pub phase_names: Vec<String>,
 }
 
@@ -139,12 +144,17 @@ impl History {
                 self.checkpoints.retain(|known| known.path != *path);
                 self.checkpoints.push(Checkpoint { step: *step, path: path.clone(), best: *best, seconds: *seconds });
             }
-            Event::Warning { message } => match self.warnings.iter_mut().find(|known| known.message == *message) {
-                Some(known) => known.count += 1,
-                None => {
-                    self.warnings.push(Warning { time_s: line.time_s, message: message.clone(), count: 1 });
-                }
-            },
+            Event::Warning { message } => self.push_warning(line.time_s, message),
+        }
+    }
+
+    fn push_warning(&mut self, time_s: f64, message: &str) {
+        if let Some(known) = self.warnings.iter_mut().find(|known| known.message == message) {
+            known.count += 1;
+        } else if self.warnings.len() < WARNINGS_MAX {
+            self.warnings.push(Warning { time_s, message: message.to_owned(), count: 1 });
+        } else {
+            self.warnings_more += 1;
         }
     }
 
@@ -330,5 +340,13 @@ mod tests {
         let warning = line(Event::Warning { message: "hot".into() });
         let history = History::of(&[warning.clone(), warning]);
         assert_eq!((history.warnings.len(), history.warnings[0].count), (1, 2));
+    }
+
+    #[test]
+    fn endless_different_warnings_are_bounded() {
+        let lines: Vec<Line> =
+            (0..WARNINGS_MAX + 5).map(|number| line(Event::Warning { message: format!("hot {number}") })).collect();
+        let history = History::of(&lines);
+        assert_eq!((history.warnings.len(), history.warnings_more), (WARNINGS_MAX, 5));
     }
 }

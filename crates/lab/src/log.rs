@@ -3,9 +3,10 @@
 //! More forgiving than a plain parser in the two ways a crash asks for: a cut last line is left out, and so is a cut line
 //! onto which the resumed process wrote its own. Any other damage is an error that names the file and the line.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use paceline_system::disk::Disk;
+use paceline_system::disk::{Disk, DiskError};
 use paceline_system::event::{Event, Line, SCHEMA_VERSION};
 use serde::de::value::MapDeserializer;
 use serde::de::{Deserialize, Deserializer, IntoDeserializer, Visitor};
@@ -46,23 +47,23 @@ pub fn read(disk: &Disk, path: &Path) -> Result<Vec<Line>, LabError> {
 /// # Errors
 /// When the file cannot be read, a line before the last is not an event, or the schema is newer than this program.
 pub fn for_each(disk: &Disk, path: &Path, mut visit: impl FnMut(Line)) -> Result<(), LabError> {
-    let bytes = disk.read(path)?;
+    let unreadable = |source| DiskError { verb: "read", path: path.to_owned(), source };
+    let mut source = BufReader::new(disk.open(path)?);
     // A crash can cut inside a character, so text is made line by line.
-    let mut rest = bytes.as_slice();
-    let mut number = 0;
-    while !rest.is_empty() {
-        let end = rest.iter().position(|&byte| byte == b'\n').map_or(rest.len(), |newline| newline + 1);
-        let (line, after) = rest.split_at(end);
-        rest = after;
-        number += 1;
-        match parse(String::from_utf8_lossy(line).trim_end()) {
+    let mut bytes = Vec::new();
+    for number in 1.. {
+        bytes.clear();
+        if source.read_until(b'\n', &mut bytes).map_err(unreadable)? == 0 {
+            break;
+        }
+        match parse(String::from_utf8_lossy(&bytes).trim_end()) {
             Ok(lines) => {
                 for line in lines {
                     check_schema(&line, path, number)?;
                     visit(line);
                 }
             }
-            Err(_) if rest.is_empty() => {}
+            Err(_) if source.fill_buf().map_err(unreadable)?.is_empty() => {}
             Err(error) => {
                 return Err(LabError::Line { path: path.to_owned(), line: number, problem: error.to_string() });
             }

@@ -1,6 +1,6 @@
 //! `report.html`: a run on one page, in one file that needs nothing else.
 //!
-//! [`write`] reads the run's event files and nothing more, so a finished, a crashed and a live run look the same to it;
+//! [`write()`] reads the run's event files and nothing more, so a finished, a crashed and a live run look the same to it;
 //! docs/report.md says how to read the page. Curves come from the lowest rank, tables name the others. The page opens
 //! from the disk, in light and dark, on a phone and on paper; its script only adds readouts under the pointer. All text
 //! from the log is escaped, and the page's own policy forbids loading anything.

@@ -82,7 +82,7 @@ impl Log {
     fn train(&mut self, first: u64, last: u64) {
         for step in first..=last {
             self.step(step);
-            if step % EPOCH_STEPS == 0 {
+            if step.is_multiple_of(EPOCH_STEPS) {
                 self.epoch(step);
             }
         }
@@ -110,7 +110,7 @@ impl Log {
             seconds,
             phases,
         });
-        if is_slow && step % 40 == 0 {
+        if is_slow && step.is_multiple_of(40) {
             self.push(Event::Warning {
                 message: "training waited for data: the loader is slower than the steps".into(),
             });

@@ -12,9 +12,6 @@ use paceline_system::clock::format_utc;
 /// A share of step time spent waiting for data above which the loader is what limits the run.
 const DATA_SHARE_HIGH: f64 = 0.10;
 
-/// Different warnings that are listed; the rest is counted.
-const WARNINGS_MAX: usize = 200;
-
 /// Totals by phase, and what they say.
 pub(crate) fn phases(history: &History, summary: &Summary) -> String {
     if summary.step_seconds <= 0.0 {
@@ -167,7 +164,7 @@ pub(crate) fn warnings(histories: &[History]) -> String {
         return String::new();
     }
     let mut out = String::from("<ul class=\"warnings\">\n");
-    for (history, warning) in all().take(WARNINGS_MAX) {
+    for (history, warning) in all() {
         let who = if histories.len() > 1 { format!("rank {}, ", history.rank) } else { String::new() };
         let times =
             if warning.count > 1 { format!(" <b>×{}</b>", count(warning.count as u64)) } else { String::new() };
@@ -175,8 +172,8 @@ pub(crate) fn warnings(histories: &[History]) -> String {
         let _ = writeln!(out, "<li><small>{who}{when}</small> {}{times}</li>", escape(&warning.message));
     }
     out.push_str("</ul>\n");
-    if let more @ 1.. = all().count().saturating_sub(WARNINGS_MAX) {
-        let _ = writeln!(out, "<p>and {} more</p>", count(more as u64));
+    if let more @ 1.. = histories.iter().map(|history| history.warnings_more).sum() {
+        let _ = writeln!(out, "<p>and {} more</p>", count(more));
     }
     section("warnings", "Warnings", &out)
 }
