@@ -111,7 +111,9 @@ impl Fusion {
     /// ReLU's gradient → batch-norm's gradient, where the forward pair was fused. The gradient before the ReLU may have
     /// other readers (the residual); then the fused node gives it out too, if it comes before all of them.
     fn relu_gradient(&mut self, index: usize, readers: &Readers) {
-        let Some(Node { op: Op::UnaryGrad(Unary::Relu), inputs, outputs, .. }) = self.nodes[index].clone() else { return };
+        let Some(Node { op: Op::UnaryGrad(Unary::Relu), inputs, outputs, .. }) = self.nodes[index].clone() else {
+            return;
+        };
         let ([dy, y], dz) = ([inputs[0], inputs[1]], outputs[0]);
         let Some(forward) = self.producer(y).and_then(|node| self.nodes[node].as_ref()) else { return };
         let Op::BatchNorm(BatchNorm { relu: true, .. }) = forward.op else { return };
@@ -160,7 +162,8 @@ mod tests {
 
     fn norm(graph: &mut Graph, x: Value) -> Value {
         let channels = [graph.shape(x).last()];
-        let inputs = [x, graph.parameter("beta", channels), graph.state("mean", channels), graph.state("var", channels)];
+        let inputs =
+            [x, graph.parameter("beta", channels), graph.state("mean", channels), graph.state("var", channels)];
         let norm = BatchNorm { epsilon: 1e-5, momentum: 0.1, scale: false, residual: false, relu: false };
         graph.push_one("bn", Op::BatchNorm(norm), &inputs).unwrap()
     }
@@ -193,9 +196,16 @@ mod tests {
         assert_eq!(
             names(&fused),
             [
-                "conv2d", "batch_norm+add+relu", "conv2d", "batch_norm+add+relu",
-                "batch_norm+relu.grad", "conv2d.grad_weight", "conv2d.grad_input", "add",
-                "batch_norm+relu.grad", "conv2d.grad_weight",
+                "conv2d",
+                "batch_norm+add+relu",
+                "conv2d",
+                "batch_norm+add+relu",
+                "batch_norm+relu.grad",
+                "conv2d.grad_weight",
+                "conv2d.grad_input",
+                "add",
+                "batch_norm+relu.grad",
+                "conv2d.grad_weight",
             ]
         );
     }

@@ -49,7 +49,8 @@ pub(super) fn assign(graph: &Graph, wanted: &Wanted) -> Memory {
     for (index, node) in graph.nodes().iter().enumerate() {
         for (position, &output) in node.outputs.iter().enumerate() {
             let place = fixed[output.index()];
-            let host = if position == 0 && place.is_none() { shared_input(node, index, &storages, &storage_of) } else { None };
+            let host =
+                if position == 0 && place.is_none() { shared_input(node, index, &storages, &storage_of) } else { None };
             let storage = host.unwrap_or_else(|| {
                 let bytes = graph.info(output).bytes();
                 storages.push(Storage { birth: index, death: index, bytes, fixed: place, is_input: false });
@@ -62,7 +63,9 @@ pub(super) fn assign(graph: &Graph, wanted: &Wanted) -> Memory {
     let (offsets, arena_bytes) = offsets(&storages);
     let places = storage_of
         .iter()
-        .map(|storage| storage.map_or(Place::None, |index| storages[index].fixed.unwrap_or(Place::Arena(offsets[index]))))
+        .map(|storage| {
+            storage.map_or(Place::None, |index| storages[index].fixed.unwrap_or(Place::Arena(offsets[index])))
+        })
         .collect();
     Memory { places, arena_bytes, storages }
 }
@@ -78,7 +81,12 @@ fn deaths(graph: &Graph, wanted: &Wanted) -> Vec<usize> {
 }
 
 /// The storage that a node's first output may take over.
-fn shared_input(node: &crate::graph::Node, index: usize, storages: &[Storage], storage_of: &[Option<usize>]) -> Option<usize> {
+fn shared_input(
+    node: &crate::graph::Node,
+    index: usize,
+    storages: &[Storage],
+    storage_of: &[Option<usize>],
+) -> Option<usize> {
     let of = |value: Value| storage_of[value.index()];
     if matches!(node.op, Op::Reshape(_)) {
         return of(node.inputs[0]);
