@@ -8,6 +8,7 @@ pub mod init;
 pub mod layer;
 pub mod net;
 pub mod parameter;
+pub mod zoo;
 
 pub use init::Init;
 pub use net::{Input, Mode, Model, Net, Network};
