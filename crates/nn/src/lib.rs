@@ -7,7 +7,9 @@
 pub mod init;
 pub mod layer;
 pub mod net;
+pub mod optim;
 pub mod parameter;
+pub mod schedule;
 
 pub use init::Init;
 pub use net::{Input, Mode, Model, Net, Network};
