@@ -10,6 +10,7 @@ pub mod net;
 pub mod optim;
 pub mod parameter;
 pub mod schedule;
+pub mod weights;
 
 pub use init::Init;
 pub use net::{Input, Mode, Model, Net, Network};
