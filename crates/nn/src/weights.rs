@@ -208,6 +208,17 @@ pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str])
     Ok(loaded)
 }
 
+/// A file's own notes, without its tensors.
+///
+/// # Errors
+/// When the file is unreadable or damaged.
+pub fn read_metadata(disk: &Disk, path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
+    let bytes = disk.read(path)?;
+    let (_, header) = SafeTensors::read_metadata(&bytes)
+        .map_err(|reason| WeightsError::NotSafetensors { path: path.to_owned(), reason: reason.to_string() })?;
+    Ok(header.metadata().clone().unwrap_or_default().into_iter().collect())
+}
+
 /// The file's tensors under the names that a model uses: without batch counters, and without the wrapper's prefix if
 /// all of them have it.
 fn by_name<'a>(file: &'a SafeTensors<'a>) -> HashMap<&'a str, TensorView<'a>> {
