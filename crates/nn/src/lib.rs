@@ -10,6 +10,7 @@ pub mod net;
 pub mod onnx;
 pub mod optim;
 pub mod parameter;
+pub mod zoo;
 pub mod schedule;
 pub mod weights;
 

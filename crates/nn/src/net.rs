@@ -66,6 +66,7 @@ pub struct Net {
     parameters: Vec<Parameter>,
     states: Vec<State>,
     dropouts: u64,
+    drops: bool,
     /// Values that are flattened images, with the image's height, width and channels.
     flattened: HashMap<Value, [usize; 3]>,
 }
@@ -145,6 +146,7 @@ impl Net {
             parameters: Vec::new(),
             states: Vec::new(),
             dropouts: 0,
+            drops: true,
             flattened: HashMap::new(),
         }
     }
@@ -157,6 +159,12 @@ impl Net {
             }
             Input::Tokens { sequence } => self.graph.input("x", [batch, sequence], DType::I32),
         }
+    }
+
+    /// Leaves out every dropout layer from here on: for comparing numbers with another framework, where nothing may be
+    /// random, and for models too small to overfit.
+    pub fn without_dropout(&mut self) {
+        self.drops = false;
     }
 
     /// Whether the training graph is being built.
@@ -364,6 +372,16 @@ impl Net {
         self.reshape(pooled, [shape[0], shape.last()])
     }
 
+    /// The largest value of the whole image: `[N,H,W,C]` to `[N,C]`.
+    ///
+    /// # Errors
+    /// When x is not an image.
+    pub fn global_max_pool(&mut self, x: Value) -> Result<Value> {
+        let pooled = self.unnamed(Op::Pool2d(Pool2d::global(PoolKind::Max)), &[x])?;
+        let shape = self.shape(pooled).clone();
+        self.reshape(pooled, [shape[0], shape.last()])
+    }
+
     /// All but the first dim in one. A linear layer that follows knows that its inputs were an image, so that weight
     /// files of frameworks with another order of dims load into it.
     ///
@@ -384,7 +402,7 @@ impl Net {
     /// When the probability is not in 0..1.
     pub fn dropout(&mut self, x: Value, probability: f32) -> Result<Value> {
         self.dropouts += 1;
-        if self.mode == Mode::Eval || probability == 0.0 {
+        if self.mode == Mode::Eval || !self.drops || probability == 0.0 {
             return Ok(x);
         }
         let y = self.unnamed(Op::Dropout { probability, salt: self.dropouts }, &[x])?;
