@@ -10,9 +10,9 @@ pub mod net;
 pub mod onnx;
 pub mod optim;
 pub mod parameter;
-pub mod zoo;
 pub mod schedule;
 pub mod weights;
+pub mod zoo;
 
 pub use init::Init;
 pub use net::{Input, Mode, Model, Net, Network};

@@ -98,9 +98,9 @@ struct Tensor {
     batch: Option<usize>,
 }
 
-struct Exporter<'a> {
+struct Exporter<'a, 'data> {
     network: &'a Network,
-    values: Values<'a>,
+    values: Values<'a, 'data>,
     writer: Writer,
     tensors: HashMap<Value, Tensor>,
 }
@@ -109,7 +109,7 @@ struct Exporter<'a> {
 ///
 /// # Errors
 /// When the network was built for training, is too large for the format, or moves the batch where ONNX cannot follow.
-pub fn export<'a>(network: &'a Network, values: Values<'a>, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
+pub fn export(network: &Network, values: Values<'_, '_>, metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
     let bytes = (network.parameter_count() + network.state_count()) * size_of::<f32>();
     let mut exporter = Exporter { network, values, writer: Writer::default(), tensors: HashMap::new() };
     if bytes > BYTES_MAX {
@@ -160,7 +160,7 @@ fn value_info(name: &str, elem_type: i32, dim: Vec<Dim>) -> proto::ValueInfo {
     proto::ValueInfo { name: name.to_owned(), kind: Some(proto::Type { tensor: Some(tensor) }) }
 }
 
-impl<'a> Exporter<'a> {
+impl<'data> Exporter<'_, 'data> {
     fn input(&mut self) -> proto::ValueInfo {
         let info = self.network.graph.info(self.network.x);
         let layout = if info.shape.len() == 4 { Layout::Nchw } else { Layout::Same };
@@ -249,7 +249,7 @@ impl<'a> Exporter<'a> {
     }
 
     /// The elements of weights that the file needs in another form.
-    fn elements(&self, node: &Node, value: Value) -> Result<Cow<'a, [f32]>> {
+    fn elements(&self, node: &Node, value: Value) -> Result<Cow<'data, [f32]>> {
         match self.slot(value) {
             Some(slot) => Ok((self.values)(slot)),
             None => Self::unsupported(node, "its weights are the result of another layer"),

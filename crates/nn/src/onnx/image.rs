@@ -14,7 +14,7 @@ use crate::parameter::ForeignLayout;
 /// The file's dims of an image's height and width.
 const HEIGHT_AND_WIDTH: [usize; 2] = [2, 3];
 
-impl Exporter<'_> {
+impl Exporter<'_, '_> {
     pub(super) fn conv(&mut self, node: &Node, conv: &Conv2d) -> Result<Tensor> {
         let x = self.image(node.inputs[0]);
         let weight = node.inputs[1];
@@ -101,7 +101,13 @@ impl Exporter<'_> {
             Attribute::ints("pads", &pads),
         ];
         if kind == PoolKind::Max {
-            return self.writer.node("MaxPool", &[x], attributes);
+            let pooled = self.writer.node("MaxPool", &[x], attributes);
+            // onnxruntime folds a Pad with zeros into the pool that follows, where padding never wins; it leaves a pool
+            // alone that also gives out the places of its maxima.
+            if self.writer.is_from(x, "Pad") {
+                self.writer.second_output(&pooled);
+            }
+            return pooled;
         }
         attributes.push(Attribute::int("count_include_pad", usize::from(count_padding)));
         self.writer.node("AveragePool", &[x], attributes)

@@ -6,7 +6,7 @@ use paceline_tensor::{Node, Op, Shape, Unary, Value};
 use super::proto::{Attribute, signed};
 use super::{ExportError, Exporter, Layout, Result, Tensor};
 
-impl Exporter<'_> {
+impl Exporter<'_, '_> {
     /// Writes the ONNX nodes of one operation and returns its first output.
     pub(super) fn lower(&mut self, node: &Node) -> Result<Tensor> {
         let x = node.inputs[0];
@@ -241,9 +241,11 @@ impl Exporter<'_> {
         let batch = match x.batch {
             None => None,
             Some(dim) => {
+                // What stands before the batch stays before it; the dim may hold more than the batch, such as all rows.
+                let batch = self.shape(self.network.x)[0];
                 let before: usize = source[..dim].iter().product();
                 let place = (0..target.len()).find(|&place| {
-                    target[..place].iter().product::<usize>() == before && target[place] % source[dim] == 0
+                    target[..place].iter().product::<usize>() == before && target[place].is_multiple_of(batch)
                 });
                 let Some(place) = place else {
                     return Self::unsupported(node, "it spreads the batch over several dims");

@@ -8,7 +8,7 @@ use super::{Exporter, Layout, Result, Tensor};
 /// Where ONNX' gates (input, output, forget, cell) are among the engine's (input, forget, cell, output).
 const GATES: [usize; 4] = [0, 3, 1, 2];
 
-impl Exporter<'_> {
+impl Exporter<'_, '_> {
     pub(super) fn embedding(&mut self, ids: Value, table: Value) -> Tensor {
         let (ids, table) = (self.tensor(ids), self.same(table));
         let name = self.writer.node("Gather", &[&table.name, &ids.name], vec![Attribute::int("axis", 0)]);

@@ -53,6 +53,17 @@ impl Writer {
         output
     }
 
+    /// Whether a node of this type made the value.
+    pub fn is_from(&self, name: &str, op_type: &str) -> bool {
+        self.nodes.iter().any(|node| node.op_type == op_type && node.output[0] == name)
+    }
+
+    /// Gives the node that was just written a second output, which nobody reads.
+    pub fn second_output(&mut self, first: &str) {
+        let second = self.unique(&format!("{first}/unused"));
+        self.nodes.last_mut().expect("a node was just written").output.push(second);
+    }
+
     /// Adds a named tensor of weights.
     pub fn weights(&mut self, name: &str, shape: &[usize], elements: &[f32]) -> String {
         let name = self.unique(name);
