@@ -7,11 +7,12 @@
 pub mod init;
 pub mod layer;
 pub mod net;
+pub mod onnx;
 pub mod optim;
 pub mod parameter;
-pub mod zoo;
 pub mod schedule;
 pub mod weights;
+pub mod zoo;
 
 pub use init::Init;
 pub use net::{Input, Mode, Model, Net, Network};
