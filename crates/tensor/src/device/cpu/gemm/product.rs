@@ -14,7 +14,7 @@ use super::super::scratch::{Buffers, Need};
 use super::Epilogue;
 use super::cut::Cut;
 use super::kernel::{self, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
-use super::pack::{Left, Right};
+use super::pack::{Left, Right, Share};
 
 /// result = \[result +\] scale · left · right, then the epilogue.
 pub(crate) struct Product<'a> {
@@ -122,7 +122,7 @@ impl Run<'_> {
         let per_split = cut.depth_blocks.div_ceil(cut.splits);
         let blocks = split * per_split..((split + 1) * per_split).min(cut.depth_blocks);
         if product.depth == 0 {
-            let part = Part { batch, split, columns, steps: 0..0, first: true, last: true, right: own };
+            let part = Part { batch, split, columns, steps: 0..0, next: 0..0, first: true, last: true, right: own };
             // SAFETY: no depth, so the panels are never read.
             unsafe { self.rows(&part, rows, left) };
             return;
@@ -139,7 +139,8 @@ impl Run<'_> {
                 &*own
             };
             let (first, last) = (index == blocks.start, index + 1 == blocks.end);
-            let part = Part { batch, split, columns: columns.clone(), steps, first, last, right };
+            let next = if last { 0..0 } else { block(index + 1, cut.depth_block, product.depth) };
+            let part = Part { batch, split, columns: columns.clone(), steps, next, first, last, right };
             // SAFETY: as this function.
             unsafe { self.rows(&part, rows.clone(), left) };
         }
@@ -174,13 +175,42 @@ impl Run<'_> {
                     left.as_ptr()
                 }
             };
+            let ask = |column: usize, columns: usize| self.prefetch(part, &rows, &panel, Share { index: column, count: columns });
             // SAFETY: the panel is packed and holds a tile's rows, valid ones or not, for every step.
-            unsafe { self.columns(part, panel, source, stride) };
+            unsafe { self.columns(part, panel.clone(), source, stride, &ask) };
         }
     }
 
-    /// All panels of columns against one panel of rows.
-    unsafe fn columns(&self, part: &Part<'_>, rows: Range<usize>, left: *const f32, left_stride: usize) {
+    /// Asks for a share of what will be packed next, so that it arrives while a tile is computed. `share` counts the tiles
+    /// of the panel of rows `panel`.
+    fn prefetch(&self, part: &Part<'_>, rows: &Range<usize>, panel: &Range<usize>, share: Share) {
+        let Product { left, right, .. } = self.product;
+        let panels = rows.len().div_ceil(self.cut.height);
+        let done = (panel.start - rows.start) / self.cut.height;
+        let of_block = Share { index: done * share.count + share.index, count: panels * share.count };
+        if !self.cut.shared && !part.next.is_empty() {
+            right.prefetch(part.batch, part.next.clone(), part.columns.clone(), of_block);
+        }
+        if self.layout == Layout::AlongRows {
+            left.prefetch(part.batch, rows.clone(), part.next.clone(), of_block);
+        } else if panel.end < rows.end || part.next.is_empty() {
+            let next = panel.end..(panel.end + self.cut.height).min(self.product.rows);
+            left.prefetch(part.batch, next, part.steps.clone(), share);
+        } else {
+            let first = rows.start..(rows.start + self.cut.height).min(rows.end);
+            left.prefetch(part.batch, first, part.next.clone(), share);
+        }
+    }
+
+    /// All panels of columns against one panel of rows; `ask` is called before each, with its number and their count.
+    unsafe fn columns(
+        &self,
+        part: &Part<'_>,
+        rows: Range<usize>,
+        left: *const f32,
+        left_stride: usize,
+        ask: &dyn Fn(usize, usize),
+    ) {
         let (product, epilogue) = (self.product, self.product.epilogue);
         let whole = self.cut.splits == 1;
         let mut pointers = [std::ptr::null_mut(); ROWS_MAX];
@@ -195,7 +225,9 @@ impl Run<'_> {
         }
         let bias = epilogue.bias.filter(|_| whole && part.last).map(|bias| &bias[part.batch * product.bias_stride..]);
         let mut right = part.right;
-        for start in part.columns.clone().step_by(2 * self.cut.lanes) {
+        let panels = part.columns.len().div_ceil(2 * self.cut.lanes);
+        for (index, start) in part.columns.clone().step_by(2 * self.cut.lanes).enumerate() {
+            ask(index, panels);
             let width = self.cut.panel_width(start, product.columns);
             let (panel, rest) = right.split_at(width * part.steps.len());
             let columns = width.min(part.columns.end - start);
@@ -228,6 +260,8 @@ struct Part<'a> {
     split: usize,
     columns: Range<usize>,
     steps: Range<usize>,
+    /// The block of the depth that follows, if any.
+    next: Range<usize>,
     first: bool,
     last: bool,
     right: &'a [f32],
