@@ -9,7 +9,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::super::isa::Isa;
-use super::super::simd::{Portable, Simd};
+use super::super::simd::{Portable, Simd, Vectorised};
 
 /// Most rows any tile has.
 pub(super) const ROWS_MAX: usize = 24;
@@ -48,6 +48,8 @@ pub(super) struct Tile<'a> {
     /// Added per column at the end.
     pub bias: Option<*const f32>,
     pub relu: bool,
+    /// Write whole tiles past the caches; every row then starts at a multiple of a vector's size.
+    pub stream: bool,
 }
 
 /// A compiled tile.
@@ -113,6 +115,17 @@ unsafe fn portable<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile
     unsafe { run::<Portable, R, V, ALONG_DEPTH>(tile) }
 }
 
+/// What has to follow tiles that write past the caches, on the same thread.
+pub(super) struct Fence;
+
+impl Vectorised for Fence {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { S::fence() };
+    }
+}
+
 /// # Safety
 /// The machine has the instructions of `S`; `left` holds `R` rows and `right` `V` vectors for `depth` steps; each of `rows`
 /// may be written for `columns` floats, and `bias` read for as many.
@@ -175,7 +188,11 @@ unsafe fn finish<S: Simd, const R: usize, const V: usize, const FULL: bool>(
                 let sum = S::mul_add(sums[r][v], scale, before);
                 let sum = if tile.relu { S::relu(sum) } else { sum };
                 let target = target.wrapping_add(v * S::LANES);
-                if FULL { S::store(target, sum) } else { S::store_first(target, sum, left_over(v)) }
+                match (FULL, tile.stream) {
+                    (true, true) => S::stream(target, sum),
+                    (true, false) => S::store(target, sum),
+                    (false, _) => S::store_first(target, sum, left_over(v)),
+                }
             }
         }
     }

@@ -18,7 +18,7 @@ pub(crate) trait Left: Sync {
 
     /// Copies a block to `panel`: element (row, depth) goes to `row · stride + depth`, or for [`Layout::AlongRows`] to
     /// `depth · stride + row`, both counted from the block's corner.
-    fn pack(&self, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
+    fn pack(&self, isa: Isa, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
 
     /// Asks the memory for a share of a block that will be packed soon. Only operands read once gain from it.
     fn prefetch(&self, _batch: usize, _rows: Range<usize>, _depth: Range<usize>, _share: Share) {}
@@ -105,17 +105,17 @@ impl Left for Strided<'_> {
         }
     }
 
-    fn pack(&self, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
+    fn pack(&self, _isa: Isa, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
         let (data, Matrix { row_stride, column_stride, .. }) = (self.batch(batch), self.matrix);
         match self.layout() {
             Layout::AlongRows => {
                 for (line, step) in panel.chunks_mut(stride).zip(depth) {
-                    copy(&data[step * column_stride + rows.start..], &mut line[..rows.len()]);
+                    line[..rows.len()].copy_from_slice(&data[step * column_stride + rows.start..][..rows.len()]);
                 }
             }
             Layout::AlongDepth if column_stride == 1 => {
                 for (line, row) in panel.chunks_mut(stride).zip(rows) {
-                    copy(&data[row * row_stride + depth.start..], &mut line[..depth.len()]);
+                    line[..depth.len()].copy_from_slice(&data[row * row_stride + depth.start..][..depth.len()]);
                 }
             }
             Layout::AlongDepth => {
@@ -175,7 +175,7 @@ fn pack_natural(
         if let (Ok(source), Ok(line)) = (<&[f32; 32]>::try_from(source), <&mut [f32; 32]>::try_from(&mut *line)) {
             *line = *source;
         } else {
-            copy(source, &mut line[..count]);
+            line[..count].copy_from_slice(source);
             line[count..].fill(0.0);
         }
     }
@@ -237,20 +237,23 @@ impl Vectorised for Transpose<'_> {
     }
 }
 
-/// Copies the first `target.len()` floats. Short runs are common (a tap of a few channels), so they avoid the call of `memcpy`.
+/// Copies the first `target.len()` floats. Runs are often short (a tap of a few channels), so this is not a call of `memcpy`.
+///
+/// # Safety
+/// The machine has the instructions of `S`.
 #[inline(always)]
-pub(crate) fn copy(source: &[f32], target: &mut [f32]) {
-    const STEP: usize = 8;
-    let source = &source[..target.len()];
-    if target.len() > 64 {
-        target.copy_from_slice(source);
-        return;
-    }
-    let (mut to, mut from) = (target.chunks_exact_mut(STEP), source.chunks_exact(STEP));
-    for (to, from) in to.by_ref().zip(from.by_ref()) {
-        to.copy_from_slice(from);
-    }
-    for (to, from) in to.into_remainder().iter_mut().zip(from.remainder()) {
-        *to = *from;
+pub(crate) unsafe fn copy<S: Simd>(source: &[f32], target: &mut [f32]) {
+    let (source, length) = (&source[..target.len()], target.len());
+    let mut at = 0;
+    // SAFETY: both slices have `length` floats.
+    unsafe {
+        while at + S::LANES <= length {
+            S::store(target.as_mut_ptr().add(at), S::load(source.as_ptr().add(at)));
+            at += S::LANES;
+        }
+        if at < length {
+            let rest = S::load_first(source.as_ptr().add(at), length - at);
+            S::store_first(target.as_mut_ptr().add(at), rest, length - at);
+        }
     }
 }

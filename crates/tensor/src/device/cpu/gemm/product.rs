@@ -13,8 +13,12 @@ use super::super::pool::{Pool, SendPointer};
 use super::super::scratch::{Buffers, Need};
 use super::Epilogue;
 use super::cut::Cut;
-use super::kernel::{self, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
+use super::kernel::{self, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
 use super::pack::{Left, Right, Share};
+
+/// From this size on a result that is written once goes past the caches: it would not stay in them, and a cached write would
+/// read the line first. On a Zen 4 core a 1×1 convolution with 33 MB of output gained a quarter.
+const STREAM_BYTES: usize = 16 << 20;
 
 /// result = \[result +\] scale · left · right, then the epilogue.
 pub(crate) struct Product<'a> {
@@ -63,13 +67,18 @@ pub(crate) unsafe fn multiply(context: &mut Context<'_>, product: &Product<'_>, 
     }
     let output = if cut.splits > 1 { &mut *partial } else { &mut *result };
     let (length, output) = (output.len(), SendPointer(output.as_mut_ptr()));
-    let run = Run { product, cut, isa: context.isa, layout, shared, output, length };
+    let once = cut.splits == 1 && cut.depth_blocks == 1 && !product.accumulate;
+    let stream = once && batch * rows * columns * size_of::<f32>() >= STREAM_BYTES;
+    let run = Run { product, cut, isa: context.isa, layout, shared, output, length, stream };
     context.pool.run(batch * cut.tasks(), |task, worker| {
         // SAFETY: the pool runs one task per worker at a time.
         let buffer = unsafe { workers.buffer(worker) };
         let (left, right) = buffer.split_at_mut(left.next_multiple_of(16));
         // SAFETY: tasks write disjoint blocks, as their rows do not overlap.
         unsafe { run.task(task, left, right) };
+        if stream {
+            run.isa.run(Fence);
+        }
     });
     if cut.splits > 1 {
         // SAFETY: the rows do not overlap, by the caller's promise.
@@ -108,6 +117,7 @@ struct Run<'a> {
     shared: &'a [f32],
     output: SendPointer<f32>,
     length: usize,
+    stream: bool,
 }
 
 impl Run<'_> {
@@ -160,7 +170,7 @@ impl Run<'_> {
     /// All panels of rows of a block, over one block of the depth.
     unsafe fn rows(&self, part: &Part<'_>, rows: Range<usize>, left: &mut [f32]) {
         let pack = |rows: Range<usize>, left: &mut [f32], stride: usize| {
-            self.product.left.pack(part.batch, rows, part.steps.clone(), left, stride);
+            self.product.left.pack(self.isa, part.batch, rows, part.steps.clone(), left, stride);
         };
         let stride = row_stride(&self.cut);
         if self.layout == Layout::AlongRows {
@@ -175,7 +185,9 @@ impl Run<'_> {
                     left.as_ptr()
                 }
             };
-            let ask = |column: usize, columns: usize| self.prefetch(part, &rows, &panel, Share { index: column, count: columns });
+            let ask = |column: usize, columns: usize| {
+                self.prefetch(part, &rows, &panel, Share { index: column, count: columns })
+            };
             // SAFETY: the panel is packed and holds a tile's rows, valid ones or not, for every step.
             unsafe { self.columns(part, panel.clone(), source, stride, &ask) };
         }
@@ -223,6 +235,8 @@ impl Run<'_> {
             assert!(offset + product.columns <= self.length, "a row lies outside the result");
             *pointer = self.output.get().wrapping_add(offset + part.columns.start);
         }
+        let pointers = &mut pointers[..rows.len()];
+        let stream = self.stream && pointers.iter().all(|pointer| (*pointer as usize).is_multiple_of(64));
         let bias = epilogue.bias.filter(|_| whole && part.last).map(|bias| &bias[part.batch * product.bias_stride..]);
         let mut right = part.right;
         let panels = part.columns.len().div_ceil(2 * self.cut.lanes);
@@ -236,17 +250,18 @@ impl Run<'_> {
                 left_stride,
                 right: panel.as_ptr(),
                 depth: part.steps.len(),
-                rows: &pointers[..rows.len()],
+                rows: pointers,
                 columns,
                 scale: product.scale,
                 load: !part.first || (whole && product.accumulate),
                 bias: bias.map(|bias| bias[start..start + columns].as_ptr()),
                 relu: epilogue.relu && whole && part.last,
+                stream,
             };
             let function = kernel::tile(self.isa, rows.len(), width / self.cut.lanes, self.layout);
             // SAFETY: the instruction set is available; panels hold what the tile reads; each row has room for its columns.
             unsafe { function(&tile) };
-            for pointer in &mut pointers[..rows.len()] {
+            for pointer in pointers.iter_mut() {
                 *pointer = pointer.wrapping_add(width);
             }
             right = rest;
