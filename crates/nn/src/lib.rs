@@ -7,8 +7,11 @@
 pub mod init;
 pub mod layer;
 pub mod net;
+pub mod optim;
 pub mod parameter;
 pub mod zoo;
+pub mod schedule;
+pub mod weights;
 
 pub use init::Init;
 pub use net::{Input, Mode, Model, Net, Network};

@@ -5,7 +5,7 @@
 //! tests that fill a disk use production code.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -138,6 +138,24 @@ impl Disk {
     /// When it is missing.
     pub fn length(&self, path: &Path) -> Result<u64> {
         Ok(fs::metadata(path).map_err(DiskError::on("look at", path))?.len())
+    }
+
+    /// Whether a file ends in a line break, or is empty.
+    ///
+    /// # Errors
+    /// When it is missing or unreadable.
+    pub fn ends_with_newline(&self, path: &Path) -> Result<bool> {
+        let last = || -> io::Result<bool> {
+            let mut file = File::open(path)?;
+            if file.metadata()?.len() == 0 {
+                return Ok(true);
+            }
+            file.seek(SeekFrom::End(-1))?;
+            let mut byte = [0];
+            file.read_exact(&mut byte)?;
+            Ok(byte == *b"\n")
+        };
+        last().map_err(DiskError::on("read", path))
     }
 
     /// Whether something is there.

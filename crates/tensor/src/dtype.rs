@@ -39,8 +39,8 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// A host type that a tensor can be read from or written into.
-pub trait Element: Copy + Default + Send + Sync + 'static {
+/// A host type that a tensor can be read from or written into. Sealed: one Rust type per [`DType`].
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// The matching tensor type.
     const DTYPE: DType;
 }
@@ -51,4 +51,10 @@ impl Element for f32 {
 
 impl Element for i32 {
     const DTYPE: DType = DType::I32;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for i32 {}
 }

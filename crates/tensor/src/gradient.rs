@@ -227,12 +227,24 @@ impl Builder<'_> {
     }
 }
 
-/// Declares the scalar input `grad_seed` and differentiates a scalar loss with respect to every parameter.
+/// Declares the scalar input `grad_seed` and differentiates a scalar loss with respect to every parameter. Each
+/// parameter's gradient is then the output of a node of its own, so that it can be given a place of its own.
 ///
 /// # Errors
 /// As [`differentiate`].
 pub fn of_loss(graph: &mut Graph, loss: Value) -> Result<(Value, Gradients), GraphError> {
     let seed = graph.input("grad_seed", Shape::scalar(), DType::F32);
     let parameters = graph.parameters().to_vec();
-    Ok((seed, differentiate(graph, loss, seed, &parameters)?))
+    let mut gradients = differentiate(graph, loss, seed, &parameters)?;
+    let mut taken = std::collections::HashSet::from([seed]);
+    for parameter in parameters {
+        let slot = &mut gradients.0[parameter.index()];
+        if let Some(gradient) = *slot
+            && !taken.insert(gradient)
+        {
+            let layer = graph.info(parameter).name.clone();
+            *slot = Some(graph.push_one(&layer, Op::Scale(1.0), &[gradient])?);
+        }
+    }
+    Ok((seed, gradients))
 }

@@ -3,17 +3,26 @@
 //! Everything about a training step is known before it runs, so all of it can be printed, costed and tested as plain
 //! values. What is absent: ranks, machines and messages (crate `parallel` knows both), and models (crate `nn`).
 
+pub mod buffer;
 pub mod device;
 pub mod dtype;
+pub mod execute;
+pub mod fuse;
 pub mod gradient;
 pub mod graph;
 pub mod op;
+pub mod plan;
 pub mod shape;
+pub mod store;
 pub mod unary;
 pub mod window;
 
+pub use device::Device;
 pub use dtype::{DType, Element};
+pub use execute::{Executor, Pass};
 pub use graph::{Graph, GraphError, Node, Source, Value};
 pub use op::Op;
+pub use plan::{Plan, Wanted};
 pub use shape::Shape;
+pub use store::Store;
 pub use unary::Unary;

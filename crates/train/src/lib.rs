@@ -1,1 +1,21 @@
-//! crate
+//! Training: one step, the loop around it, evaluation, checkpoints, and the folder a run lives in.
+//!
+//! `step.rs` is the journey of a mini-batch; everything else is about starting it, repeating it, and being able to
+//! stop. What is absent: how events look to people (the binary and crate `lab`), and how replicas agree.
+
+pub mod checkpoint;
+pub mod config;
+pub mod error;
+pub mod evaluate;
+pub mod metrics;
+pub mod phases;
+pub mod predict;
+pub mod replica;
+pub mod run;
+pub mod sizing;
+pub mod step;
+pub mod trainer;
+
+pub use config::Config;
+pub use error::TrainError;
+pub use trainer::{Outcome, Reason, Trainer};

@@ -153,6 +153,28 @@ impl Pool {
             body(index, piece, other);
         });
     }
+
+    /// As [`Pool::chunks2`] over three slices.
+    ///
+    /// # Panics
+    /// When the slices do not give the same number of pieces, or a call panics.
+    pub fn chunks3<T: Send, U: Send, V: Send>(
+        &self,
+        first: (&mut [T], usize),
+        second: (&mut [U], usize),
+        (third, third_chunk): (&mut [V], usize),
+        body: impl Fn(usize, &mut [T], &mut [U], &mut [V]) + Sync,
+    ) {
+        assert_eq!(first.0.len().div_ceil(first.1), third.len().div_ceil(third_chunk), "pieces must pair up");
+        let (length, base) = (third.len(), SendPointer(third.as_mut_ptr()));
+        self.chunks2(first, second, |index, piece, other| {
+            let start = index * third_chunk;
+            // SAFETY: as in `chunks`, for the third slice.
+            let last =
+                unsafe { std::slice::from_raw_parts_mut(base.get().add(start), third_chunk.min(length - start)) };
+            body(index, piece, other, last);
+        });
+    }
 }
 
 impl Drop for Pool {

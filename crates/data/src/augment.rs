@@ -1,0 +1,342 @@
+//! Augmentation: what happens to an image between the file and the batch.
+//!
+//! An [`Augment`] is a list of operations on 8-bit images, ending in the one that makes numbers of them. Every random
+//! choice is drawn from the stream named by (seed, epoch, sample), so an image is changed in the same way whichever
+//! thread, rank or resumed run meets it.
+
+use paceline_system::random::Random;
+use serde::{Deserialize, Serialize};
+
+use crate::DataError;
+use crate::dataset::{Info, SampleKind, Source};
+use crate::pixels::{Pixels, Window};
+use crate::resize::Resizer;
+
+/// Names the stream of augmentation, apart from those of shuffles and generated data.
+const AUGMENT: u64 = 0x4155_474D;
+
+/// What the user can ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AugmentChoice {
+    /// Training sees the images as evaluation does.
+    None,
+    /// What is customary for the set: see [`Augment::training`].
+    #[default]
+    Standard,
+}
+
+/// One operation on an image.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// Adds `pad` black pixels on every side, then takes a random window of the old size.
+    RandomCrop {
+        /// Pixels per side.
+        pad: usize,
+    },
+    /// Takes a random window by area and aspect ratio and resizes it (Szegedy et al., 2014).
+    RandomResizedCrop {
+        /// Rows of the result.
+        height: usize,
+        /// Columns of the result.
+        width: usize,
+        /// Least and greatest part of the image's area.
+        scale: [f32; 2],
+        /// Least and greatest width ÷ height.
+        ratio: [f32; 2],
+    },
+    /// Resizes to exactly this size.
+    Resize {
+        /// Rows of the result.
+        height: usize,
+        /// Columns of the result.
+        width: usize,
+    },
+    /// Resizes so that the shorter side has this length; the other follows.
+    ResizeShorter {
+        /// Pixels.
+        side: usize,
+    },
+    /// Takes the middle; where the image is too small, black is added.
+    CentreCrop {
+        /// Rows of the result.
+        height: usize,
+        /// Columns of the result.
+        width: usize,
+    },
+    /// Mirrors every other image, by chance.
+    HorizontalFlip,
+    /// (value ÷ 255 − mean) ÷ std for each channel. The last operation of every list.
+    Normalise {
+        /// One mean per channel.
+        mean: Vec<f32>,
+        /// One standard deviation per channel.
+        std: Vec<f32>,
+    },
+}
+
+/// Which image, when: what names the stream of its random choices.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// The run's seed.
+    pub seed: u64,
+    /// The epoch.
+    pub epoch: u64,
+    /// The sample's number in its set.
+    pub sample: usize,
+}
+
+/// A checked list of operations.
+#[derive(Clone, Debug)]
+pub struct Augment {
+    ops: Vec<Op>,
+    /// What each byte becomes, per channel: a look-up per value, and exactly (v/255 − μ)/σ rounded once per step.
+    tables: Vec<[f32; 256]>,
+}
+
+impl Augment {
+    /// Checks and prepares a list of operations.
+    ///
+    /// # Errors
+    /// When `Normalise` is not the last operation and only there, or a number makes no sense.
+    pub fn new(ops: Vec<Op>) -> Result<Self, DataError> {
+        let Some((Op::Normalise { mean, std }, before)) = ops.split_last() else {
+            return Err(DataError::refused("augmentation must end with normalise"));
+        };
+        for op in before {
+            let problem = match op {
+                Op::Normalise { .. } => "normalise stands before the end",
+                Op::Resize { height: 0, .. } | Op::Resize { width: 0, .. } | Op::ResizeShorter { side: 0 } => {
+                    "resizes to 0 pixels"
+                }
+                Op::CentreCrop { height: 0, .. } | Op::CentreCrop { width: 0, .. } => "crops to 0 pixels",
+                Op::RandomResizedCrop { height, width, scale, ratio }
+                    if *height == 0
+                        || *width == 0
+                        || !(0.0 < scale[0] && scale[0] <= scale[1] && scale[1] <= 1.0)
+                        || !(0.0 < ratio[0] && ratio[0] <= ratio[1] && ratio[1].is_finite()) =>
+                {
+                    "crops to an impossible size"
+                }
+                _ => continue,
+            };
+            return Err(DataError::refused(format!("augmentation {op:?} {problem}")));
+        }
+        if mean.len() != std.len() || mean.is_empty() || std.iter().any(|&std| std.is_nan() || std <= 0.0) {
+            return Err(DataError::refused("normalise needs one mean and one positive standard deviation per channel"));
+        }
+        let table = |(mean, std): (&f32, &f32)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std);
+        let tables = mean.iter().zip(std).map(table).collect();
+        Ok(Self { ops, tables })
+    }
+
+    /// The list for training on a set, at its own size or at `size` × `size`.
+    ///
+    /// Standard is: CIFAR-10 pad 4, random crop, flip · shapes pad 2, random crop, flip · MNIST pad 2, random crop ·
+    /// folders random resized crop and flip as torchvision's reference · synthetic nothing.
+    pub fn training(choice: AugmentChoice, info: &Info, size: Option<usize>) -> Self {
+        if choice == AugmentChoice::None {
+            return Self::evaluation(info, size);
+        }
+        let mut ops = match info.source {
+            Source::Cifar10 => vec![Op::RandomCrop { pad: 4 }, Op::HorizontalFlip],
+            Source::Shapes => vec![Op::RandomCrop { pad: 2 }, Op::HorizontalFlip],
+            Source::Mnist => vec![Op::RandomCrop { pad: 2 }],
+            Source::Folder => {
+                let [height, width] = target_size(info, size);
+                let (scale, ratio) = ([0.08, 1.0], [3.0 / 4.0, 4.0 / 3.0]);
+                vec![Op::RandomResizedCrop { height, width, scale, ratio }, Op::HorizontalFlip]
+            }
+            Source::Synthetic | Source::Text => Vec::new(),
+        };
+        if info.source != Source::Folder {
+            ops.extend(resize_to(info, size));
+        }
+        Self::ending(ops, info)
+    }
+
+    /// The list for evaluation: resized where asked; folders by their shorter side to 256/224 of the size, then the middle.
+    pub fn evaluation(info: &Info, size: Option<usize>) -> Self {
+        if info.source != Source::Folder {
+            return Self::ending(resize_to(info, size).into_iter().collect(), info);
+        }
+        let [height, width] = target_size(info, size);
+        let side = (height * 256).div_ceil(224);
+        Self::ending(vec![Op::ResizeShorter { side }, Op::CentreCrop { height, width }], info)
+    }
+
+    /// Adds the set's own normalisation.
+    fn ending(mut ops: Vec<Op>, info: &Info) -> Self {
+        // A text has no pixels: its list is never used, and any table will do.
+        let (mean, std) =
+            if info.mean.is_empty() { (vec![0.0], vec![1.0]) } else { (info.mean.clone(), info.std.clone()) };
+        ops.push(Op::Normalise { mean, std });
+        Self::new(ops).expect("presets are well-formed")
+    }
+
+    /// The operations.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// Whether images of any size come out in one size.
+    pub fn fixes_size(&self) -> bool {
+        let fixes = |op: &Op| matches!(op, Op::Resize { .. } | Op::CentreCrop { .. } | Op::RandomResizedCrop { .. });
+        self.ops.iter().any(fixes)
+            && !matches!(
+                self.ops.iter().rev().find(|op| matches!(op, Op::ResizeShorter { .. }) || fixes(op)),
+                Some(Op::ResizeShorter { .. })
+            )
+    }
+
+    /// Height, width and channels of what comes out for images of `kind`, or nothing for tokens.
+    pub fn output(&self, kind: SampleKind) -> Option<[usize; 3]> {
+        let SampleKind::Image { mut height, mut width, channels } = kind else { return None };
+        for op in &self.ops {
+            match *op {
+                Op::RandomResizedCrop { height: h, width: w, .. }
+                | Op::Resize { height: h, width: w }
+                | Op::CentreCrop { height: h, width: w } => (height, width) = (h, w),
+                Op::ResizeShorter { side } => [height, width] = shorter_to(height, width, side),
+                Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Normalise { .. } => {}
+            }
+        }
+        Some([height, width, channels])
+    }
+
+    /// Applies the list to the image in `scratch` and writes height × width × channels numbers to `out`.
+    ///
+    /// # Panics
+    /// When `out` has another length, or the image other channels than the list was made for.
+    pub fn apply(&self, scratch: &mut Scratch, moment: Moment, out: &mut [f32]) {
+        let mut random = Random::new(&[AUGMENT, moment.seed, moment.epoch, moment.sample as u64]);
+        for op in &self.ops {
+            apply_one(op, scratch, &mut random);
+        }
+        let image = &scratch.image;
+        assert_eq!(
+            image.data.len(),
+            out.len(),
+            "augmentation gives {}×{}×{}",
+            image.height,
+            image.width,
+            image.channels
+        );
+        assert_eq!(image.channels, self.tables.len(), "one mean and one std per channel");
+        if let [red, green, blue] = &self.tables[..] {
+            for (out, pixel) in out.as_chunks_mut::<3>().0.iter_mut().zip(image.data.as_chunks::<3>().0) {
+                *out = [red[pixel[0] as usize], green[pixel[1] as usize], blue[pixel[2] as usize]];
+            }
+        } else {
+            for ((out, &value), table) in out.iter_mut().zip(&image.data).zip(self.tables.iter().cycle()) {
+                *out = table[value as usize];
+            }
+        }
+    }
+}
+
+/// One thread's working memory: the image being changed, room for the next version of it, the resizer's buffers.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// The image.
+    pub image: Pixels,
+    next: Pixels,
+    resizer: Resizer,
+}
+
+impl Scratch {
+    fn crop(&mut self, window: Window) {
+        self.next.window_of(&self.image, window);
+        std::mem::swap(&mut self.image, &mut self.next);
+    }
+
+    fn resize(&mut self, window: Window, height: usize, width: usize) {
+        let whole = Window { top: 0, left: 0, height: self.image.height, width: self.image.width };
+        if window == whole && (height, width) == (whole.height, whole.width) {
+            return;
+        }
+        self.resizer.resize(&self.image, window, height, width, &mut self.next);
+        std::mem::swap(&mut self.image, &mut self.next);
+    }
+}
+
+fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random) {
+    let (rows, columns) = (scratch.image.height, scratch.image.width);
+    let whole = Window { top: 0, left: 0, height: rows, width: columns };
+    match *op {
+        Op::RandomCrop { pad } => {
+            let mut shift = || random.below(2 * pad + 1) as isize - pad as isize;
+            let (top, left) = (shift(), shift());
+            if (top, left) != (0, 0) {
+                scratch.crop(Window { top, left, ..whole });
+            }
+        }
+        Op::RandomResizedCrop { height, width, scale, ratio } => {
+            let window = random_window(rows, columns, scale, ratio, random);
+            scratch.resize(window, height, width);
+        }
+        Op::Resize { height, width } => scratch.resize(whole, height, width),
+        Op::ResizeShorter { side } => {
+            let [height, width] = shorter_to(rows, columns, side);
+            scratch.resize(whole, height, width);
+        }
+        Op::CentreCrop { height, width } => {
+            let middle = |long: usize, short: usize| (long as isize - short as isize) / 2;
+            if (height, width) != (rows, columns) {
+                scratch.crop(Window { top: middle(rows, height), left: middle(columns, width), height, width });
+            }
+        }
+        Op::HorizontalFlip => {
+            if random.chance(0.5) {
+                scratch.image.flip();
+            }
+        }
+        Op::Normalise { .. } => {}
+    }
+}
+
+/// A window of random area and aspect ratio, ten times tried as torchvision does; then the largest allowed middle.
+fn random_window(rows: usize, columns: usize, scale: [f32; 2], ratio: [f32; 2], random: &mut Random) -> Window {
+    let area = (rows * columns) as f32;
+    for _ in 0..10 {
+        let target = area * random.range(scale[0], scale[1]);
+        let aspect = random.range(ratio[0].ln(), ratio[1].ln()).exp();
+        let width = (target * aspect).sqrt().round() as usize;
+        let height = (target / aspect).sqrt().round() as usize;
+        if (1..=columns).contains(&width) && (1..=rows).contains(&height) {
+            let top = random.below(rows - height + 1) as isize;
+            let left = random.below(columns - width + 1) as isize;
+            return Window { top, left, height, width };
+        }
+    }
+    let aspect = (columns as f32 / rows as f32).clamp(ratio[0], ratio[1]);
+    let width = columns.min((rows as f32 * aspect).round() as usize).max(1);
+    let height = rows.min((columns as f32 / aspect).round() as usize).max(1);
+    Window { top: ((rows - height) / 2) as isize, left: ((columns - width) / 2) as isize, height, width }
+}
+
+/// Height and width with the shorter of them brought to `side`.
+fn shorter_to(height: usize, width: usize, side: usize) -> [usize; 2] {
+    if height <= width { [side, (width * side / height).max(1)] } else { [(height * side / width).max(1), side] }
+}
+
+fn target_size(info: &Info, size: Option<usize>) -> [usize; 2] {
+    match (size, info.kind) {
+        (Some(size), _) => [size, size],
+        (None, SampleKind::Image { height, width, .. }) => [height, width],
+        (None, SampleKind::Tokens { .. }) => [1, 1],
+    }
+}
+
+fn resize_to(info: &Info, size: Option<usize>) -> Option<Op> {
+    let [height, width] = target_size(info, size);
+    match info.kind {
+        SampleKind::Image { height: h, width: w, .. } if [h, w] != [height, width] => {
+            Some(Op::Resize { height, width })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

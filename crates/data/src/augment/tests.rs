@@ -1,0 +1,107 @@
+//! Augmentation: the same image, seed, epoch and sample give the same numbers; the pictures stay pictures.
+
+use super::*;
+
+const PLAIN: fn() -> Op = || Op::Normalise { mean: vec![0.0; 3], std: vec![1.0; 3] };
+
+fn numbered(height: usize, width: usize) -> Pixels {
+    Pixels { height, width, channels: 3, data: (0..height * width * 3).map(|at| (at % 251) as u8).collect() }
+}
+
+fn apply(ops: Vec<Op>, image: &Pixels, moment: Moment) -> Vec<f32> {
+    let augment = Augment::new(ops).unwrap();
+    let kind = SampleKind::Image { height: image.height, width: image.width, channels: 3 };
+    let mut out = vec![f32::NAN; augment.output(kind).unwrap().iter().product()];
+    let mut scratch = Scratch { image: image.clone(), ..Scratch::default() };
+    augment.apply(&mut scratch, moment, &mut out);
+    out
+}
+
+fn moment(epoch: u64, sample: usize) -> Moment {
+    Moment { seed: 5, epoch, sample }
+}
+
+#[test]
+fn choices_are_a_function_of_seed_epoch_and_sample() {
+    let image = numbered(32, 32);
+    let ops = || vec![Op::RandomCrop { pad: 4 }, Op::HorizontalFlip, PLAIN()];
+    assert_eq!(apply(ops(), &image, moment(1, 7)), apply(ops(), &image, moment(1, 7)));
+    let versions: Vec<_> = (0..40).map(|at| apply(ops(), &image, moment(at / 8, at as usize % 8))).collect();
+    let distinct = (1..40).filter(|&at| versions[..at].iter().all(|earlier| *earlier != versions[at])).count();
+    assert!(distinct > 30, "{distinct} of 39 differ from all earlier ones");
+}
+
+#[test]
+fn normalise_is_the_textbook_formula() {
+    let image = Pixels { height: 1, width: 2, channels: 3, data: vec![0, 255, 51, 102, 1, 254] };
+    let (mean, std) = (vec![0.5, 0.25, 0.1], vec![0.5, 0.2, 0.3]);
+    let out = apply(vec![Op::Normalise { mean: mean.clone(), std: std.clone() }], &image, moment(0, 0));
+    for (at, value) in out.iter().enumerate() {
+        let expected = (f32::from(image.data[at]) / 255.0 - mean[at % 3]) / std[at % 3];
+        assert_eq!(value.to_bits(), expected.to_bits());
+    }
+}
+
+#[test]
+fn random_crops_reach_every_corner_and_stay_within_the_padding() {
+    let mut image = Pixels::default();
+    image.reshape(9, 9, 3);
+    image.data[(4 * 9 + 4) * 3] = 255;
+    let mut places = std::collections::BTreeSet::new();
+    for sample in 0..2000 {
+        let out = apply(vec![Op::RandomCrop { pad: 2 }, PLAIN()], &image, moment(0, sample));
+        let at = out.iter().position(|&value| value == 1.0).expect("the dot is never cropped away") / 3;
+        places.insert((at / 9, at % 9));
+    }
+    let expected = (2..=6).flat_map(|row| (2..=6).map(move |column| (row, column))).collect();
+    assert_eq!(places, expected);
+}
+
+#[test]
+fn half_of_the_images_are_flipped() {
+    let image = numbered(2, 4);
+    let straight = apply(vec![PLAIN()], &image, moment(0, 0));
+    let ops = || vec![Op::HorizontalFlip, PLAIN()];
+    let flipped = (0..1000).filter(|&sample| apply(ops(), &image, moment(0, sample)) != straight).count();
+    assert!((430..570).contains(&flipped), "{flipped}");
+}
+
+#[test]
+fn a_centre_crop_takes_the_middle_and_pads_small_images() {
+    let image = Pixels { height: 1, width: 5, channels: 3, data: (0..15).collect() };
+    let out = apply(vec![Op::CentreCrop { height: 1, width: 3 }, PLAIN()], &image, moment(0, 0));
+    assert_eq!(out[0], 3.0 / 255.0);
+    let out = apply(vec![Op::CentreCrop { height: 3, width: 5 }, PLAIN()], &image, moment(0, 0));
+    assert_eq!((out[1], out[16], out[31]), (0.0, 1.0 / 255.0, 0.0));
+}
+
+#[test]
+fn a_random_resized_crop_works_on_any_image() {
+    for (height, width) in [(1, 1), (1, 300), (300, 1), (224, 224), (50, 90)] {
+        for sample in 0..50 {
+            let crop = Op::RandomResizedCrop { height: 8, width: 8, scale: [0.08, 1.0], ratio: [0.75, 4.0 / 3.0] };
+            let out = apply(vec![crop, PLAIN()], &numbered(height, width), moment(0, sample));
+            assert!(out.iter().all(|value| (0.0..=1.0).contains(value)));
+        }
+    }
+}
+
+#[test]
+fn random_windows_have_the_asked_area_and_ratio() {
+    let mut random = Random::new(&[1]);
+    for _ in 0..500 {
+        let window = random_window(200, 300, [0.2, 0.5], [0.75, 4.0 / 3.0], &mut random);
+        let part = (window.height * window.width) as f32 / 60_000.0;
+        let aspect = window.width as f32 / window.height as f32;
+        assert!((0.195..=0.505).contains(&part) && (0.74..=1.35).contains(&aspect), "{window:?}");
+        assert!(window.top as usize + window.height <= 200 && window.left as usize + window.width <= 300);
+    }
+}
+
+#[test]
+fn nonsense_is_refused() {
+    assert!(Augment::new(vec![]).is_err());
+    assert!(Augment::new(vec![PLAIN(), PLAIN()]).is_err());
+    assert!(Augment::new(vec![Op::Resize { height: 0, width: 3 }, PLAIN()]).is_err());
+    assert!(Augment::new(vec![Op::Normalise { mean: vec![0.0], std: vec![0.0] }]).is_err());
+}

@@ -1,0 +1,69 @@
+//! A batch: what one rank feeds to one step, as plain slices. Buffers are filled again and again; see [`crate::loader`].
+
+use crate::DataError;
+use crate::augment::{Augment, Moment, Scratch};
+use crate::dataset::{Dataset, SampleKind};
+
+/// Samples laid out for the engine. Of `images` and `tokens` one is empty.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// Images: sample × height × width × channels, normalised.
+    pub images: Vec<f32>,
+    /// Token sequences: sample × position.
+    pub tokens: Vec<i32>,
+    /// Classes, one per image; or the next token, one per token.
+    pub targets: Vec<i32>,
+    /// Which samples of the set these are, as ordered. A damaged image's number stays although another took its place.
+    pub samples: Vec<usize>,
+    /// How many samples; smaller than asked only at the end of an epoch.
+    pub size: usize,
+}
+
+/// All that decides a batch's numbers, the choice of samples apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Recipe<'a> {
+    /// Where samples come from.
+    pub dataset: &'a Dataset,
+    /// What happens to images.
+    pub augment: &'a Augment,
+    /// The run's seed.
+    pub seed: u64,
+    /// The epoch.
+    pub epoch: u64,
+}
+
+impl Batch {
+    /// Fills the batch with `samples`, made by `recipe`.
+    ///
+    /// # Errors
+    /// When a file cannot be read or too many are damaged.
+    pub fn fill(&mut self, recipe: &Recipe, samples: &[u32], scratch: &mut Scratch) -> Result<(), DataError> {
+        let Recipe { dataset, augment, seed, epoch } = *recipe;
+        self.size = samples.len();
+        self.samples.clear();
+        self.samples.extend(samples.iter().map(|&sample| sample as usize));
+        match dataset.info().kind {
+            SampleKind::Tokens { sequence } => {
+                self.images.clear();
+                self.tokens.resize(self.size * sequence, 0);
+                self.targets.resize(self.size * sequence, 0);
+                let rows = self.tokens.chunks_exact_mut(sequence).zip(self.targets.chunks_exact_mut(sequence));
+                for ((tokens, targets), &sample) in rows.zip(&self.samples) {
+                    dataset.read_tokens(sample, tokens, targets);
+                }
+            }
+            kind @ SampleKind::Image { .. } => {
+                let length: usize = augment.output(kind).expect("images give images").iter().product();
+                self.tokens.clear();
+                self.images.resize(self.size * length, 0.0);
+                self.targets.resize(self.size, 0);
+                for (at, &sample) in self.samples.iter().enumerate() {
+                    self.targets[at] = dataset.read_image(sample, &mut scratch.image)?;
+                    let out = &mut self.images[at * length..(at + 1) * length];
+                    augment.apply(scratch, Moment { seed, epoch, sample }, out);
+                }
+            }
+        }
+        Ok(())
+    }
+}

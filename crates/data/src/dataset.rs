@@ -1,0 +1,244 @@
+//! A data set opened for reading: one closed enum over the sets this crate knows, with what a model has to know of them.
+//!
+//! Adding a set is adding a file and one arm to each `match` here. Sets decode; they do not augment, order or batch.
+
+use std::path::{Path, PathBuf};
+
+use paceline_system::disk::Disk;
+use serde::Serialize;
+
+use crate::cifar10::Cifar10;
+use crate::folder::{Damage, Folder};
+use crate::mnist::Mnist;
+use crate::pixels::Pixels;
+use crate::shapes::Shapes;
+use crate::synthetic::Synthetic;
+use crate::text::Text;
+use crate::{DataError, Spec};
+
+/// Which half of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Split {
+    /// For training.
+    Train,
+    /// For evaluation.
+    Val,
+}
+
+/// What one sample is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SampleKind {
+    /// An image with one class. A folder's images have many sizes; this is then the customary size to bring them to.
+    Image {
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+        /// Values per pixel.
+        channels: usize,
+    },
+    /// A sequence of tokens, each with the next token as its target.
+    Tokens {
+        /// How many.
+        sequence: usize,
+    },
+}
+
+/// Which family a set belongs to: decides the customary augmentation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum Source {
+    Shapes,
+    Cifar10,
+    Mnist,
+    Folder,
+    Text,
+    Synthetic,
+}
+
+/// What a model, a report or a person has to know of a set.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Info {
+    /// The family.
+    pub source: Source,
+    /// The set's name, as in the spec.
+    pub name: String,
+    /// Which half this is.
+    pub split: Split,
+    /// How many samples.
+    pub len: usize,
+    /// What a sample is.
+    pub kind: SampleKind,
+    /// How many classes, or tokens in the vocabulary.
+    pub classes: usize,
+    /// Their names, in the order of their numbers.
+    pub class_names: Vec<String>,
+    /// Mean per channel that normalisation should use; empty for tokens.
+    pub mean: Vec<f32>,
+    /// Standard deviation per channel that normalisation should use; empty for tokens.
+    pub std: Vec<f32>,
+}
+
+/// What the user may say about opening a set.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// The user's data folder (`PACELINE_DATA`), where a set without a place, or with a relative one, is looked for.
+    pub data_home: Option<PathBuf>,
+    /// How many damaged images are skipped before a run is refused.
+    pub damaged_max: usize,
+    /// Tokens per sample of a text.
+    pub sequence: usize,
+    /// Threads that generate or convert samples while a set is opened.
+    pub threads: usize,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { data_home: None, damaged_max: 0, sequence: 128, threads: 1 }
+    }
+}
+
+/// One half of an opened set.
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum Dataset {
+    Shapes(Shapes),
+    Cifar10(Cifar10),
+    Mnist(Mnist),
+    Folder(Folder),
+    Text(Text),
+    Synthetic(Synthetic),
+}
+
+impl Dataset {
+    /// Opens both halves of a set: for training and for evaluation.
+    ///
+    /// # Errors
+    /// When it is not there, or its files are not what they should be; the sentence says what to type.
+    pub fn open(spec: &Spec, options: &OpenOptions, disk: &Disk) -> Result<(Self, Self), DataError> {
+        let (train, val) = match spec {
+            Spec::Shapes => pair(Shapes::open(options.threads)?, Self::Shapes),
+            Spec::Cifar10(place) => pair(Cifar10::open(place.as_deref(), options, disk)?, Self::Cifar10),
+            Spec::Mnist(place) => pair(Mnist::open(place.as_deref(), options, disk)?, Self::Mnist),
+            Spec::Folder(place) => pair(Folder::open(place.as_deref(), options, disk)?, Self::Folder),
+            Spec::Text(file) => pair(Text::open(file, options, disk)?, Self::Text),
+            Spec::Synthetic(shape) => pair(Synthetic::pair(*shape), Self::Synthetic),
+        };
+        for half in [&train, &val] {
+            assert!(!half.is_empty(), "a set that opens has samples in both halves");
+            assert_eq!(half.info().classes, half.info().class_names.len(), "every class has a name");
+        }
+        Ok((train, val))
+    }
+
+    /// What there is to know of this half.
+    pub fn info(&self) -> &Info {
+        match self {
+            Self::Shapes(set) => set.info(),
+            Self::Cifar10(set) => set.info(),
+            Self::Mnist(set) => set.info(),
+            Self::Folder(set) => set.info(),
+            Self::Text(set) => set.info(),
+            Self::Synthetic(set) => set.info(),
+        }
+    }
+
+    /// How many samples.
+    pub fn len(&self) -> usize {
+        self.info().len
+    }
+
+    /// Whether there is none; never so for a set that [`Dataset::open`] gave.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether images come in many sizes, so that augmentation has to bring them to one.
+    pub fn sizes_vary(&self) -> bool {
+        matches!(self, Self::Folder(_))
+    }
+
+    /// Decodes one image and gives its class. A damaged one is counted and replaced while the user's limit lasts.
+    ///
+    /// # Errors
+    /// When a file cannot be read or too many are damaged.
+    ///
+    /// # Panics
+    /// When `sample` is not below [`Dataset::len`], or on a text.
+    pub fn read_image(&self, sample: usize, image: &mut Pixels) -> Result<i32, DataError> {
+        match self {
+            Self::Shapes(set) => Ok(set.read(sample, image)),
+            Self::Cifar10(set) => Ok(set.read(sample, image)),
+            Self::Mnist(set) => Ok(set.read(sample, image)),
+            Self::Folder(set) => set.read(sample, image),
+            Self::Synthetic(set) => Ok(set.read(sample, image)),
+            Self::Text(_) => panic!("a text has no images"),
+        }
+    }
+
+    /// Copies one window of a text, and the same window one token later.
+    ///
+    /// # Panics
+    /// When `sample` is not below [`Dataset::len`], or on a set of images.
+    pub fn read_tokens(&self, sample: usize, tokens: &mut [i32], targets: &mut [i32]) {
+        match self {
+            Self::Text(set) => set.read(sample, tokens, targets),
+            _ => panic!("{} has no tokens", self.info().name),
+        }
+    }
+
+    /// The class of an image without decoding it; nothing for a text.
+    pub fn label(&self, sample: usize) -> Option<i32> {
+        match self {
+            Self::Shapes(set) => Some(set.label(sample)),
+            Self::Cifar10(set) => Some(set.label(sample)),
+            Self::Mnist(set) => Some(set.label(sample)),
+            Self::Folder(set) => Some(set.label(sample)),
+            Self::Synthetic(set) => Some(set.label(sample)),
+            Self::Text(_) => None,
+        }
+    }
+
+    /// The damaged images met so far, by file name.
+    pub fn damaged(&self) -> Vec<Damage> {
+        match self {
+            Self::Folder(set) => set.damaged(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn pair<T>((train, val): (T, T), wrap: fn(T) -> Dataset) -> (Dataset, Dataset) {
+    (wrap(train), wrap(val))
+}
+
+/// Where a set lies: the first of the given place, the same under the user's data folder, and each with one of `inner`
+/// appended, that `has` the files.
+pub(crate) fn find(
+    place: Option<&Path>,
+    home: Option<&Path>,
+    inner: &[&str],
+    has: impl Fn(&Path) -> bool,
+) -> Option<PathBuf> {
+    let given = place.map(Path::to_owned);
+    let at_home = home.map(|home| place.map_or_else(|| home.to_owned(), |place| home.join(place)));
+    given.into_iter().chain(at_home).find_map(|folder| {
+        let inside = inner.iter().map(|name| folder.join(name));
+        std::iter::once(folder.clone()).chain(inside).find(|folder| has(folder))
+    })
+}
+
+/// The sentence for a set that is nowhere.
+pub(crate) fn missing(name: &str, place: Option<&Path>, home: Option<&Path>, holds: &str) -> DataError {
+    let looked = match (place, home) {
+        (Some(place), _) => format!("no {name} data in {}", place.display()),
+        (None, Some(home)) => format!("no {name} data in PACELINE_DATA ({})", home.display()),
+        (None, None) => format!("no folder was given for {name}"),
+    };
+    DataError::refused(format!(
+        "{looked}; type --data {name}:DIR, where DIR holds {holds}, or set PACELINE_DATA to the folder above it"
+    ))
+}

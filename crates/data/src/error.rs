@@ -1,0 +1,67 @@
+//! What can be wrong with data: the user's words, the disk, a file's bytes. Every sentence says what to type or which file.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use paceline_system::disk::DiskError;
+
+/// Why data could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The user asked for something that does not exist or cannot work; the sentence says what to type instead.
+    #[error("{0}")]
+    Refused(String),
+    /// The disk refused.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// A file is not what its name promises.
+    #[error("{} is not usable: {problem}", file.display())]
+    Malformed {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with its bytes.
+        problem: String,
+    },
+    /// More images are damaged than the user allowed.
+    #[error(
+        "{} is damaged ({problem}); {count} damaged so far, {allowed} allowed. \
+         Repair or remove it, or type --damaged-max {count} to go on without it",
+        file.display()
+    )]
+    Damaged {
+        /// The image that was one too many.
+        file: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// Damaged images seen, this one included.
+        count: usize,
+        /// How many the user allowed.
+        allowed: usize,
+    },
+    /// The loader delivered nothing for too long: a disk that hangs, or a machine that swaps.
+    #[error("no batch arrived within {} s (epoch {epoch}, step {step}): the disk that holds the data may hang", waited.as_secs())]
+    Stalled {
+        /// The epoch.
+        epoch: u64,
+        /// The step whose batch did not come.
+        step: usize,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The operating system gave no thread.
+    #[error("cannot start a loader thread: {0}; type fewer --loader-threads")]
+    Thread(std::io::Error),
+}
+
+impl DataError {
+    /// A sentence for the user.
+    pub(crate) fn refused(sentence: impl Into<String>) -> Self {
+        Self::Refused(sentence.into())
+    }
+
+    /// Wraps what a decoder said about bytes with the file they came from.
+    pub(crate) fn malformed(file: &std::path::Path) -> impl FnOnce(String) -> Self {
+        let file = file.to_owned();
+        move |problem| Self::Malformed { file, problem }
+    }
+}

@@ -1,0 +1,319 @@
+//! The loader: makes batches ahead of training on threads of its own and hands them over strictly in order.
+//!
+//! Every thread takes the next step's number, makes that batch whole and puts it on a shelf; training takes them from
+//! the shelf by number. At most `prefetch` batches are made or waiting at any moment, and their buffers come back
+//! through [`Epoch::recycle`], so a running loader allocates nothing. An error takes the place of the batch it belongs
+//! to. Which thread made a batch changes nothing: a batch is a pure function of (seed, epoch, step, rank).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use paceline_system::clock::Clock;
+use paceline_system::threads;
+
+use crate::augment::{Augment, Scratch};
+use crate::batch::{Batch, Recipe};
+use crate::order::{self, LastBatch, Layout, Order, Shard};
+use crate::{DataError, Dataset};
+
+/// How often a waiting consumer looks whether its threads are alive and its deadline has passed.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How batches are made.
+#[derive(Clone, Debug)]
+pub struct LoaderOptions {
+    /// The run's seed.
+    pub seed: u64,
+    /// Samples per batch and rank.
+    pub batch: usize,
+    /// Which rank of how many.
+    pub shard: Shard,
+    /// Whether epochs are shuffled.
+    pub shuffle: bool,
+    /// What happens to samples that fill no batch.
+    pub last: LastBatch,
+    /// Threads that make batches.
+    pub threads: usize,
+    /// Batches that may be made or waiting at once.
+    pub prefetch: usize,
+    /// How long training waits for one batch before it gives up.
+    pub deadline: Duration,
+}
+
+impl LoaderOptions {
+    /// For training: shuffled, full batches only.
+    pub fn training(batch: usize, seed: u64) -> Self {
+        let (shard, last) = (Shard::WHOLE, LastBatch::Drop);
+        Self { seed, batch, shard, shuffle: true, last, threads: 1, prefetch: 4, deadline: Duration::from_secs(600) }
+    }
+
+    /// For evaluation: in file order, every sample once.
+    pub fn evaluation(batch: usize) -> Self {
+        Self { shuffle: false, last: LastBatch::Keep, ..Self::training(batch, 0) }
+    }
+}
+
+/// A data set as a stream of batches. Dropping it ends its threads.
+#[derive(Debug)]
+pub struct Loader {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    order: Order,
+    clock: Clock,
+    waited: Duration,
+}
+
+#[derive(Debug)]
+struct Shared {
+    dataset: Arc<Dataset>,
+    augment: Augment,
+    options: LoaderOptions,
+    layout: Layout,
+    desk: Mutex<Desk>,
+    /// Signalled when there may be work: an epoch began, a batch was taken, or the loader closes.
+    work: Condvar,
+    /// Signalled when a batch was put on the shelf.
+    ready: Condvar,
+}
+
+/// What the threads and training share.
+#[derive(Debug, Default)]
+struct Desk {
+    /// Counts epochs begun, so that a batch of an abandoned one is not mistaken for one of the next.
+    ticket: u64,
+    job: Option<Arc<Job>>,
+    /// The next step to be made, and the next to be handed over.
+    to_make: usize,
+    to_give: usize,
+    shelf: BTreeMap<usize, Result<Batch, DataError>>,
+    free: Vec<Batch>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Job {
+    number: u64,
+    order: order::Epoch,
+    steps: usize,
+}
+
+impl Loader {
+    /// Starts the threads; they rest until [`Loader::epoch`].
+    ///
+    /// # Errors
+    /// When the batch does not fit the set, the augmentation leaves images of many sizes, or a thread cannot be started.
+    pub fn new(
+        dataset: Arc<Dataset>,
+        augment: Augment,
+        options: LoaderOptions,
+        clock: Clock,
+    ) -> Result<Self, DataError> {
+        let layout = Layout { batch: options.batch, shard: options.shard, last: options.last };
+        layout.check(dataset.len())?;
+        if dataset.sizes_vary() && !augment.fixes_size() {
+            return Err(DataError::refused(
+                "images of many sizes do not stack; add a resize or a crop to the augmentation",
+            ));
+        }
+        let order = Order { seed: options.seed, len: dataset.len(), shuffle: options.shuffle };
+        let count = options.threads.max(1);
+        let (desk, work, ready) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { dataset, augment, options, layout, desk, work, ready });
+        let mut loader = Self { shared, threads: Vec::new(), order, clock, waited: Duration::ZERO };
+        for number in 0..count {
+            let shared = Arc::clone(&loader.shared);
+            let thread =
+                threads::spawn(&format!("loader-{number}"), move || shared.run()).map_err(DataError::Thread)?;
+            loader.threads.push(thread);
+        }
+        Ok(loader)
+    }
+
+    /// Steps in a whole epoch.
+    pub fn steps(&self) -> usize {
+        Order { shuffle: false, ..self.order }.epoch(0).steps(&self.shared.layout)
+    }
+
+    /// What the loader reads.
+    pub fn dataset(&self) -> &Arc<Dataset> {
+        &self.shared.dataset
+    }
+
+    /// The batches of an epoch from step `from_step` on: the same ones, bit for bit, that a run never stopped would get.
+    pub fn epoch(&mut self, epoch: u64, from_step: usize) -> Epoch<'_> {
+        let seen = from_step.saturating_mul(self.shared.layout.global_batch());
+        self.epoch_after(epoch, seen, from_step)
+    }
+
+    /// The batches of an epoch once `seen` of its samples were seen, in batches of any size by a world of any size.
+    /// Steps are counted from `first_step` on.
+    pub fn epoch_after(&mut self, epoch: u64, seen: usize, first_step: usize) -> Epoch<'_> {
+        let order = self.order.epoch(epoch).after(seen);
+        let steps = order.steps(&self.shared.layout);
+        let mut desk = self.shared.lock();
+        desk.abandon();
+        desk.job = Some(Arc::new(Job { number: epoch, order, steps }));
+        drop(desk);
+        self.shared.work.notify_all();
+        Epoch { loader: self, epoch, step: 0, steps, first_step }
+    }
+
+    /// Seconds that training has waited for batches since the loader was made.
+    pub fn waited_s(&self) -> f64 {
+        self.waited.as_secs_f64()
+    }
+
+    fn take(&mut self, epoch: u64, step: usize) -> Result<Batch, DataError> {
+        let start = self.clock.now();
+        let result = self.wait_for(epoch, step, start);
+        self.waited += self.clock.now() - start;
+        self.shared.work.notify_one();
+        result
+    }
+
+    fn wait_for(&self, epoch: u64, step: usize, start: Duration) -> Result<Batch, DataError> {
+        let mut desk = self.shared.lock();
+        loop {
+            if let Some(result) = desk.shelf.remove(&step) {
+                desk.to_give = step + 1;
+                return result;
+            }
+            assert!(!self.threads.iter().any(JoinHandle::is_finished), "a loader thread panicked");
+            let waited = self.clock.now() - start;
+            if waited > self.shared.options.deadline {
+                return Err(DataError::Stalled { epoch, step, waited });
+            }
+            desk = self.shared.ready.wait_timeout(desk, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.work.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread's panic was or will be reported by the consumer; dropping must not panic again.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One epoch's batches, in order.
+#[derive(Debug)]
+pub struct Epoch<'a> {
+    loader: &'a mut Loader,
+    epoch: u64,
+    step: usize,
+    steps: usize,
+    first_step: usize,
+}
+
+impl Epoch<'_> {
+    /// The step of the next batch.
+    pub fn step(&self) -> usize {
+        self.first_step + self.step
+    }
+
+    /// One past the last step.
+    pub fn end(&self) -> usize {
+        self.first_step + self.steps
+    }
+
+    /// Gives a batch's buffers back to be filled again.
+    pub fn recycle(&self, batch: Batch) {
+        let mut desk = self.loader.shared.lock();
+        if desk.free.len() < self.loader.shared.prefetch() + 1 {
+            desk.free.push(batch);
+        }
+    }
+
+    /// Seconds that training has waited for batches since the loader was made.
+    pub fn waited_s(&self) -> f64 {
+        self.loader.waited_s()
+    }
+}
+
+impl Iterator for Epoch<'_> {
+    type Item = Result<Batch, DataError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.step == self.steps {
+            return None;
+        }
+        let result = self.loader.take(self.epoch, self.step);
+        // After an error there is nothing more to come: what follows it was ordered by a run that ends here.
+        self.step = if result.is_ok() { self.step + 1 } else { self.steps };
+        Some(result)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, Some(self.steps - self.step))
+    }
+}
+
+impl Drop for Epoch<'_> {
+    fn drop(&mut self) {
+        self.loader.shared.lock().abandon();
+    }
+}
+
+impl Desk {
+    /// Forgets the current epoch; what is being made for it will be recycled.
+    fn abandon(&mut self) {
+        self.ticket += 1;
+        self.job = None;
+        (self.to_make, self.to_give) = (0, 0);
+        let left = std::mem::take(&mut self.shelf);
+        self.free.extend(left.into_values().filter_map(Result::ok));
+    }
+
+    fn next_job(&mut self, prefetch: usize) -> Option<(Arc<Job>, usize)> {
+        let job = self.job.as_ref()?;
+        if self.to_make == job.steps || self.to_make >= self.to_give + prefetch {
+            return None;
+        }
+        self.to_make += 1;
+        Some((Arc::clone(job), self.to_make - 1))
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn prefetch(&self) -> usize {
+        self.options.prefetch.max(1)
+    }
+
+    /// What a loader thread does until the loader closes.
+    fn run(&self) {
+        let mut scratch = Scratch::default();
+        let mut desk = self.lock();
+        while !desk.closed {
+            let Some((job, step)) = desk.next_job(self.prefetch()) else {
+                desk = self.work.wait(desk).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let ticket = desk.ticket;
+            let mut batch = desk.free.pop().unwrap_or_default();
+            drop(desk);
+            let recipe =
+                Recipe { dataset: &self.dataset, augment: &self.augment, seed: self.options.seed, epoch: job.number };
+            let made = batch.fill(&recipe, job.order.batch(&self.layout, step), &mut scratch);
+            desk = self.lock();
+            match made {
+                _ if desk.ticket != ticket => desk.free.push(batch),
+                Ok(()) => drop(desk.shelf.insert(step, Ok(batch))),
+                Err(error) => drop(desk.shelf.insert(step, Err(error))),
+            }
+            self.ready.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! The loader: in order whatever the threads do, resumable, and gone when dropped.
+
+use super::*;
+use crate::augment::Op;
+use crate::dataset::OpenOptions;
+use crate::{AugmentChoice, Spec};
+use paceline_system::disk::Disk;
+
+fn synthetic(count: usize) -> Arc<Dataset> {
+    let spec: Spec = format!("synthetic:6x4x3/5/{count}").parse().unwrap();
+    Arc::new(Dataset::open(&spec, &OpenOptions::default(), &Disk::real()).unwrap().0)
+}
+
+fn crops() -> Augment {
+    let normalise = Op::Normalise { mean: vec![0.5; 3], std: vec![0.25; 3] };
+    Augment::new(vec![Op::RandomCrop { pad: 1 }, Op::HorizontalFlip, normalise]).unwrap()
+}
+
+fn loader(count: usize, options: LoaderOptions) -> Loader {
+    Loader::new(synthetic(count), crops(), options, Clock::real()).unwrap()
+}
+
+fn batches(loader: &mut Loader, epoch: u64, from_step: usize) -> Vec<Batch> {
+    loader.epoch(epoch, from_step).map(Result::unwrap).collect()
+}
+
+#[test]
+fn threads_and_prefetch_change_nothing() {
+    let expected = batches(&mut loader(100, LoaderOptions::training(7, 3)), 2, 0);
+    assert_eq!(expected.len(), 14);
+    for (threads, prefetch) in [(1, 1), (2, 1), (3, 4), (8, 2), (4, 64)] {
+        let options = LoaderOptions { threads, prefetch, ..LoaderOptions::training(7, 3) };
+        assert!(batches(&mut loader(100, options), 2, 0) == expected, "{threads} threads, prefetch {prefetch}");
+    }
+}
+
+#[test]
+fn a_resumed_epoch_continues_with_the_same_bits() {
+    let options = LoaderOptions { threads: 2, ..LoaderOptions::training(9, 1) };
+    let whole = batches(&mut loader(100, options.clone()), 4, 0);
+    for step in 0..=whole.len() {
+        assert!(batches(&mut loader(100, options.clone()), 4, step) == whole[step..], "from step {step}");
+    }
+}
+
+#[test]
+fn an_abandoned_epoch_leaves_no_trace_in_the_next() {
+    let options = LoaderOptions { threads: 3, prefetch: 5, ..LoaderOptions::training(4, 1) };
+    let mut loader = loader(200, options);
+    let expected = batches(&mut loader, 1, 0);
+    for taken in 0..6 {
+        let first: Vec<_> = loader.epoch(0, 0).take(taken).map(Result::unwrap).collect();
+        assert_eq!(first.len(), taken);
+        assert!(batches(&mut loader, 1, 0) == expected);
+    }
+}
+
+#[test]
+fn recycled_buffers_are_used_again() {
+    let options = LoaderOptions { prefetch: 1, ..LoaderOptions::training(10, 1) };
+    let mut loader = loader(100, options);
+    let mut seen = std::collections::BTreeSet::new();
+    let mut epoch = loader.epoch(0, 0);
+    while let Some(batch) = epoch.next() {
+        let batch = batch.unwrap();
+        seen.insert(batch.images.as_ptr() as usize);
+        epoch.recycle(batch);
+    }
+    assert!(seen.len() <= 3, "{} buffers for 10 batches", seen.len());
+}
+
+#[test]
+fn evaluation_sees_every_sample_once_in_order() {
+    let all = batches(&mut loader(25, LoaderOptions::evaluation(8)), 0, 0);
+    assert_eq!(all.iter().map(|batch| batch.size).collect::<Vec<_>>(), [8, 8, 8, 1]);
+    assert_eq!(all[3].images.len(), 6 * 4 * 3);
+    assert_eq!(all.iter().flat_map(|batch| batch.samples.clone()).collect::<Vec<_>>(), (0..25).collect::<Vec<_>>());
+}
+
+#[test]
+fn ranks_share_an_epoch_and_a_changed_world_sees_the_rest() {
+    let part = |rank, world| LoaderOptions {
+        shard: Shard { rank, world },
+        last: LastBatch::Keep,
+        ..LoaderOptions::training(5, 2)
+    };
+    let mut seen: Vec<usize> = Vec::new();
+    for rank in 0..3 {
+        seen.extend(loader(100, part(rank, 3)).epoch(0, 0).take(4).flat_map(|batch| batch.unwrap().samples));
+    }
+    for rank in 0..2 {
+        seen.extend(loader(100, part(rank, 2)).epoch_after(0, 60, 4).flat_map(|batch| batch.unwrap().samples));
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_error_comes_in_the_place_of_its_batch_and_ends_the_epoch() {
+    let folder = tempfile::tempdir().unwrap();
+    for half in ["train", "val"] {
+        std::fs::create_dir_all(folder.path().join(half).join("a")).unwrap();
+        for number in 0..12 {
+            let bytes = if number == 7 { Vec::new() } else { crate::decode::tests::jpeg(16, 16) };
+            std::fs::write(folder.path().join(half).join(format!("a/{number:02}.jpg")), bytes).unwrap();
+        }
+    }
+    let spec = Spec::Folder(Some(folder.path().into()));
+    for (damaged_max, expected) in [(0, vec![true, true, true, false]), (1, vec![true; 6])] {
+        let options = OpenOptions { damaged_max, ..OpenOptions::default() };
+        let val = Arc::new(Dataset::open(&spec, &options, &Disk::real()).unwrap().1);
+        let augment = Augment::training(AugmentChoice::Standard, val.info(), Some(8));
+        let options = LoaderOptions { threads: 3, ..LoaderOptions::evaluation(2) };
+        let mut loader = Loader::new(Arc::clone(&val), augment, options, Clock::real()).unwrap();
+        assert_eq!(loader.epoch(0, 0).map(|batch| batch.is_ok()).collect::<Vec<_>>(), expected);
+        assert_eq!(val.damaged().len(), 1);
+    }
+}
+
+#[test]
+fn waiting_is_measured_on_the_given_clock() {
+    let clock = Clock::manual();
+    let mut loader = Loader::new(synthetic(20), crops(), LoaderOptions::training(5, 1), clock.clone()).unwrap();
+    assert_eq!(batches(&mut loader, 0, 0).len(), 4);
+    assert_eq!(loader.waited_s(), 0.0, "the clock stood still");
+}
+
+#[test]
+fn a_loader_that_delivers_nothing_gives_up_at_its_deadline() {
+    let options = LoaderOptions { deadline: Duration::ZERO, ..LoaderOptions::training(5, 1) };
+    let mut loader = loader(20, options);
+    // A step that nobody will ever make.
+    assert!(matches!(loader.take(0, 999), Err(DataError::Stalled { step: 999, .. })));
+    assert!(loader.waited_s() > 0.0);
+}
+
+#[test]
+fn dropping_a_loader_in_the_middle_ends_its_threads() {
+    for taken in [0, 1, 3] {
+        let options = LoaderOptions { threads: 4, prefetch: 2, ..LoaderOptions::training(3, 1) };
+        let mut loader = loader(300, options);
+        let weak = Arc::downgrade(&loader.shared);
+        assert_eq!(loader.epoch(0, 0).take(taken).count(), taken);
+        drop(loader);
+        assert!(weak.upgrade().is_none(), "a thread still holds the loader");
+    }
+}
+
+#[test]
+fn impossible_wishes_are_refused() {
+    let options = LoaderOptions::training(101, 1);
+    assert!(
+        Loader::new(synthetic(100), crops(), options, Clock::real()).unwrap_err().to_string().contains("--batch 100")
+    );
+}

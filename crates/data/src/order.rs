@@ -1,0 +1,239 @@
+//! Which samples when: the order of an epoch and its division into batches and ranks, all pure functions.
+//!
+//! An epoch is one permutation of the set, a function of (seed, epoch) and of nothing else: neither the batch size nor
+//! the number of ranks changes it. Step *s* of a run with a global batch of *G* = batch × world takes samples
+//! *sG*‥*(s+1)G* of the permutation, and rank *r* takes the *r*-th part of those. So the samples seen after any number
+//! of steps are a prefix of the permutation, whoever saw them, and a run that is resumed with another batch size or
+//! another world goes on with the rest: [`Epoch::after`] is all there is to it. One permutation costs 4 bytes a sample
+//! and is made once an epoch (50,000 samples: under a millisecond).
+
+use std::sync::Arc;
+
+use paceline_system::random::Random;
+use serde::{Deserialize, Serialize};
+
+use crate::DataError;
+
+/// Names the stream of shuffles, apart from those of augmentation and generated data.
+const SHUFFLE: u64 = 0x5348_5546;
+
+/// One rank of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// This process's number.
+    pub rank: usize,
+    /// How many there are.
+    pub world: usize,
+}
+
+impl Shard {
+    /// All of the data: a world of one.
+    pub const WHOLE: Self = Self { rank: 0, world: 1 };
+}
+
+/// What happens to samples that do not fill a global batch at the end of an epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LastBatch {
+    /// They form a smaller batch, shared by the ranks as evenly as can be; a rank's part may be empty.
+    Keep,
+    /// They are left out of this epoch; the next epoch's shuffle gives them another chance.
+    #[default]
+    Drop,
+}
+
+/// How an epoch is cut into batches, as one rank sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Samples per step and rank.
+    pub batch: usize,
+    /// Which rank of how many.
+    pub shard: Shard,
+    /// What happens to the rest.
+    pub last: LastBatch,
+}
+
+impl Layout {
+    /// Samples per step over all ranks.
+    pub fn global_batch(&self) -> usize {
+        self.batch * self.shard.world
+    }
+
+    /// Refuses what cannot work on a set of `len` samples.
+    ///
+    /// # Errors
+    /// A sentence for the user, when the batch is empty or larger than the set.
+    pub fn check(&self, len: usize) -> Result<(), DataError> {
+        let Shard { rank, world } = self.shard;
+        assert!(rank < world, "rank {rank} of a world of {world}");
+        if self.batch == 0 {
+            return Err(DataError::refused("a batch of 0 samples trains nothing; type --batch 1 or more"));
+        }
+        let whole = self.batch.checked_mul(world);
+        if self.last == LastBatch::Drop && whole.is_none_or(|global| global > len) {
+            let workers = if world == 1 { String::new() } else { format!(" × {world} workers") };
+            let advice = match len / world {
+                0 => format!("type --workers {len} or fewer"),
+                most => format!("type --batch {most} or smaller"),
+            };
+            return Err(DataError::refused(format!(
+                "a batch of {}{workers} is larger than the data set's {len} samples; {advice}",
+                self.batch
+            )));
+        }
+        assert!(whole.is_some(), "batch × world overflows");
+        Ok(())
+    }
+}
+
+/// The order of a set's samples over all epochs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The run's seed.
+    pub seed: u64,
+    /// How many samples the set has.
+    pub len: usize,
+    /// Whether epochs are shuffled; evaluation reads in file order.
+    pub shuffle: bool,
+}
+
+impl Order {
+    /// The order of one epoch.
+    pub fn epoch(&self, epoch: u64) -> Epoch {
+        let len = u32::try_from(self.len).expect("a set has fewer than 2^32 samples");
+        let mut samples: Vec<u32> = (0..len).collect();
+        if self.shuffle {
+            Random::new(&[SHUFFLE, self.seed, epoch]).shuffle(&mut samples);
+        }
+        Epoch { samples: samples.into(), start: 0 }
+    }
+}
+
+/// The samples of one epoch in the order they are seen, from some point on.
+#[derive(Clone, Debug)]
+pub struct Epoch {
+    samples: Arc<[u32]>,
+    start: usize,
+}
+
+impl Epoch {
+    /// What is left of this epoch once its first `seen` samples were seen, by whatever batches and ranks.
+    pub fn after(&self, seen: usize) -> Self {
+        Self { samples: Arc::clone(&self.samples), start: seen.min(self.samples.len()) }
+    }
+
+    /// Every sample still to come.
+    pub fn samples(&self) -> &[u32] {
+        &self.samples[self.start..]
+    }
+
+    /// How many steps the rest of the epoch has.
+    pub fn steps(&self, layout: &Layout) -> usize {
+        match layout.last {
+            LastBatch::Keep => self.samples().len().div_ceil(layout.global_batch()),
+            LastBatch::Drop => self.samples().len() / layout.global_batch(),
+        }
+    }
+
+    /// The samples of one rank's batch at `step`, counted from this point of the epoch.
+    pub fn batch(&self, layout: &Layout, step: usize) -> &[u32] {
+        assert!(step < self.steps(layout), "step {step} of {}", self.steps(layout));
+        let global = layout.global_batch();
+        let shared = &self.samples()[step * global..];
+        let shared = &shared[..shared.len().min(global)];
+        let Shard { rank, world } = layout.shard;
+        &shared[shared.len() * rank / world..shared.len() * (rank + 1) / world]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn layout(batch: usize, rank: usize, world: usize, last: LastBatch) -> Layout {
+        Layout { batch, shard: Shard { rank, world }, last }
+    }
+
+    /// What all ranks together see in `steps`, in order.
+    fn seen(epoch: &Epoch, batch: usize, world: usize, last: LastBatch, steps: usize) -> Vec<u32> {
+        let mut samples = Vec::new();
+        for step in 0..steps {
+            for rank in 0..world {
+                samples.extend_from_slice(epoch.batch(&layout(batch, rank, world, last), step));
+            }
+        }
+        samples
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_is_seen_exactly_once_over_the_ranks(len in 0usize..300, batch in 1usize..20, world in 1usize..9, seed: u64) {
+            let epoch = Order { seed, len, shuffle: true }.epoch(3);
+            let steps = epoch.steps(&layout(batch, 0, world, LastBatch::Keep));
+            let mut samples = seen(&epoch, batch, world, LastBatch::Keep, steps);
+            samples.sort_unstable();
+            prop_assert_eq!(samples, (0..len as u32).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn dropping_the_last_batch_keeps_all_others_full(len in 0usize..300, batch in 1usize..20, world in 1usize..9) {
+            let epoch = Order { seed: 1, len, shuffle: true }.epoch(0);
+            let steps = epoch.steps(&layout(batch, 0, world, LastBatch::Drop));
+            for step in 0..steps {
+                for rank in 0..world {
+                    prop_assert_eq!(epoch.batch(&layout(batch, rank, world, LastBatch::Drop), step).len(), batch);
+                }
+            }
+            prop_assert!(len - steps * batch * world < batch * world);
+        }
+
+        #[test]
+        fn a_run_resumed_with_another_world_sees_the_rest(
+            len in 1usize..300, before in (1usize..12, 1usize..6), after in (1usize..12, 1usize..6), stop: prop::sample::Index,
+        ) {
+            let epoch = Order { seed: 9, len, shuffle: true }.epoch(1);
+            let steps = epoch.steps(&layout(before.0, 0, before.1, LastBatch::Keep));
+            let mut samples = seen(&epoch, before.0, before.1, LastBatch::Keep, stop.index(steps + 1));
+            let rest = epoch.after(samples.len());
+            let steps = rest.steps(&layout(after.0, 0, after.1, LastBatch::Keep));
+            samples.extend(seen(&rest, after.0, after.1, LastBatch::Keep, steps));
+            prop_assert_eq!(samples, epoch.samples().to_vec());
+        }
+
+        #[test]
+        fn a_resumed_epoch_has_the_same_suffix(len in 1usize..300, batch in 1usize..20, world in 1usize..5, rank in 0usize..5, stop: prop::sample::Index) {
+            let layout = layout(batch, rank % world, world, LastBatch::Keep);
+            let order = Order { seed: 4, len, shuffle: true };
+            let (whole, again) = (order.epoch(7), order.epoch(7));
+            let stop = stop.index(whole.steps(&layout));
+            let rest = again.after(stop * layout.global_batch());
+            prop_assert_eq!(rest.steps(&layout), whole.steps(&layout) - stop);
+            for step in 0..rest.steps(&layout) {
+                prop_assert_eq!(rest.batch(&layout, step), whole.batch(&layout, stop + step));
+            }
+        }
+    }
+
+    #[test]
+    fn epochs_and_seeds_give_different_orders() {
+        let order = |seed, epoch| Order { seed, len: 100, shuffle: true }.epoch(epoch).samples().to_vec();
+        assert_eq!(order(1, 2), order(1, 2));
+        assert_ne!(order(1, 2), order(1, 3));
+        assert_ne!(order(1, 2), order(2, 2));
+        assert_eq!(Order { seed: 1, len: 3, shuffle: false }.epoch(5).samples(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn an_impossible_batch_is_refused_with_what_to_type() {
+        let check = |batch, world, len| layout(batch, 0, world, LastBatch::Drop).check(len).unwrap_err().to_string();
+        assert!(check(0, 1, 10).contains("--batch 1"));
+        assert!(check(64, 1, 10).contains("type --batch 10 or smaller"));
+        assert!(
+            check(64, 4, 100).contains("64 × 4 workers is larger than the data set's 100 samples; type --batch 25")
+        );
+        assert!(check(1, 4, 3).contains("type --workers 3"));
+        assert!(check(usize::MAX, 4, 100).contains("--batch 25"));
+        assert!(layout(64, 0, 1, LastBatch::Keep).check(10).is_ok());
+    }
+}

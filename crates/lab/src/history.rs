@@ -1,0 +1,352 @@
+//! One rank's run as it counts: events in order, with the work that a crash threw away taken out.
+//!
+//! A resumed process continues the log of the one before. Where it does a step again, the later process wins, and with
+//! that step everything that followed it in the earlier process goes: those weights no longer exist. A process that
+//! ended before its first step replaces nothing.
+//!
+//! A step is kept in about a hundred bytes, so a million of them fit where their parsed lines would not.
+
+use paceline_system::event::{Event, Line};
+use paceline_system::host::Host;
+
+/// Phases told apart in a step; time in any further ones is shown as the rest.
+pub(crate) const PHASES_MAX: usize = 8;
+
+/// Different warnings that are kept; the rest is counted.
+pub(crate) const WARNINGS_MAX: usize = 200;
+
+/// One optimizer update.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub step: u64,
+    pub loss: f64,
+    pub accuracy: f64,
+    pub learning_rate: f64,
+    pub samples: u64,
+    pub seconds: f64,
+    /// In the order of [`History::phase_names`].
+    pub phases: [f32; PHASES_MAX],
+}
+
+/// One pass over the data.
+#[derive(Clone, Debug)]
+pub(crate) struct Epoch {
+    pub epoch: u64,
+    pub step: u64,
+    pub train_loss: f64,
+    pub train_accuracy: f64,
+    pub val_loss: Option<f64>,
+    pub val_top1: Option<f64>,
+    pub val_top5: Option<f64>,
+    pub seconds: f64,
+    pub samples_per_s: f64,
+    pub data_wait_s: f64,
+}
+
+/// How a process began.
+#[derive(Clone, Debug)]
+pub(crate) struct Start {
+    pub version: String,
+    pub unix_s: u64,
+    pub model: String,
+    pub data: String,
+    pub parameters: u64,
+    pub resumed_step: u64,
+    pub steps_total: u64,
+    pub host: Host,
+    pub config: String,
+}
+
+/// How a process ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Finish {
+    pub step: u64,
+    pub reason: String,
+    pub error: Option<String>,
+    pub seconds: f64,
+    pub peak_memory_bytes: u64,
+}
+
+/// One process's part of the run: from its start to its end, or to the last thing it said.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Process {
+    pub start: Option<Start>,
+    pub finish: Option<Finish>,
+    pub last_time_s: f64,
+    pub last_step: u64,
+}
+
+impl Process {
+    /// How long it ran, as far as the log knows.
+    pub fn seconds(&self) -> f64 {
+        self.finish.as_ref().map_or(self.last_time_s, |finish| finish.seconds)
+    }
+}
+
+/// A checkpoint that was written.
+#[derive(Clone, Debug)]
+pub(crate) struct Checkpoint {
+    pub step: u64,
+    pub path: String,
+    pub best: bool,
+    pub seconds: f64,
+}
+
+/// A warning, and how often it was given.
+#[derive(Clone, Debug)]
+pub(crate) struct Warning {
+    pub time_s: f64,
+    pub message: String,
+    pub count: usize,
+}
+
+/// One rank's run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct History {
+    pub rank: u32,
+    pub processes: Vec<Process>,
+    pub steps: Vec<Step>,
+    pub epochs: Vec<Epoch>,
+    pub checkpoints: Vec<Checkpoint>,
+    pub warnings: Vec<Warning>,
+    /// Warnings beyond [`WARNINGS_MAX`] different ones.
+    pub warnings_more: u64,
+    pub phase_names: Vec<String>,
+}
+
+impl History {
+    /// The history that `lines` of one rank tell.
+    pub fn of<'a>(lines: impl IntoIterator<Item = &'a Line>) -> Self {
+        let mut history = Self::default();
+        for line in lines {
+            history.push(line);
+        }
+        history
+    }
+
+    /// Adds the next line.
+    pub fn push(&mut self, line: &Line) {
+        self.rank = line.rank;
+        if self.processes.is_empty() || matches!(line.event, Event::RunStarted { .. }) {
+            self.processes.push(Process::default());
+        }
+        let process = self.processes.last_mut().expect("pushed above");
+        process.last_time_s = line.time_s;
+        match &line.event {
+            Event::RunStarted { .. } => process.start = start(&line.event),
+            Event::RunFinished { .. } => process.finish = finish(&line.event),
+            Event::Step { step, .. } => {
+                process.last_step = *step;
+                self.push_step(&line.event);
+            }
+            Event::Epoch { .. } => self.push_epoch(&line.event),
+            Event::Checkpoint { step, path, best, seconds } => {
+                self.checkpoints.retain(|known| known.path != *path);
+                self.checkpoints.push(Checkpoint { step: *step, path: path.clone(), best: *best, seconds: *seconds });
+            }
+            Event::Warning { message } => self.push_warning(line.time_s, message),
+        }
+    }
+
+    fn push_warning(&mut self, time_s: f64, message: &str) {
+        if let Some(known) = self.warnings.iter_mut().find(|known| known.message == message) {
+            known.count += 1;
+        } else if self.warnings.len() < WARNINGS_MAX {
+            self.warnings.push(Warning { time_s, message: message.to_owned(), count: 1 });
+        } else {
+            self.warnings_more += 1;
+        }
+    }
+
+    fn push_step(&mut self, event: &Event) {
+        let Event::Step { step, loss, accuracy, learning_rate, samples, seconds, phases: named, .. } = event else {
+            return;
+        };
+        let mut phases = [0.0; PHASES_MAX];
+        for (name, phase_s) in named {
+            if let Some(index) = self.phase_index(name) {
+                phases[index] = *phase_s as f32;
+            }
+        }
+        self.steps.truncate(self.steps.partition_point(|known| known.step < *step));
+        self.epochs.truncate(self.epochs.partition_point(|known| known.step < *step));
+        self.steps.push(Step {
+            step: *step,
+            loss: *loss,
+            accuracy: *accuracy,
+            learning_rate: *learning_rate,
+            samples: *samples,
+            seconds: *seconds,
+            phases,
+        });
+    }
+
+    fn push_epoch(&mut self, event: &Event) {
+        let Event::Epoch {
+            epoch,
+            step,
+            train_loss,
+            train_accuracy,
+            val_loss,
+            val_top1,
+            val_top5,
+            seconds,
+            samples_per_s,
+            data_wait_s,
+        } = event
+        else {
+            return;
+        };
+        self.epochs.truncate(self.epochs.partition_point(|known| known.epoch < *epoch));
+        self.epochs.push(Epoch {
+            epoch: *epoch,
+            step: *step,
+            train_loss: *train_loss,
+            train_accuracy: *train_accuracy,
+            val_loss: *val_loss,
+            val_top1: *val_top1,
+            val_top5: *val_top5,
+            seconds: *seconds,
+            samples_per_s: *samples_per_s,
+            data_wait_s: *data_wait_s,
+        });
+    }
+
+    fn phase_index(&mut self, name: &str) -> Option<usize> {
+        let known = self.phase_names.iter().position(|known| known == name);
+        if known.is_none() && self.phase_names.len() < PHASES_MAX {
+            self.phase_names.push(name.to_owned());
+            return Some(self.phase_names.len() - 1);
+        }
+        known
+    }
+
+    /// The start of the latest process that said how it began.
+    pub fn start(&self) -> Option<&Start> {
+        self.processes.iter().rev().find_map(|process| process.start.as_ref())
+    }
+
+    /// The steps at which later processes took over, for marks in the charts.
+    pub fn resumes(&self) -> Vec<u64> {
+        let starts = self.processes.iter().skip(1).filter_map(|process| process.start.as_ref());
+        starts.map(|start| start.resumed_step).filter(|&step| step > 0).collect()
+    }
+}
+
+fn start(event: &Event) -> Option<Start> {
+    let Event::RunStarted {
+        version,
+        unix_s,
+        model,
+        data,
+        parameters,
+        resumed_step,
+        steps_total,
+        host,
+        config,
+        schema: _,
+    } = event
+    else {
+        return None;
+    };
+    Some(Start {
+        version: version.clone(),
+        unix_s: *unix_s,
+        model: model.clone(),
+        data: data.clone(),
+        parameters: *parameters,
+        resumed_step: *resumed_step,
+        steps_total: *steps_total,
+        host: host.clone(),
+        config: config.clone(),
+    })
+}
+
+fn finish(event: &Event) -> Option<Finish> {
+    let Event::RunFinished { step, reason, error, seconds, peak_memory_bytes } = event else { return None };
+    Some(Finish {
+        step: *step,
+        reason: reason.clone(),
+        error: error.clone(),
+        seconds: *seconds,
+        peak_memory_bytes: *peak_memory_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn line(event: Event) -> Line {
+        Line { time_s: 0.0, rank: 0, event }
+    }
+
+    fn step(step: u64, loss: f64, phases: &[&str]) -> Line {
+        let phases: BTreeMap<String, f64> = phases.iter().map(|name| ((*name).to_owned(), 0.1)).collect();
+        line(Event::Step { step, epoch: 0, loss, accuracy: 0.0, learning_rate: 0.1, samples: 8, seconds: 1.0, phases })
+    }
+
+    fn started(resumed_step: u64) -> Line {
+        line(Event::RunStarted {
+            schema: 1,
+            version: "1".into(),
+            unix_s: 0,
+            model: "m".into(),
+            data: "d".into(),
+            parameters: 1,
+            resumed_step,
+            steps_total: 9,
+            host: Host::default(),
+            config: String::new(),
+        })
+    }
+
+    #[test]
+    fn the_later_process_wins_and_lost_work_is_left_out() {
+        let lines = [
+            started(0),
+            step(1, 1.0, &[]),
+            step(2, 2.0, &[]),
+            step(3, 3.0, &[]),
+            step(4, 4.0, &[]),
+            started(1),
+            step(2, 20.0, &[]),
+            step(3, 30.0, &[]),
+        ];
+        let history = History::of(&lines);
+        let kept: Vec<_> = history.steps.iter().map(|step| (step.step, step.loss)).collect();
+        assert_eq!(kept, [(1, 1.0), (2, 20.0), (3, 30.0)]);
+        assert_eq!(history.resumes(), [1]);
+    }
+
+    #[test]
+    fn a_process_that_never_stepped_replaces_nothing() {
+        let history = History::of(&[started(0), step(1, 1.0, &[]), step(2, 2.0, &[]), started(1)]);
+        assert_eq!(history.steps.len(), 2);
+        assert_eq!(history.processes.len(), 2);
+    }
+
+    #[test]
+    fn phases_beyond_the_bound_are_not_told_apart() {
+        let names: Vec<String> = (0..PHASES_MAX + 3).map(|number| format!("phase-{number:02}")).collect();
+        let history = History::of(&[step(1, 1.0, &names.iter().map(String::as_str).collect::<Vec<_>>())]);
+        assert_eq!(history.phase_names.len(), PHASES_MAX);
+    }
+
+    #[test]
+    fn a_repeated_warning_is_counted() {
+        let warning = line(Event::Warning { message: "hot".into() });
+        let history = History::of(&[warning.clone(), warning]);
+        assert_eq!((history.warnings.len(), history.warnings[0].count), (1, 2));
+    }
+
+    #[test]
+    fn endless_different_warnings_are_bounded() {
+        let lines: Vec<Line> =
+            (0..WARNINGS_MAX + 5).map(|number| line(Event::Warning { message: format!("hot {number}") })).collect();
+        let history = History::of(&lines);
+        assert_eq!((history.warnings.len(), history.warnings_more), (WARNINGS_MAX, 5));
+    }
+}

@@ -1,0 +1,191 @@
+//! Reads event files back, line by line, so that a run of a million steps is never held as a million parsed lines.
+//!
+//! More forgiving than a plain parser in the two ways a crash asks for: a cut last line is left out, and so is a cut line
+//! onto which the resumed process wrote its own. Any other damage is an error that names the file and the line.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use paceline_system::disk::{Disk, DiskError};
+use paceline_system::event::{Event, Line, SCHEMA_VERSION};
+use serde::de::value::MapDeserializer;
+use serde::de::{Deserialize, Deserializer, IntoDeserializer, Visitor};
+use serde_json::Value;
+
+use crate::error::LabError;
+
+/// How every line begins, as the writer writes it. Inside a JSON string the quotes would be escaped, so this text in the
+/// middle of a line can only be the start of another line.
+const LINE_START: &str = "{\"time_s\":";
+
+/// The event files of a run, sorted by name.
+///
+/// # Errors
+/// When the folder cannot be listed, or holds no event file.
+pub fn files(disk: &Disk, run: &Path) -> Result<Vec<PathBuf>, LabError> {
+    let folder = run.join("events");
+    if !disk.is_dir(&folder) {
+        return Err(LabError::NoEvents { run: run.to_owned() });
+    }
+    let mut files = disk.list(&folder)?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
+    if files.is_empty() { Err(LabError::NoEvents { run: run.to_owned() }) } else { Ok(files) }
+}
+
+/// All lines of one event file.
+///
+/// # Errors
+/// As [`for_each`].
+pub fn read(disk: &Disk, path: &Path) -> Result<Vec<Line>, LabError> {
+    let mut lines = Vec::new();
+    for_each(disk, path, |line| lines.push(line))?;
+    Ok(lines)
+}
+
+/// Calls `visit` with each line of one event file, in order.
+///
+/// # Errors
+/// When the file cannot be read, a line before the last is not an event, or the schema is newer than this program.
+pub fn for_each(disk: &Disk, path: &Path, mut visit: impl FnMut(Line)) -> Result<(), LabError> {
+    let unreadable = |source| DiskError { verb: "read", path: path.to_owned(), source };
+    let mut source = BufReader::new(disk.open(path)?);
+    // A crash can cut inside a character, so text is made line by line.
+    let mut bytes = Vec::new();
+    for number in 1.. {
+        bytes.clear();
+        if source.read_until(b'\n', &mut bytes).map_err(unreadable)? == 0 {
+            break;
+        }
+        match parse(String::from_utf8_lossy(&bytes).trim_end()) {
+            Ok(lines) => {
+                for line in lines {
+                    check_schema(&line, path, number)?;
+                    visit(line);
+                }
+            }
+            Err(_) if source.fill_buf().map_err(unreadable)?.is_empty() => {}
+            Err(error) => {
+                return Err(LabError::Line { path: path.to_owned(), line: number, problem: error.to_string() });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_schema(line: &Line, path: &Path, number: usize) -> Result<(), LabError> {
+    match line.event {
+        Event::RunStarted { schema, .. } if schema > SCHEMA_VERSION => {
+            Err(LabError::Schema { path: path.to_owned(), line: number, found: schema, known: SCHEMA_VERSION })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The events in one line of text: one, or, where a crash cut the newline away, those that were written onto each other.
+fn parse(text: &str) -> Result<Vec<Line>, serde_json::Error> {
+    let error = match parse_one(text) {
+        Ok(line) => return Ok(vec![line]),
+        Err(error) => error,
+    };
+    let glued = text.match_indices(LINE_START).map(|(start, _)| start).filter(|&start| start > 0);
+    let starts: Vec<usize> = std::iter::once(0).chain(glued).collect();
+    let ends = starts.iter().skip(1).copied().chain([text.len()]);
+    let parts: Vec<_> = starts.iter().zip(ends).map(|(&start, end)| parse_one(&text[start..end])).collect();
+    match parts.last() {
+        Some(Ok(last)) if matches!(last.event, Event::RunStarted { .. }) => Ok(parts.into_iter().flatten().collect()),
+        _ => Err(error),
+    }
+}
+
+/// JSON has no NaN, so the writer writes `null`; here it becomes NaN again. An absent value is left out of the line, so
+/// `null` never means anything else.
+fn parse_one(text: &str) -> Result<Line, serde_json::Error> {
+    match serde_json::from_str(text) {
+        Ok(line) => Ok(line),
+        Err(_) => match serde_json::from_str(text)? {
+            Value::Object(fields) => {
+                Line::deserialize(MapDeserializer::new(fields.into_iter().map(|(name, value)| (name, Cell(value)))))
+            }
+            other => Line::deserialize(other),
+        },
+    }
+}
+
+/// A JSON value whose `null` reads as NaN.
+struct Cell(Value);
+
+impl<'de> Deserializer<'de> for Cell {
+    type Error = serde_json::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        match self.0 {
+            Value::Null => visitor.visit_f64(f64::NAN),
+            value => value.deserialize_any(visitor),
+        }
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+impl<'de> IntoDeserializer<'de, serde_json::Error> for Cell {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WARNING: &str = r#"{"time_s":1.5,"rank":0,"event":"warning","message":"hot"}"#;
+    const STEP: &str = r#"{"time_s":1.5,"rank":0,"event":"step","step":1,"epoch":0,"loss":null,"accuracy":0.5,"learning_rate":0.1,"samples":8,"seconds":0.1,"phases":{"data":0.1}}"#;
+    const STARTED: &str = r#"{"time_s":0.0,"rank":0,"event":"run_started","schema":1,"version":"1","unix_s":1,"model":"m","data":"d","parameters":1,"resumed_step":3,"steps_total":9,"host":{"name":"h","cpu":"c","cores":1,"memory_bytes":1,"system":"s"},"config":"a = 1"}"#;
+
+    fn read_text(text: &[u8]) -> Result<Vec<Line>, LabError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rank-0.jsonl");
+        std::fs::write(&path, text).unwrap();
+        read(&Disk::real(), &path)
+    }
+
+    #[test]
+    fn a_damaged_middle_is_named_by_file_and_line() {
+        let error = read_text(format!("{WARNING}\nrubbish\n{WARNING}\n").as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("rank-0.jsonl, line 2: not an event"), "{error}");
+    }
+
+    #[test]
+    fn a_last_line_cut_inside_a_character_is_left_out() {
+        let mut text = format!("{WARNING}\n").into_bytes();
+        text.extend_from_slice(b"{\"time_s\":2.0,\"rank\":0,\"event\":\"warning\",\"message\":\"\xC3");
+        assert_eq!(read_text(&text).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_line_cut_by_a_crash_does_not_swallow_the_resumed_process() {
+        let lines = read_text(format!("{WARNING}\n{{\"time_s\":2.0,\"ra{STARTED}\n{WARNING}\n").as_bytes()).unwrap();
+        assert_eq!(lines.len(), 3);
+        assert!(matches!(&lines[1].event, Event::RunStarted { config, .. } if config == "a = 1"));
+        let whole = read_text(format!("{WARNING}{STARTED}\n").as_bytes()).unwrap();
+        assert_eq!(whole.len(), 2, "only the newline was cut");
+    }
+
+    #[test]
+    fn a_loss_that_was_not_a_number_is_one_again() {
+        let lines = read_text(format!("{STEP}\n{WARNING}\n").as_bytes()).unwrap();
+        let Event::Step { loss, accuracy, phases, .. } = &lines[0].event else { panic!("{lines:?}") };
+        assert!(loss.is_nan() && *accuracy == 0.5 && phases["data"] == 0.1);
+    }
+
+    #[test]
+    fn a_later_schema_is_refused_by_its_number() {
+        let text = STARTED.replace("\"schema\":1", "\"schema\":7");
+        let error = read_text(format!("{text}\n").as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("event schema 7") && error.contains("line 1"), "{error}");
+    }
+}

@@ -1,0 +1,131 @@
+//! docs/events.md against the code: it names every event and every field that is written, and its examples are events.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use paceline_system::event::{Event, Line, SCHEMA_VERSION};
+use paceline_system::host::Host;
+
+const DOC: &str = include_str!("../../../docs/events.md");
+
+/// Every event, with every optional field there.
+fn all_events() -> Vec<Event> {
+    let events = vec![
+        Event::RunStarted {
+            schema: SCHEMA_VERSION,
+            version: String::new(),
+            unix_s: 0,
+            model: String::new(),
+            data: String::new(),
+            parameters: 0,
+            resumed_step: 0,
+            steps_total: 0,
+            host: Host::default(),
+            config: String::new(),
+        },
+        Event::Step {
+            step: 0,
+            epoch: 0,
+            loss: 0.0,
+            accuracy: 0.0,
+            learning_rate: 0.0,
+            samples: 0,
+            seconds: 0.0,
+            phases: BTreeMap::new(),
+        },
+        Event::Epoch {
+            epoch: 0,
+            step: 0,
+            train_loss: 0.0,
+            train_accuracy: 0.0,
+            val_loss: Some(0.0),
+            val_top1: Some(0.0),
+            val_top5: Some(0.0),
+            seconds: 0.0,
+            samples_per_s: 0.0,
+            data_wait_s: 0.0,
+        },
+        Event::Checkpoint { step: 0, path: String::new(), best: false, seconds: 0.0 },
+        Event::Warning { message: String::new() },
+        Event::RunFinished {
+            step: 0,
+            reason: String::new(),
+            error: Some(String::new()),
+            seconds: 0.0,
+            peak_memory_bytes: 0,
+        },
+    ];
+    // A new event does not compile until it is here, and then needs its place in the list above.
+    for event in &events {
+        match event {
+            Event::RunStarted { .. }
+            | Event::Step { .. }
+            | Event::Epoch { .. }
+            | Event::Checkpoint { .. }
+            | Event::Warning { .. }
+            | Event::RunFinished { .. } => {}
+        }
+    }
+    events
+}
+
+fn json(event: Event) -> serde_json::Map<String, serde_json::Value> {
+    match serde_json::to_value(Line { time_s: 0.0, rank: 0, event }).unwrap() {
+        serde_json::Value::Object(fields) => fields,
+        other => panic!("an event is an object, not {other}"),
+    }
+}
+
+/// The part of the page under the heading of an event, up to the next heading.
+fn part(name: &str) -> &'static str {
+    let heading = format!("\n## `{name}`\n");
+    let start = DOC.find(&heading).unwrap_or_else(|| panic!("docs/events.md has no heading for `{name}`"));
+    let body = &DOC[start + heading.len()..];
+    body.find("\n## ").map_or(body, |end| &body[..end])
+}
+
+#[test]
+fn the_page_names_every_event_and_every_field() {
+    for event in all_events() {
+        let fields = json(event);
+        let name = fields["event"].as_str().unwrap();
+        for (field, value) in &fields {
+            let place = if ["time_s", "rank", "event"].contains(&field.as_str()) { DOC } else { part(name) };
+            assert!(place.contains(&format!("| `{field}` |")), "docs/events.md does not name `{field}` of `{name}`");
+            for inner in value.as_object().into_iter().flat_map(|inner| inner.keys()) {
+                assert!(place.contains(&format!("| `{field}.{inner}` |")), "`{field}.{inner}` of `{name}`");
+            }
+        }
+    }
+    assert!(DOC.contains(&format!("Version {SCHEMA_VERSION}")));
+}
+
+#[test]
+fn the_page_names_no_field_that_is_not_written() {
+    for event in all_events() {
+        let fields = json(event);
+        let name = fields["event"].as_str().unwrap();
+        for row in part(name).lines().filter_map(|line| line.strip_prefix("| `")) {
+            let field = row.split('`').next().unwrap();
+            let known = match field.split_once('.') {
+                Some((outer, inner)) => fields[outer].get(inner).is_some(),
+                None => fields.contains_key(field),
+            };
+            assert!(known, "docs/events.md has `{field}` under `{name}`, which is never written");
+        }
+    }
+}
+
+#[test]
+fn the_pages_examples_are_whole_events_of_every_kind() {
+    let examples: Vec<&str> = DOC.lines().filter(|line| line.starts_with('{')).collect();
+    let mut shown = BTreeSet::new();
+    for example in examples {
+        let line: Line = serde_json::from_str(example).unwrap_or_else(|error| panic!("{error}: {example}"));
+        let read: serde_json::Value = serde_json::from_str(example).unwrap();
+        assert_eq!(serde_json::to_value(&line).unwrap(), read, "nothing unknown, nothing left out");
+        shown.insert(json(line.event)["event"].as_str().unwrap().to_owned());
+    }
+    let all: BTreeSet<String> =
+        all_events().into_iter().map(|event| json(event)["event"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(shown, all);
+}

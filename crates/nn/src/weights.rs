@@ -1,0 +1,270 @@
+//! Weights files: safetensors with PyTorch's names and layouts.
+//!
+//! What is written here loads with `model.load_state_dict(safetensors.torch.load_file(path))`, and what PyTorch writes
+//! loads here. A file is checked against the model before anything is used: a strict load is all or nothing, and its
+//! refusal lists every kind of difference. Callers: training (checkpoints, `--weights`), export, the examples.
+//! What is absent: optimizer state and data positions, which are not weights.
+
+mod convert;
+mod mismatch;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use paceline_system::disk::{Disk, DiskError};
+use paceline_tensor::Shape;
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::json;
+
+use crate::parameter::{ForeignLayout, Parameter, State};
+pub use mismatch::{Mismatch, OtherShape};
+
+/// PyTorch counts the batches of each normalisation under this name; nothing here depends on it.
+const BATCH_COUNTER: &str = "num_batches_tracked";
+/// What PyTorch's parallel wrappers put in front of every name.
+const WRAPPER: &str = "module.";
+
+/// Which tensor of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Slot {
+    /// The parameter of this number.
+    Parameter(usize),
+    /// The state of this number.
+    State(usize),
+}
+
+/// Where the elements of a model's tensors come from, in this engine's layout. Called once for each tensor, so that a
+/// device's memory can be fetched piece by piece.
+pub type Values<'a> = &'a dyn Fn(Slot) -> Cow<'a, [f32]>;
+
+/// The tensors of a model: what a file must hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Inventory<'a> {
+    /// What is trained.
+    pub parameters: &'a [Parameter],
+    /// What is kept.
+    pub states: &'a [State],
+}
+
+impl Inventory<'_> {
+    /// Slot, name, shape and layout of every tensor, parameters first.
+    fn entries(&self) -> impl Iterator<Item = (Slot, &str, &Shape, ForeignLayout)> {
+        let parameters = self.parameters.iter().enumerate();
+        let states = self.states.iter().enumerate();
+        parameters
+            .map(|(index, parameter)| {
+                (Slot::Parameter(index), parameter.name.as_str(), &parameter.shape, parameter.layout)
+            })
+            .chain(
+                states
+                    .map(|(index, state)| (Slot::State(index), state.name.as_str(), &state.shape, ForeignLayout::Same)),
+            )
+    }
+}
+
+/// A weights file could not be written or used.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// The disk refused.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The bytes are not a safetensors file.
+    #[error("{} is not a safetensors file: {reason}; convert others with safetensors.torch.save_file", path.display())]
+    NotSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A tensor's elements are of a type that weights do not have.
+    #[error("{}: `{name}` holds {dtype} elements; save it as f32, f16, bf16 or f64", path.display())]
+    ElementType {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: String,
+    },
+    /// The file is for another model.
+    #[error("{} does not fit the model{mismatch}", path.display())]
+    Mismatch {
+        /// The file.
+        path: PathBuf,
+        /// The differences.
+        mismatch: Mismatch,
+    },
+    /// A layer to leave out is in neither the model nor the file.
+    #[error("no tensor of the model or of {} starts with `{prefix}`; write the beginning of a name, such as `fc`", path.display())]
+    NothingLeftOut {
+        /// The file.
+        path: PathBuf,
+        /// What was to be left out.
+        prefix: String,
+    },
+}
+
+/// What a file held, in this engine's layout and in the model's order.
+#[derive(Clone, Debug, Default)]
+pub struct Loaded {
+    /// The parameters; none for those left out.
+    pub parameters: Vec<Option<Vec<f32>>>,
+    /// The states; none for those left out.
+    pub states: Vec<Option<Vec<f32>>>,
+    /// The names of the model's tensors that were left out and keep their start.
+    pub left_out: Vec<String>,
+    /// The file's own notes.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Writes a model's tensors, whole or not at all.
+///
+/// # Errors
+/// When the disk refuses; a file that was there before is untouched.
+pub fn write(
+    disk: &Disk,
+    path: &Path,
+    inventory: Inventory<'_>,
+    values: Values<'_>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
+    let header = header(inventory, metadata);
+    disk.write_with(path, |writer| {
+        writer.write_all(&(header.len() as u64).to_le_bytes())?;
+        writer.write_all(&header)?;
+        for (slot, name, shape, layout) in inventory.entries() {
+            let native = values(slot);
+            assert_eq!(native.len(), shape.elements(), "`{name}` has the elements of its shape");
+            let foreign = if layout == ForeignLayout::Same { native } else { layout.to_foreign(shape, &native).into() };
+            write_elements(writer, &foreign)?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// The JSON that names each tensor's type, shape and place. Names are sorted, so equal weights are equal files; it is
+/// padded with spaces to a multiple of 8 bytes, as the format asks.
+fn header(inventory: Inventory<'_>, metadata: &BTreeMap<String, String>) -> Vec<u8> {
+    let mut entries = BTreeMap::new();
+    if !metadata.is_empty() {
+        entries.insert("__metadata__".to_owned(), json!(metadata));
+    }
+    let mut start = 0;
+    for (_, name, shape, layout) in inventory.entries() {
+        let end = start + shape.elements() * size_of::<f32>();
+        let entry = json!({"dtype": "F32", "shape": &*layout.foreign_shape(shape), "data_offsets": [start, end]});
+        assert!(entries.insert(name.to_owned(), entry).is_none(), "two tensors of the model are called `{name}`");
+        start = end;
+    }
+    let mut header = serde_json::to_vec(&entries).expect("a map with text keys is JSON");
+    header.resize(header.len().next_multiple_of(8), b' ');
+    header
+}
+
+fn write_elements(writer: &mut dyn Write, elements: &[f32]) -> io::Result<()> {
+    let mut buffer = Vec::with_capacity(1 << 16);
+    for block in elements.chunks((1 << 16) / size_of::<f32>()) {
+        buffer.clear();
+        block.iter().for_each(|element| buffer.extend(element.to_le_bytes()));
+        writer.write_all(&buffer)?;
+    }
+    Ok(())
+}
+
+/// Reads a model's tensors. Every tensor of the model must be there with its shape, and nothing else, apart from names
+/// that start with one of `except`: those of the model keep their start, those of the file are passed over.
+///
+/// # Errors
+/// When the file is unreadable, damaged or for another model.
+pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, WeightsError> {
+    let bytes = disk.read(path)?;
+    let damaged = |reason: safetensors::SafeTensorError| WeightsError::NotSafetensors {
+        path: path.to_owned(),
+        reason: reason.to_string(),
+    };
+    let file = SafeTensors::deserialize(&bytes).map_err(damaged)?;
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
+    let tensors = by_name(&file);
+    check(path, inventory, &tensors, except)?;
+    let mut loaded =
+        Loaded { metadata: header.metadata().clone().unwrap_or_default().into_iter().collect(), ..Loaded::default() };
+    for (slot, name, shape, layout) in inventory.entries() {
+        let elements = match tensors.get(name).filter(|_| !is_left_out(name, except)) {
+            Some(tensor) => Some(elements(path, name, tensor, shape, layout)?),
+            None => {
+                loaded.left_out.push(name.to_owned());
+                None
+            }
+        };
+        match slot {
+            Slot::Parameter(_) => loaded.parameters.push(elements),
+            Slot::State(_) => loaded.states.push(elements),
+        }
+    }
+    Ok(loaded)
+}
+
+/// The file's tensors under the names that a model uses: without batch counters, and without the wrapper's prefix if
+/// all of them have it.
+fn by_name<'a>(file: &'a SafeTensors<'a>) -> HashMap<&'a str, TensorView<'a>> {
+    let wrapped = file.iter().all(|(name, _)| name.starts_with(WRAPPER));
+    file.iter()
+        .map(|(name, tensor)| (if wrapped { &name[WRAPPER.len()..] } else { name }, tensor))
+        .filter(|(name, _)| name.rsplit('.').next() != Some(BATCH_COUNTER))
+        .collect()
+}
+
+fn is_left_out(name: &str, except: &[&str]) -> bool {
+    except.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Compares the names and shapes of model and file.
+fn check(
+    path: &Path,
+    inventory: Inventory<'_>,
+    tensors: &HashMap<&str, TensorView<'_>>,
+    except: &[&str],
+) -> Result<(), WeightsError> {
+    let names: HashMap<&str, Shape> =
+        inventory.entries().map(|(_, name, shape, layout)| (name, layout.foreign_shape(shape))).collect();
+    let nothing = |prefix: &&&str| !names.keys().chain(tensors.keys()).any(|name| name.starts_with(**prefix));
+    if let Some(prefix) = except.iter().find(nothing) {
+        return Err(WeightsError::NothingLeftOut { path: path.to_owned(), prefix: (*prefix).to_owned() });
+    }
+    let mut mismatch = Mismatch::default();
+    for (_, name, _, _) in inventory.entries().filter(|entry| !is_left_out(entry.1, except)) {
+        let model = &names[name];
+        match tensors.get(name) {
+            None => mismatch.missing.push(name.to_owned()),
+            Some(tensor) if *tensor.shape() != **model => mismatch.shapes.push(OtherShape {
+                name: name.to_owned(),
+                file: Shape::from(tensor.shape()),
+                model: model.clone(),
+            }),
+            Some(_) => {}
+        }
+    }
+    let unexpected = tensors.keys().filter(|name| !names.contains_key(*name) && !is_left_out(name, except));
+    mismatch.unexpected = unexpected.map(|&name| name.to_owned()).collect();
+    mismatch.unexpected.sort();
+    if mismatch.is_empty() { Ok(()) } else { Err(WeightsError::Mismatch { path: path.to_owned(), mismatch }) }
+}
+
+fn elements(
+    path: &Path,
+    name: &str,
+    tensor: &TensorView<'_>,
+    shape: &Shape,
+    layout: ForeignLayout,
+) -> Result<Vec<f32>, WeightsError> {
+    let foreign = convert::to_f32(tensor.dtype(), tensor.data()).ok_or_else(|| WeightsError::ElementType {
+        path: path.to_owned(),
+        name: name.to_owned(),
+        dtype: tensor.dtype().to_string(),
+    })?;
+    Ok(if layout == ForeignLayout::Same { foreign } else { layout.to_native(shape, &foreign) })
+}

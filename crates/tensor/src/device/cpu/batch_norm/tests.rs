@@ -1,0 +1,174 @@
+//! Batch-norm against its definition in f64.
+
+use super::*;
+use crate::device::cpu::check::{assert_close, numbers, same_bits, slope, weigh, wide};
+
+const EPS: f32 = 1e-3;
+const SHAPES: [(usize, usize); 6] = [(7, 1), (5000, 3), (333, 17), (20, 1000), (3, 1100), (900, 64)];
+
+struct Case {
+    x: Vec<f32>,
+    gamma: Vec<f32>,
+    beta: Vec<f32>,
+    residual: Vec<f32>,
+}
+
+impl Case {
+    fn new(rows: usize, channels: usize) -> Self {
+        let x = numbers(1, rows * channels).iter().map(|x| x + 0.5).collect();
+        Self { x, gamma: numbers(2, channels), beta: numbers(3, channels), residual: numbers(4, rows * channels) }
+    }
+
+    fn input(&self, relu: bool, residual: bool) -> BatchNorm<'_> {
+        let residual = residual.then_some(&self.residual[..]);
+        let (gamma, beta) = (Some(&self.gamma[..]), Some(&self.beta[..]));
+        BatchNorm { x: &self.x, channels: self.gamma.len(), gamma, beta, residual, relu, eps: EPS }
+    }
+}
+
+/// Mean and biased variance per channel.
+fn moments(x: &[f64], channels: usize) -> (Vec<f64>, Vec<f64>) {
+    let rows = (x.len() / channels) as f64;
+    let column = |channel| x.iter().skip(channel).step_by(channels);
+    let mean: Vec<f64> = (0..channels).map(|channel| column(channel).sum::<f64>() / rows).collect();
+    let variance = |channel| column(channel).map(|x| (x - mean[channel]) * (x - mean[channel])).sum::<f64>() / rows;
+    let variance = (0..channels).map(variance).collect();
+    (mean, variance)
+}
+
+/// The whole forward pass in f64; gamma, beta and residual follow x in `point`.
+fn reference(point: &[f64], rows: usize, channels: usize, relu: bool) -> Vec<f64> {
+    let (x, rest) = point.split_at(rows * channels);
+    let (gamma, rest) = rest.split_at(channels);
+    let (beta, residual) = rest.split_at(channels);
+    let (mean, variance) = moments(x, channels);
+    let value = |index: usize| {
+        let channel = index % channels;
+        let normal = (x[index] - mean[channel]) / (variance[channel] + f64::from(EPS)).sqrt();
+        let y = normal * gamma[channel] + beta[channel] + residual.get(index).copied().unwrap_or(0.0);
+        if relu { y.max(0.0) } else { y }
+    };
+    (0..x.len()).map(value).collect()
+}
+
+fn train_all(pool: &Pool, input: &BatchNorm) -> [Vec<f32>; 5] {
+    let channels = input.channels;
+    let mut y = vec![f32::NAN; input.x.len()];
+    let [mut mean, mut inv_std] = [(); 2].map(|()| vec![f32::NAN; channels]);
+    let (mut running_mean, mut running_variance) = (vec![1.0; channels], vec![2.0; channels]);
+    let running = Running { mean: &mut running_mean, variance: &mut running_variance, momentum: 0.1, unbiased: true };
+    let output = TrainOutput { y: &mut y, mean: &mut mean, inv_std: &mut inv_std, running: Some(running) };
+    train(pool, input, output, &mut Vec::new());
+    [y, mean, inv_std, running_mean, running_variance]
+}
+
+#[test]
+fn training_follows_the_definition() {
+    for (rows, channels) in SHAPES {
+        let case = Case::new(rows, channels);
+        for (relu, residual) in [(false, false), (true, false), (false, true), (true, true)] {
+            let input = case.input(relu, residual);
+            same_bits(|pool| train_all(pool, &input).concat());
+            let [y, mean, _, running_mean, running_variance] = train_all(&Pool::new(2), &input);
+            let mut point = wide(&[&case.x[..], &case.gamma, &case.beta].concat());
+            if residual {
+                point.extend(wide(&case.residual));
+            }
+            assert_close(&y, &reference(&point, rows, channels, relu), 3e-6);
+            let (true_mean, true_variance) = moments(&wide(&case.x), channels);
+            assert_close(&mean, &true_mean, 1e-6);
+            let blended: Vec<f64> = true_mean.iter().map(|mean| 0.9 + 0.1 * mean).collect();
+            assert_close(&running_mean, &blended, 1e-6);
+            let unbiased = rows as f64 / (rows as f64 - 1.0);
+            let blended: Vec<f64> = true_variance.iter().map(|variance| 1.8 + 0.1 * variance * unbiased).collect();
+            assert_close(&running_variance, &blended, 1e-6);
+        }
+    }
+}
+
+#[test]
+fn a_mean_far_from_zero_costs_no_digits() {
+    let channels = 3;
+    let x: Vec<f32> = numbers(9, 30_000 * channels).iter().map(|x| 1000.0 + x / 8.0).collect();
+    let input = BatchNorm { x: &x, channels, gamma: None, beta: None, residual: None, relu: false, eps: 0.0 };
+    let [_, mean, inv_std, ..] = train_all(&Pool::new(1), &input);
+    let (true_mean, true_variance) = moments(&wide(&x), channels);
+    for channel in 0..channels {
+        assert!((f64::from(mean[channel]) / true_mean[channel] - 1.0).abs() < 1e-7);
+        assert!((f64::from(inv_std[channel]).powi(2) * true_variance[channel] - 1.0).abs() < 1e-5);
+    }
+}
+
+#[test]
+fn inference_uses_the_running_statistics() {
+    let (rows, channels) = (50, 17);
+    let case = Case::new(rows, channels);
+    let (mean, variance) =
+        (numbers(5, channels), numbers(6, channels).iter().map(|x| x.abs() + 0.1).collect::<Vec<_>>());
+    let y = same_bits(|pool| {
+        let mut y = vec![f32::NAN; rows * channels];
+        infer(pool, &case.input(true, true), (&mean, &variance), &mut y);
+        y
+    });
+    let expected = |index: usize| {
+        let (channel, wide) = (index % channels, f64::from);
+        let normal = (wide(case.x[index]) - wide(mean[channel])) / (wide(variance[channel]) + wide(EPS)).sqrt();
+        (normal * wide(case.gamma[channel]) + wide(case.beta[channel]) + wide(case.residual[index])).max(0.0)
+    };
+    assert_close(&y, &(0..y.len()).map(expected).collect::<Vec<_>>(), 1e-5);
+}
+
+fn gradient_all(pool: &Pool, case: &Case, dy: &[f32], relu: bool, residual: bool, in_place: bool) -> Vec<f32> {
+    let channels = case.gamma.len();
+    let [y, mean, inv_std, ..] = train_all(pool, &case.input(relu, residual));
+    let mut dx = if in_place { dy.to_vec() } else { vec![f32::NAN; dy.len()] };
+    let mut dresidual = vec![f32::NAN; dy.len()];
+    let [mut dgamma, mut dbeta] = [(); 2].map(|()| vec![f32::NAN; channels]);
+    let input = BatchNormGrad {
+        dy: (!in_place).then_some(dy),
+        x: &case.x,
+        y: relu.then_some(&y),
+        gamma: Some(&case.gamma),
+        mean: &mean,
+        inv_std: &inv_std,
+    };
+    let output = GradOutput {
+        dx: &mut dx,
+        dgamma: Some(&mut dgamma),
+        dbeta: Some(&mut dbeta),
+        dresidual: residual.then_some(&mut dresidual),
+    };
+    gradient(pool, &input, output, &mut Vec::new());
+    let mut all = [dx, dgamma, dbeta].concat();
+    if residual {
+        all.extend(dresidual);
+    }
+    all
+}
+
+#[test]
+fn gradients_follow_finite_differences() {
+    for (rows, channels) in [(7, 1), (40, 3), (9, 17)] {
+        let case = Case::new(rows, channels);
+        let dy = numbers(8, rows * channels);
+        for (relu, residual) in [(false, false), (true, false), (false, true), (true, true)] {
+            let all = same_bits(|pool| gradient_all(pool, &case, &dy, relu, residual, false));
+            assert_eq!(all, gradient_all(&Pool::new(1), &case, &dy, relu, residual, true));
+            let mut point = [&case.x[..], &case.gamma, &case.beta].concat();
+            if residual {
+                point.extend(&case.residual);
+            }
+            let expected = slope(&point, |point| weigh(&reference(point, rows, channels, relu), &dy));
+            assert_close(&all, &expected, 2e-5);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_large_shapes_do_not_depend_on_threads() {
+    for (rows, channels) in SHAPES {
+        let case = Case::new(rows, channels);
+        let dy = numbers(8, rows * channels);
+        same_bits(|pool| gradient_all(pool, &case, &dy, true, true, false));
+    }
+}

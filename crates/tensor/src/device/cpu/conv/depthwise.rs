@@ -1,0 +1,137 @@
+//! Depthwise convolution: every channel by itself, vectors across channels.
+//!
+//! Forward and the gradient of the input are one [`sweep`]; a row of outputs is computed four pixels at a time, so that a weight
+//! is loaded once for four multiply-adds. The gradient of the weight sums over pixels and keeps four sums per tap.
+#![allow(unsafe_code)]
+
+mod grad_weight;
+
+pub(super) use grad_weight::grad_weight;
+
+use std::ops::Range;
+
+use super::super::context::Context;
+use super::super::gemm::Epilogue;
+use super::super::pool::SendPointer;
+use super::super::simd::{Simd, Vectorised};
+use super::axis::Axis;
+
+/// Pixels computed together.
+const PIXELS: usize = 4;
+
+/// A depthwise convolution seen from the side that is written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sweep<'a> {
+    pub axes: [Axis; 2],
+    pub source: &'a [f32],
+    pub weight: &'a [f32],
+    /// Taps in a row of the kernel.
+    pub kernel_width: usize,
+    pub channels: usize,
+    pub epilogue: Epilogue<'a>,
+    pub accumulate: bool,
+}
+
+/// Runs `sweep` into the image `target` of `shape`.
+pub(super) fn sweep(context: &mut Context<'_>, sweep: &Sweep<'_>, shape: [usize; 4], target: &mut [f32]) {
+    let [down, _] = &sweep.axes;
+    let line = shape[2] * shape[3];
+    assert!(target.len() == shape.iter().product::<usize>() && shape[3] == sweep.channels);
+    if let Some(bias) = sweep.epilogue.bias {
+        assert_eq!(bias.len(), sweep.channels, "a bias has one value per channel");
+    }
+    let (isa, base) = (context.isa, SendPointer(target.as_mut_ptr()));
+    context.pool.run(shape[0] * down.outputs, |task, _| {
+        let (image, row) = (task / down.outputs, task % down.outputs);
+        let offset = (image * shape[1] + down.first + down.step * row) * line;
+        // SAFETY: an image row inside `target`, and each task has another one.
+        let target = unsafe { std::slice::from_raw_parts_mut(base.get().add(offset), line) };
+        isa.run(Row { sweep, image, row, target });
+    });
+}
+
+/// One row of outputs.
+struct Row<'a> {
+    sweep: &'a Sweep<'a>,
+    image: usize,
+    row: usize,
+    target: &'a mut [f32],
+}
+
+impl Vectorised for Row<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
+        let [down, across] = &self.sweep.axes;
+        let rows = down.valid_taps(self.row);
+        // Outputs between these see every tap of a row.
+        let (low, high) = match across.taps {
+            0 => (0, across.outputs),
+            taps => (across.valid_outputs(0).start, across.valid_outputs(taps - 1).end),
+        };
+        let (low, high) = if low < high { (low, high) } else { (across.outputs, across.outputs) };
+        for channel in (0..self.sweep.channels).step_by(S::LANES) {
+            let mut column = 0;
+            while column < across.outputs {
+                // SAFETY: `valid_taps` keeps the rows inside the image, and the taps given are valid for every pixel given.
+                unsafe {
+                    if column >= low && column + PIXELS <= high {
+                        self.pixels::<S, PIXELS>(channel, column, rows.clone(), 0..across.taps);
+                        column += PIXELS;
+                    } else {
+                        self.pixels::<S, 1>(channel, column, rows.clone(), across.valid_taps(column));
+                        column += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Row<'_> {
+    /// `P` outputs from `column` on, one vector of channels.
+    ///
+    /// # Safety
+    /// The machine has `S`; every tap of `rows` × `columns` lies inside the image for each of the outputs.
+    #[inline(always)]
+    unsafe fn pixels<S: Simd, const P: usize>(
+        &mut self,
+        channel: usize,
+        column: usize,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) {
+        let Sweep { axes: [down, across], source, weight, kernel_width, channels, epilogue, accumulate } = self.sweep;
+        let count = channels - channel;
+        // SAFETY: lanes beyond the last channel are not touched; the rest lies inside the slices by the promise above.
+        unsafe {
+            let load = |slice: &[f32], offset: usize| {
+                debug_assert!(offset + count.min(S::LANES) <= slice.len());
+                let source = slice.as_ptr().add(offset);
+                if count >= S::LANES { S::load(source) } else { S::load_first(source, count) }
+            };
+            let mut sums = [S::splat(0.0); P];
+            for tap_row in rows {
+                let line = self.image * down.size + (down.start(self.row) + (down.delta * tap_row) as isize) as usize;
+                let taps = down.tap(tap_row) * kernel_width;
+                for tap in columns.clone() {
+                    let pixel = across.start(column) + (across.delta * tap) as isize;
+                    let weight = load(weight, (taps + across.tap(tap)) * channels + channel);
+                    let first = (line * across.size + pixel as usize) * channels + channel;
+                    for (p, sum) in sums.iter_mut().enumerate() {
+                        *sum = S::mul_add(load(source, first + p * across.stride * channels), weight, *sum);
+                    }
+                }
+            }
+            for (p, &sum) in sums.iter().enumerate() {
+                let offset = (across.first + across.step * (column + p)) * channels + channel;
+                let mut sum = if *accumulate { S::add(sum, load(self.target, offset)) } else { sum };
+                if let Some(bias) = epilogue.bias {
+                    sum = S::add(sum, load(bias, channel));
+                }
+                let sum = if epilogue.relu { S::relu(sum) } else { sum };
+                let target = self.target.as_mut_ptr().add(offset);
+                if count >= S::LANES { S::store(target, sum) } else { S::store_first(target, sum, count) }
+            }
+        }
+    }
+}

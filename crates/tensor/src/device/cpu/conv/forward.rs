@@ -1,0 +1,56 @@
+//! y = x ∗ w + bias.
+#![allow(unsafe_code)]
+
+use super::super::context::Context;
+use super::super::gemm::pack::{Layout, Left, Strided};
+use super::super::gemm::product::{Product, multiply};
+use super::super::gemm::{Epilogue, Matrix};
+use super::axis::Axis;
+use super::depthwise::{Sweep, sweep};
+use super::patches::Patches;
+use super::{Algorithm, ConvShape};
+
+/// Convolves `x` with `weight` into `y`, adds the bias and applies the ReLU if asked.
+///
+/// # Panics
+/// When a slice has another size than `shape` says.
+pub fn conv2d_forward(
+    context: &mut Context<'_>,
+    shape: &ConvShape,
+    x: &[f32],
+    weight: &[f32],
+    epilogue: Epilogue<'_>,
+    y: &mut [f32],
+) {
+    shape.check(x.len(), weight.len(), y.len());
+    let axes = [0, 1].map(|dim| Axis::forward(&shape.conv, dim, shape.x[1 + dim], shape.y[1 + dim]));
+    let (inputs, outputs) = (shape.x[3], shape.y[3]);
+    let patches =
+        Patches { image: x, axes, channels: inputs, group_channels: shape.group_inputs(), layout: Layout::AlongDepth };
+    let pixels = Strided { matrix: Matrix::row_major(x, inputs), batch_stride: 0 };
+    let left: &dyn Left = match shape.algorithm() {
+        Algorithm::Depthwise => {
+            let (kernel_width, channels) = (shape.conv.kernel[1], inputs);
+            let forward = Sweep { axes, source: x, weight, kernel_width, channels, epilogue, accumulate: false };
+            return sweep(context, &forward, shape.y, y);
+        }
+        Algorithm::Pointwise => &pixels,
+        Algorithm::Implicit => &patches,
+    };
+    let columns = shape.group_outputs();
+    let product = Product {
+        batch: shape.conv.groups,
+        rows: shape.y[0] * shape.y[1] * shape.y[2],
+        columns,
+        depth: shape.taps() * shape.group_inputs(),
+        left,
+        right: &Strided { matrix: Matrix::row_major(weight, outputs), batch_stride: columns },
+        place: &|group, row| row * outputs + group * columns,
+        scale: 1.0,
+        accumulate: false,
+        epilogue,
+        bias_stride: columns,
+    };
+    // SAFETY: pixels lie `outputs` apart and hold each group's columns side by side.
+    unsafe { multiply(context, &product, y) };
+}

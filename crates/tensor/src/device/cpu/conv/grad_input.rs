@@ -1,0 +1,119 @@
+//! dx = dy ∗ w backwards, one product per stride phase.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use super::super::context::Context;
+use super::super::gemm::pack::{Layout, Left, Right, Strided, pack_transposed};
+use super::super::gemm::product::{Product, multiply};
+use super::super::gemm::{Epilogue, Matrix};
+use super::super::isa::Isa;
+use super::axis::Axis;
+use super::depthwise::{Sweep, sweep};
+use super::patches::Patches;
+use super::{Algorithm, ConvShape};
+
+/// The gradient of the input from that of the output, written to `dx` or added to it.
+///
+/// # Panics
+/// When a slice has another size than `shape` says.
+pub fn conv2d_grad_input(
+    context: &mut Context<'_>,
+    shape: &ConvShape,
+    dy: &[f32],
+    weight: &[f32],
+    accumulate: bool,
+    dx: &mut [f32],
+) {
+    shape.check(dx.len(), weight.len(), dy.len());
+    let [rows, columns] = shape.conv.stride;
+    for phase in 0..rows * columns {
+        let phases = [phase / columns, phase % columns];
+        let axes = [0, 1].map(|dim| Axis::backward(&shape.conv, dim, phases[dim], shape.x[1 + dim], shape.y[1 + dim]));
+        if shape.algorithm() == Algorithm::Depthwise {
+            let (kernel_width, channels, epilogue) = (shape.conv.kernel[1], shape.x[3], Epilogue::default());
+            let backward = Sweep { axes, source: dy, weight, kernel_width, channels, epilogue, accumulate };
+            sweep(context, &backward, shape.x, dx);
+        } else {
+            one_phase(context, shape, axes, dy, weight, accumulate, dx);
+        }
+    }
+}
+
+fn one_phase(
+    context: &mut Context<'_>,
+    shape: &ConvShape,
+    axes: [Axis; 2],
+    dy: &[f32],
+    weight: &[f32],
+    accumulate: bool,
+    dx: &mut [f32],
+) {
+    let (inputs, outputs) = (shape.x[3], shape.y[3]);
+    let [_, height, width, _] = shape.x;
+    let columns = shape.group_inputs();
+    let (layout, group_channels) = (Layout::AlongDepth, shape.group_outputs());
+    let patches = Patches { image: dy, axes, channels: outputs, group_channels, layout };
+    let pixels = Strided { matrix: Matrix::row_major(dy, outputs), batch_stride: 0 };
+    let left: &dyn Left = if shape.algorithm() == Algorithm::Pointwise { &pixels } else { &patches };
+    let [down, across] = axes;
+    let place = |group: usize, row: usize| {
+        let pixel = if (down.step, across.step) == (1, 1) {
+            row
+        } else {
+            let (line, column) = (row / across.outputs, row % across.outputs);
+            let (image, line) = (line / down.outputs, line % down.outputs);
+            (image * height + down.first + down.step * line) * width + across.first + across.step * column
+        };
+        pixel * inputs + group * columns
+    };
+    let product = Product {
+        batch: shape.conv.groups,
+        rows: shape.x[0] * down.outputs * across.outputs,
+        columns,
+        depth: down.taps * across.taps * group_channels,
+        left,
+        right: &TransposedTaps { weight, axes, shape: *shape },
+        place: &place,
+        scale: 1.0,
+        accumulate,
+        epilogue: Epilogue::default(),
+        bias_stride: 0,
+    };
+    // SAFETY: each row is another pixel, and a pixel holds each group's columns side by side.
+    unsafe { multiply(context, &product, dx) };
+}
+
+/// The weights of a phase's taps as a matrix (tap, output channel) × input channel.
+struct TransposedTaps<'a> {
+    weight: &'a [f32],
+    axes: [Axis; 2],
+    shape: ConvShape,
+}
+
+impl Right for TransposedTaps<'_> {
+    fn pack(
+        &self,
+        isa: Isa,
+        group: usize,
+        depth: Range<usize>,
+        columns: Range<usize>,
+        panel: &mut [f32],
+        width: usize,
+    ) {
+        let (inputs, outputs) = (self.shape.group_inputs(), self.shape.group_outputs());
+        let stride = self.shape.y[3];
+        let [down, across] = &self.axes;
+        let mut begin = depth.start;
+        while begin < depth.end {
+            let tap = begin / outputs;
+            let end = depth.end.min((tap + 1) * outputs);
+            let kernel_tap = down.tap(tap / across.taps) * self.shape.conv.kernel[1] + across.tap(tap % across.taps);
+            let row = kernel_tap * inputs + columns.start;
+            let source = &self.weight[row * stride + group * outputs + begin - tap * outputs..];
+            let target = &mut panel[(begin - depth.start) * width..];
+            pack_transposed(isa, source, stride, end - begin, columns.len(), target, width);
+            begin = end;
+        }
+    }
+}

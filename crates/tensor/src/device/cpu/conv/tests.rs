@@ -1,0 +1,122 @@
+//! All three passes against sums in double precision, on every instruction set and number of threads.
+
+use super::super::gemm::Epilogue;
+use super::super::gemm::tests::{check, numbers};
+use super::*;
+use crate::window::Padding;
+
+/// Calls `visit(x, weight, y)` with the indices of every product in the convolution.
+fn products(shape: &ConvShape, mut visit: impl FnMut(usize, usize, usize)) {
+    let ([batch, height, width, inputs], [_, rows, columns, outputs]) = (shape.x, shape.y);
+    let Conv2d { kernel, stride, padding, dilation, .. } = shape.conv;
+    let (group_inputs, group_outputs) = (shape.group_inputs(), shape.group_outputs());
+    for y in 0..batch * rows * columns * outputs {
+        let (output, column, row) = (y % outputs, y / outputs % columns, y / outputs / columns % rows);
+        let image = y / outputs / columns / rows;
+        for tap in 0..kernel[0] * kernel[1] {
+            let down = row * stride[0] + tap / kernel[1] * dilation[0];
+            let across = column * stride[1] + tap % kernel[1] * dilation[1];
+            let (Some(down), Some(across)) = (down.checked_sub(padding.top), across.checked_sub(padding.left)) else {
+                continue;
+            };
+            if down >= height || across >= width {
+                continue;
+            }
+            for channel in 0..group_inputs {
+                let input = output / group_outputs * group_inputs + channel;
+                let x = ((image * height + down) * width + across) * inputs + input;
+                visit(x, (tap * group_inputs + channel) * outputs + output, y);
+            }
+        }
+    }
+}
+
+fn run(conv: Conv2d, x_shape: [usize; 4], outputs: usize) {
+    let shape = ConvShape::new(conv, x_shape, outputs);
+    let name = format!("{conv:?} of {x_shape:?} to {outputs}");
+    let (x, w) = (numbers(1, x_shape.iter().product()), numbers(2, shape.weights()));
+    let (dy, bias) = (numbers(3, shape.y.iter().product()), numbers(4, outputs));
+    let (mut y, mut dx, mut dw) = (vec![0.0; dy.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
+    products(&shape, |xi, wi, yi| {
+        let (x, w, dy) = (f64::from(x[xi]), f64::from(w[wi]), f64::from(dy[yi]));
+        y[yi] += x * w;
+        dx[xi] += dy * w;
+        dw[wi] += dy * x;
+    });
+    let terms = shape.weights() / outputs;
+    let pixels = dy.len() / outputs;
+    let finished: Vec<f64> =
+        y.iter().enumerate().map(|(index, y)| (y + f64::from(bias[index % outputs])).max(0.0)).collect();
+    check(&format!("forward {name}"), &y, terms, |context| {
+        let mut result = vec![f32::NAN; y.len()];
+        conv2d_forward(context, &shape, &x, &w, Epilogue::default(), &mut result);
+        result
+    });
+    check(&format!("forward with bias and ReLU {name}"), &finished, terms, |context| {
+        let mut result = vec![f32::NAN; y.len()];
+        conv2d_forward(context, &shape, &x, &w, Epilogue { bias: Some(&bias), relu: true }, &mut result);
+        result
+    });
+    for accumulate in [false, true] {
+        let add = |sums: &[f64], before: &[f32]| -> Vec<f64> {
+            let before = |index: usize| if accumulate { f64::from(before[index]) } else { 0.0 };
+            sums.iter().enumerate().map(|(index, sum)| sum + before(index)).collect()
+        };
+        check(&format!("gradient of the input {name}"), &add(&dx, &x), terms * outputs, |context| {
+            let mut result = if accumulate { x.clone() } else { vec![f32::NAN; x.len()] };
+            conv2d_grad_input(context, &shape, &dy, &w, accumulate, &mut result);
+            result
+        });
+        check(&format!("gradient of the weight {name}"), &add(&dw, &w), pixels, |context| {
+            let mut result = if accumulate { w.clone() } else { vec![f32::NAN; w.len()] };
+            conv2d_grad_weight(context, &shape, &x, &dy, accumulate, &mut result);
+            result
+        });
+    }
+}
+
+fn same(kernel: usize) -> Conv2d {
+    Conv2d { padding: Padding::all(kernel / 2), ..Conv2d::square(kernel) }
+}
+
+#[test]
+fn ordinary_layers_are_right() {
+    run(Conv2d::square(1), [2, 5, 7, 20], 33);
+    run(Conv2d::square(1), [3, 20, 20, 1], 5);
+    run(same(3), [2, 9, 11, 16], 16);
+    run(same(3), [1, 4, 4, 40], 70);
+    run(same(3), [4, 17, 16, 8], 24);
+    run(same(5), [1, 6, 5, 3], 10);
+    run(Conv2d { stride: [2, 2], padding: Padding::all(3), ..Conv2d::square(7) }, [2, 32, 30, 3], 17);
+}
+
+#[test]
+fn strides_paddings_and_dilations_are_right() {
+    let odd = Padding { top: 0, left: 2, bottom: 3, right: 1 };
+    run(Conv2d { stride: [2, 2], ..same(3) }, [2, 9, 8, 6], 12);
+    run(Conv2d { stride: [2, 2], ..Conv2d::square(1) }, [2, 7, 6, 18], 5);
+    run(Conv2d { stride: [3, 1], padding: odd, ..Conv2d::square(3) }, [2, 8, 9, 5], 7);
+    run(Conv2d { kernel: [2, 5], stride: [1, 2], padding: odd, ..Conv2d::square(1) }, [1, 6, 9, 4], 3);
+    run(Conv2d { dilation: [2, 3], padding: Padding::all(2), ..Conv2d::square(3) }, [2, 8, 9, 5], 7);
+    run(Conv2d { dilation: [2, 2], stride: [2, 3], padding: odd, ..Conv2d::square(3) }, [1, 9, 11, 5], 7);
+    run(Conv2d { stride: [4, 4], ..Conv2d::square(2) }, [1, 11, 10, 3], 4);
+    run(Conv2d { padding: Padding::all(4), ..Conv2d::square(2) }, [1, 2, 3, 2], 3);
+}
+
+#[test]
+fn groups_are_right() {
+    run(Conv2d { groups: 2, ..same(3) }, [2, 6, 7, 10], 36);
+    run(Conv2d { groups: 4, stride: [2, 2], dilation: [1, 2], ..same(3) }, [1, 9, 8, 8], 12);
+    run(Conv2d { groups: 3, ..Conv2d::square(1) }, [2, 13, 13, 6], 9);
+}
+
+#[test]
+fn depthwise_layers_are_right() {
+    let odd = Padding { top: 0, left: 2, bottom: 3, right: 1 };
+    run(Conv2d { groups: 19, ..same(3) }, [2, 9, 10, 19], 19);
+    run(Conv2d { groups: 32, stride: [2, 2], ..same(3) }, [2, 9, 10, 32], 32);
+    run(Conv2d { groups: 5, stride: [2, 3], dilation: [2, 1], padding: odd, ..Conv2d::square(3) }, [2, 12, 11, 5], 5);
+    run(Conv2d { groups: 17, ..same(5) }, [1, 3, 2, 17], 17);
+    run(Conv2d { groups: 6, stride: [2, 2], ..Conv2d::square(1) }, [1, 5, 5, 6], 6);
+    run(Conv2d { groups: 6, ..same(3) }, [2, 5, 6, 6], 12);
+}

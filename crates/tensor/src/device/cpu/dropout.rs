@@ -1,0 +1,93 @@
+//! Dropout without a stored mask: whether an element is kept is a pure function of a key and its index.
+//!
+//! The gradient is the same function applied to dy with the same key. The hash is two rounds of a 32-bit finaliser
+//! (multiplications and shifts, so it vectorises), each round taking one half of the key.
+
+use super::elementwise::{GRAIN, part};
+use super::pool::Pool;
+use super::vectorize::vectorized;
+use paceline_system::random;
+
+/// y = x / (1 − probability) where the element is kept, otherwise 0. `x` is none when `y` holds it.
+pub fn dropout(pool: &Pool, x: Option<&[f32]>, (probability, key): (f32, u64), y: &mut [f32]) {
+    assert!((0.0..1.0).contains(&probability), "a drop probability lies in [0, 1)");
+    assert!(x.is_none_or(|x| x.len() == y.len()), "dropout keeps the shape");
+    // An element is dropped when its hash is below this.
+    let threshold = (f64::from(probability) * 4_294_967_296.0) as u32;
+    let factor = (1.0 / (1.0 - f64::from(probability))) as f32;
+    pool.chunks(y, GRAIN, |task, y| {
+        let start = task * GRAIN;
+        // The index's upper half goes into the key; a task never crosses a multiple of 2³².
+        let key = random::mix(key ^ random::mix((start as u64) >> 32));
+        if let Some(x) = part(x, start, y.len()) {
+            y.copy_from_slice(x);
+        }
+        drop_piece(start as u32, key, (threshold, factor), y);
+    });
+}
+
+vectorized! {
+    fn drop_piece(start: u32, key: u64, rule: (u32, f32), y: &mut [f32]) {
+        let (low, high) = (key as u32, (key >> 32) as u32);
+        for (offset, y) in (0u32..).zip(y) {
+            let hash = finalise(finalise(start.wrapping_add(offset) ^ low).wrapping_add(high));
+            *y = if hash < rule.0 { 0.0 } else { *y * rule.1 };
+        }
+    }
+}
+
+/// A bijection of 32-bit words in which every input bit reaches every output bit (constants found by Chris Wellons'
+/// search for low bias).
+#[inline(always)]
+const fn finalise(word: u32) -> u32 {
+    let word = (word ^ (word >> 16)).wrapping_mul(0x7FEB_352D);
+    let word = (word ^ (word >> 15)).wrapping_mul(0x846C_A68B);
+    word ^ (word >> 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::check::same_bits;
+
+    fn kept(key: u64, probability: f32, count: usize) -> Vec<f32> {
+        same_bits(|pool| {
+            let mut y = vec![1.0; count];
+            dropout(pool, None, (probability, key), &mut y);
+            y
+        })
+    }
+
+    #[test]
+    fn the_kept_fraction_and_the_mean_are_as_asked() {
+        let count = 200_000;
+        for probability in [0.0, 0.1, 0.5, 0.9] {
+            let y = kept(7, probability, count);
+            let dropped = y.iter().filter(|&&y| y == 0.0).count() as f64 / count as f64;
+            assert!((dropped - f64::from(probability)).abs() < 0.005, "{dropped} instead of {probability}");
+            assert!((y.iter().map(|&y| f64::from(y)).sum::<f64>() / count as f64 - 1.0).abs() < 0.02);
+        }
+    }
+
+    #[test]
+    fn keys_give_independent_masks_and_neighbours_do_not_correlate() {
+        let count = 100_000;
+        let agree = |a: &[f32], b: &[f32]| a.iter().zip(b).filter(|(a, b)| a == b).count() as f64 / a.len() as f64;
+        let base = kept(1, 0.5, count);
+        for key in [2, 3, 1 << 32, 1 << 63] {
+            assert!((agree(&base, &kept(key, 0.5, count)) - 0.5).abs() < 0.01);
+        }
+        for distance in [1, 2, 16, 64, 1024] {
+            assert!((agree(&base[distance..], &base[..count - distance]) - 0.5).abs() < 0.01);
+        }
+    }
+
+    #[test]
+    fn the_same_key_drops_the_same_elements_in_and_out_of_place() {
+        let x: Vec<f32> = (1..=40_000).map(|x| x as f32).collect();
+        let mask = kept(5, 0.3, x.len());
+        let mut y = vec![f32::NAN; x.len()];
+        dropout(&Pool::new(2), Some(&x), (0.3, 5), &mut y);
+        assert!(y.iter().zip(mask.iter().zip(&x)).all(|(&y, (&mask, &x))| y == mask * x));
+    }
+}

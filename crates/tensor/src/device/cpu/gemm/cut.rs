@@ -1,0 +1,105 @@
+//! How a product is cut into tasks and blocks: a pure function of its shape, so that its bits are too.
+//!
+//! A task computes a block of rows × columns over its share of the depth, `DEPTH_MAX` at a time: the right block of that
+//! depth lies in the second-level cache, a left panel of a few rows in the first, and the task's part of the result
+//! stays in the second until it is done.
+
+use super::super::isa::Isa;
+use super::kernel::{DEPTH_MAX, Layout, height};
+
+/// Enough tasks that the last one to end does not leave other threads idle for long.
+const TASKS: usize = 32;
+
+/// Rows of a block when the right operand is packed once for all tasks, and when every task packs its own.
+const ROWS_SHARED: usize = 112;
+const ROWS_OWN: usize = 256;
+
+/// Columns of a block, likewise.
+const COLUMNS_SHARED: usize = 256;
+const COLUMNS_OWN: usize = 128;
+
+/// Depth below which a share of a split is not worth its partial sums.
+const SPLIT_DEPTH_MIN: usize = 512;
+
+/// The cut of one product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Floats in a vector.
+    pub lanes: usize,
+    /// Rows of a tile.
+    pub height: usize,
+    pub row_block: usize,
+    pub column_block: usize,
+    pub depth_block: usize,
+    pub row_blocks: usize,
+    pub column_blocks: usize,
+    pub depth_blocks: usize,
+    /// Shares of the depth whose partial sums are added at the end, in order.
+    pub splits: usize,
+    /// The right operand is packed before the tasks start.
+    pub shared: bool,
+}
+
+impl Cut {
+    pub fn new(isa: Isa, layout: Layout, [batch, rows, columns, depth]: [usize; 4]) -> Self {
+        let (height, width) = (height(isa, columns), 2 * isa.lanes());
+        let shared = layout == Layout::AlongDepth && rows > ROWS_OWN;
+        let (row_most, column_most) = if shared { (ROWS_SHARED, COLUMNS_SHARED) } else { (ROWS_OWN, COLUMNS_OWN) };
+        let mut row_block = even(rows, row_most, height);
+        let mut column_block = even(columns, column_most, width);
+        let count = |row_block, column_block| batch * rows.div_ceil(row_block) * columns.div_ceil(column_block);
+        let depth_block = depth.div_ceil(depth.div_ceil(DEPTH_MAX).max(1)).next_multiple_of(4).clamp(1, DEPTH_MAX);
+        let depth_blocks = depth.div_ceil(depth_block);
+        let split_most = (depth / SPLIT_DEPTH_MIN).clamp(1, depth_blocks.max(1));
+        while count(row_block, column_block) * split_most < TASKS && column_block > 2 * width {
+            column_block = even(columns, column_block / 2, width);
+        }
+        while count(row_block, column_block) * split_most < TASKS && row_block > 4 * height && shared {
+            row_block = even(rows, row_block / 2, height);
+        }
+        let splits = TASKS.div_ceil(count(row_block, column_block)).min(split_most);
+        // A split takes whole depth blocks; none may be left without one.
+        let splits = depth_blocks.max(1).div_ceil(depth_blocks.max(1).div_ceil(splits));
+        let (row_blocks, column_blocks) = (rows.div_ceil(row_block), columns.div_ceil(column_block));
+        let lanes = isa.lanes();
+        Self {
+            lanes,
+            height,
+            row_block,
+            column_block,
+            depth_block,
+            row_blocks,
+            column_blocks,
+            depth_blocks,
+            splits,
+            shared,
+        }
+    }
+
+    /// Tasks per matrix of the batch.
+    pub fn tasks(&self) -> usize {
+        self.splits * self.row_blocks * self.column_blocks
+    }
+
+    /// The share, row block and column block of a task.
+    pub fn task(&self, task: usize) -> (usize, usize, usize) {
+        let (task, column) = (task / self.column_blocks, task % self.column_blocks);
+        (task / self.row_blocks, task % self.row_blocks, column)
+    }
+
+    /// Columns of a packed panel at `start` of a result of `columns`: two vectors, or one for what is left at the end.
+    pub fn panel_width(&self, start: usize, columns: usize) -> usize {
+        if columns - start > self.lanes { 2 * self.lanes } else { self.lanes }
+    }
+
+    /// Columns of all panels together.
+    pub fn padded(&self, columns: usize) -> usize {
+        columns.next_multiple_of(self.lanes)
+    }
+}
+
+/// The smallest equal blocks of `total` that are multiples of `unit`, with as few of them as blocks of `most` give.
+fn even(total: usize, most: usize, unit: usize) -> usize {
+    let blocks = total.div_ceil(most).max(1);
+    total.div_ceil(blocks).next_multiple_of(unit).max(unit)
+}

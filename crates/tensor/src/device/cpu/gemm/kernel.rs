@@ -1,0 +1,182 @@
+//! The innermost loop: one tile of the result, held in registers over a run of the depth.
+//!
+//! A tile of R rows and V vectors needs R·V accumulators, V vectors of the right operand and one broadcast value. Per step of
+//! the depth it loads V vectors and R single floats for R·V multiply-adds, so a tall tile of two vectors keeps the
+//! load ports half idle: 14×2 fills 30 of AVX-512's 32 registers, 6×2 fills 15 of AVX2's 16. Shorter tiles end a
+//! ragged block of rows; 24×1 serves results of at most one vector's width.
+#![allow(unsafe_code)]
+// Index loops over constant bounds unroll into registers; iterators over these arrays do not always.
+#![allow(clippy::needless_range_loop)]
+
+use super::super::isa::Isa;
+use super::super::simd::{Portable, Simd};
+
+/// Most rows any tile has.
+pub(super) const ROWS_MAX: usize = 24;
+
+/// Most of the depth one tile run covers.
+pub(super) const DEPTH_MAX: usize = 256;
+
+/// Distance between the rows of a left panel that lies along the depth. The extra line keeps the rows out of one cache set.
+pub(super) const PANEL_STRIDE: usize = DEPTH_MAX + 16;
+
+/// How a packed left operand lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// Row after row, [`PANEL_STRIDE`] apart: the depth is contiguous.
+    AlongDepth,
+    /// Depth step after depth step, a stride apart: rows are contiguous.
+    AlongRows,
+}
+
+/// One run of a tile: rows += scale · left · right.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tile<'a> {
+    pub left: *const f32,
+    /// Distance between depth steps, for [`Layout::AlongRows`].
+    pub left_stride: usize,
+    /// Packed: `vectors · lanes` floats per depth step.
+    pub right: *const f32,
+    pub depth: usize,
+    /// Where each row of the tile begins in the result; rows beyond these are computed and dropped.
+    pub rows: &'a [*mut f32],
+    /// Valid columns.
+    pub columns: usize,
+    pub scale: f32,
+    /// Add to what the result holds.
+    pub load: bool,
+    /// Added per column at the end.
+    pub bias: Option<*const f32>,
+    pub relu: bool,
+}
+
+/// A compiled tile.
+pub(super) type TileFunction = unsafe fn(&Tile<'_>);
+
+/// Rows of the tallest tile for a result of `columns`.
+pub(super) fn height(isa: Isa, columns: usize) -> usize {
+    match isa {
+        Isa::Avx512 if columns <= 16 => ROWS_MAX,
+        Isa::Avx512 => 14,
+        Isa::Avx2 => 6,
+        Isa::Portable => 4,
+    }
+}
+
+/// The smallest tile with at least `rows` rows, and one or two vectors.
+pub(super) fn tile(isa: Isa, rows: usize, vectors: usize, layout: Layout) -> TileFunction {
+    macro_rules! pick {
+        ($function:ident, $rows:literal) => {
+            match (vectors, layout) {
+                (1, Layout::AlongDepth) => $function::<$rows, 1, true>,
+                (1, Layout::AlongRows) => $function::<$rows, 1, false>,
+                (_, Layout::AlongDepth) => $function::<$rows, 2, true>,
+                (_, Layout::AlongRows) => $function::<$rows, 2, false>,
+            }
+        };
+    }
+    match (isa, rows) {
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, 0..=4) => pick!(avx512, 4),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, 5..=8) => pick!(avx512, 8),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, 9..=14) => pick!(avx512, 14),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, _) if layout == Layout::AlongDepth => avx512::<ROWS_MAX, 1, true>,
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512, _) => avx512::<ROWS_MAX, 1, false>,
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx2, 0..=3) => pick!(avx2, 3),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx2, _) => pick!(avx2, 6),
+        _ => pick!(portable, 4),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,fma")]
+unsafe fn avx512<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<super::super::simd::Avx512, R, V, ALONG_DEPTH>(tile) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<super::super::simd::Avx2, R, V, ALONG_DEPTH>(tile) }
+}
+
+unsafe fn portable<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<Portable, R, V, ALONG_DEPTH>(tile) }
+}
+
+/// # Safety
+/// The machine has the instructions of `S`; `left` holds `R` rows and `right` `V` vectors for `depth` steps; each of `rows`
+/// may be written for `columns` floats, and `bias` read for as many.
+#[inline(always)]
+unsafe fn run<S: Simd, const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
+    debug_assert!(tile.rows.len() <= R && tile.columns <= V * S::LANES);
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let mut sums = [[S::splat(0.0); V]; R];
+        let (mut left, mut right) = (tile.left, tile.right);
+        for _ in 0..tile.depth {
+            let mut vectors = [S::splat(0.0); V];
+            for v in 0..V {
+                vectors[v] = S::load(right.add(v * S::LANES));
+            }
+            for r in 0..R {
+                let value = S::splat(*left.add(if ALONG_DEPTH { r * PANEL_STRIDE } else { r }));
+                for v in 0..V {
+                    sums[r][v] = S::mul_add(value, vectors[v], sums[r][v]);
+                }
+            }
+            left = left.add(if ALONG_DEPTH { 1 } else { tile.left_stride });
+            right = right.add(V * S::LANES);
+        }
+        if tile.columns == V * S::LANES {
+            finish::<S, R, V, true>(tile, &sums);
+        } else {
+            finish::<S, R, V, false>(tile, &sums);
+        }
+    }
+}
+
+/// Scales the sums, adds what is to be added and writes them.
+#[inline(always)]
+unsafe fn finish<S: Simd, const R: usize, const V: usize, const FULL: bool>(
+    tile: &Tile<'_>,
+    sums: &[[S::Vector; V]; R],
+) {
+    // SAFETY: as `run`; at most `columns` floats of each row are touched.
+    unsafe {
+        let scale = S::splat(tile.scale);
+        let left_over = |v: usize| tile.columns.saturating_sub(v * S::LANES).min(S::LANES);
+        let load = |source: *const f32, v: usize| {
+            let source = source.wrapping_add(v * S::LANES);
+            if FULL { S::load(source) } else { S::load_first(source, left_over(v)) }
+        };
+        let mut bias = [S::splat(0.0); V];
+        if let Some(source) = tile.bias {
+            for v in 0..V {
+                bias[v] = load(source, v);
+            }
+        }
+        for r in 0..R {
+            if r >= tile.rows.len() {
+                break;
+            }
+            let target = *tile.rows.get_unchecked(r);
+            for v in 0..V {
+                let before = if tile.load { S::add(load(target, v), bias[v]) } else { bias[v] };
+                let sum = S::mul_add(sums[r][v], scale, before);
+                let sum = if tile.relu { S::relu(sum) } else { sum };
+                let target = target.wrapping_add(v * S::LANES);
+                if FULL { S::store(target, sum) } else { S::store_first(target, sum, left_over(v)) }
+            }
+        }
+    }
+}

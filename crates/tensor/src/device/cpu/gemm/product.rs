@@ -1,0 +1,273 @@
+//! The blocked product that every matrix multiplication and convolution runs on.
+//!
+//! Loops, from the outside: tasks (share of the depth × row block × column block), blocks of the depth, panels of rows, panels
+//! of columns, and the tile of [`super::kernel`]. Cost: 2·rows·columns·depth flops; each left element is packed once per
+//! column block, each right element once per call (or once per row block when few rows make that the same).
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use super::super::context::Context;
+use super::super::isa::Isa;
+use super::super::pool::{Pool, SendPointer};
+use super::super::scratch::{Buffers, Need};
+use super::Epilogue;
+use super::cut::Cut;
+use super::kernel::{self, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
+use super::pack::{Left, Right};
+
+/// result = \[result +\] scale · left · right, then the epilogue.
+pub(crate) struct Product<'a> {
+    pub batch: usize,
+    pub rows: usize,
+    pub columns: usize,
+    pub depth: usize,
+    pub left: &'a dyn Left,
+    pub right: &'a dyn Right,
+    /// Where row (batch, row) begins in the result.
+    pub place: &'a (dyn Fn(usize, usize) -> usize + Sync),
+    pub scale: f32,
+    pub accumulate: bool,
+    pub epilogue: Epilogue<'a>,
+    /// Distance between the biases of the batch's products.
+    pub bias_stride: usize,
+}
+
+/// Computes `product` into `result`.
+///
+/// # Safety
+/// The rows that `place` names must not overlap.
+pub(crate) unsafe fn multiply(context: &mut Context<'_>, product: &Product<'_>, result: &mut [f32]) {
+    let Product { batch, rows, columns, depth, .. } = *product;
+    if batch * rows * columns == 0 {
+        return;
+    }
+    assert!(context.isa.available(), "this machine has no {:?}", context.isa);
+    if let Some(bias) = product.epilogue.bias {
+        assert!(bias.len() >= (batch - 1) * product.bias_stride + columns, "a bias has one value per column");
+    }
+    let layout = product.left.layout();
+    let cut = Cut::new(context.isa, layout, [batch, rows, columns, depth]);
+    let left = match layout {
+        Layout::AlongDepth => ROWS_MAX * PANEL_STRIDE,
+        Layout::AlongRows => cut.depth_block * row_stride(&cut) + ROWS_MAX,
+    };
+    let need = Need {
+        shared: if cut.shared { batch * depth * cut.padded(columns) } else { 0 },
+        partial: if cut.splits > 1 { cut.splits * batch * rows * columns } else { 0 },
+        worker: left.next_multiple_of(16) + if cut.shared { 0 } else { cut.depth_block * cut.column_block },
+    };
+    let Buffers { shared, partial, workers } = context.scratch.take(context.pool.threads(), need);
+    if cut.shared {
+        pack_shared(context.pool, context.isa, product, &cut, shared);
+    }
+    let output = if cut.splits > 1 { &mut *partial } else { &mut *result };
+    let (length, output) = (output.len(), SendPointer(output.as_mut_ptr()));
+    let run = Run { product, cut, isa: context.isa, layout, shared, output, length };
+    context.pool.run(batch * cut.tasks(), |task, worker| {
+        // SAFETY: the pool runs one task per worker at a time.
+        let buffer = unsafe { workers.buffer(worker) };
+        let (left, right) = buffer.split_at_mut(left.next_multiple_of(16));
+        // SAFETY: tasks write disjoint blocks, as their rows do not overlap.
+        unsafe { run.task(task, left, right) };
+    });
+    if cut.splits > 1 {
+        // SAFETY: the rows do not overlap, by the caller's promise.
+        unsafe { reduce(context.pool, product, cut.splits, partial, result) };
+    }
+}
+
+/// Distance between the depth steps of a left block that lies along its rows.
+fn row_stride(cut: &Cut) -> usize {
+    cut.row_block.next_multiple_of(16) + 16
+}
+
+/// Packs the whole right operand: depth block after depth block, in each panel after panel.
+fn pack_shared(pool: &Pool, isa: Isa, product: &Product<'_>, cut: &Cut, shared: &mut [f32]) {
+    let (columns, depth, padded) = (product.columns, product.depth, cut.padded(product.columns));
+    let panels = columns.div_ceil(2 * cut.lanes);
+    let base = SendPointer(shared.as_mut_ptr());
+    pool.run(product.batch * cut.depth_blocks * panels, |task, _| {
+        let (panel, block, batch) = (task % panels, task / panels % cut.depth_blocks, task / panels / cut.depth_blocks);
+        let steps = block * cut.depth_block..((block + 1) * cut.depth_block).min(depth);
+        let start = panel * 2 * cut.lanes;
+        let width = cut.panel_width(start, columns);
+        let offset = (batch * depth + steps.start) * padded + start * steps.len();
+        // SAFETY: panels lie one after the other and the last ends with the buffer; each task fills its own.
+        let target = unsafe { std::slice::from_raw_parts_mut(base.get().add(offset), steps.len() * width) };
+        product.right.pack(isa, batch, steps, start..(start + width).min(columns), target, width);
+    });
+}
+
+/// What the tasks of one product share.
+struct Run<'a> {
+    product: &'a Product<'a>,
+    cut: Cut,
+    isa: Isa,
+    layout: Layout,
+    shared: &'a [f32],
+    output: SendPointer<f32>,
+    length: usize,
+}
+
+impl Run<'_> {
+    /// # Safety
+    /// No other task with the same number runs.
+    unsafe fn task(&self, task: usize, left: &mut [f32], own: &mut [f32]) {
+        let (product, cut) = (self.product, &self.cut);
+        let (batch, task) = (task / cut.tasks(), task % cut.tasks());
+        let (split, row_block, column_block) = cut.task(task);
+        let rows = block(row_block, cut.row_block, product.rows);
+        let columns = block(column_block, cut.column_block, product.columns);
+        let per_split = cut.depth_blocks.div_ceil(cut.splits);
+        let blocks = split * per_split..((split + 1) * per_split).min(cut.depth_blocks);
+        if product.depth == 0 {
+            let part = Part { batch, split, columns, steps: 0..0, first: true, last: true, right: own };
+            // SAFETY: no depth, so the panels are never read.
+            unsafe { self.rows(&part, rows, left) };
+            return;
+        }
+        for index in blocks.clone() {
+            let steps = block(index, cut.depth_block, product.depth);
+            if !cut.shared {
+                self.pack_own(batch, &steps, &columns, own);
+            }
+            let right = if cut.shared {
+                let offset = (batch * product.depth + steps.start) * cut.padded(product.columns);
+                &self.shared[offset + columns.start * steps.len()..]
+            } else {
+                &*own
+            };
+            let (first, last) = (index == blocks.start, index + 1 == blocks.end);
+            let part = Part { batch, split, columns: columns.clone(), steps, first, last, right };
+            // SAFETY: as this function.
+            unsafe { self.rows(&part, rows.clone(), left) };
+        }
+    }
+
+    fn pack_own(&self, batch: usize, steps: &Range<usize>, columns: &Range<usize>, own: &mut [f32]) {
+        let mut rest = own;
+        for start in columns.clone().step_by(2 * self.cut.lanes) {
+            let width = self.cut.panel_width(start, self.product.columns);
+            let (panel, next) = rest.split_at_mut(width * steps.len());
+            let end = (start + width).min(columns.end);
+            self.product.right.pack(self.isa, batch, steps.clone(), start..end, panel, width);
+            rest = next;
+        }
+    }
+
+    /// All panels of rows of a block, over one block of the depth.
+    unsafe fn rows(&self, part: &Part<'_>, rows: Range<usize>, left: &mut [f32]) {
+        let pack = |rows: Range<usize>, left: &mut [f32], stride: usize| {
+            self.product.left.pack(part.batch, rows, part.steps.clone(), left, stride);
+        };
+        let stride = row_stride(&self.cut);
+        if self.layout == Layout::AlongRows {
+            pack(rows.clone(), left, stride);
+        }
+        for start in rows.clone().step_by(self.cut.height) {
+            let panel = start..(start + self.cut.height).min(rows.end);
+            let source = match self.layout {
+                Layout::AlongRows => left[start - rows.start..].as_ptr(),
+                Layout::AlongDepth => {
+                    pack(panel.clone(), left, PANEL_STRIDE);
+                    left.as_ptr()
+                }
+            };
+            // SAFETY: the panel is packed and holds a tile's rows, valid ones or not, for every step.
+            unsafe { self.columns(part, panel, source, stride) };
+        }
+    }
+
+    /// All panels of columns against one panel of rows.
+    unsafe fn columns(&self, part: &Part<'_>, rows: Range<usize>, left: *const f32, left_stride: usize) {
+        let (product, epilogue) = (self.product, self.product.epilogue);
+        let whole = self.cut.splits == 1;
+        let mut pointers = [std::ptr::null_mut(); ROWS_MAX];
+        for (pointer, row) in pointers.iter_mut().zip(rows.clone()) {
+            let offset = if whole {
+                (product.place)(part.batch, row)
+            } else {
+                ((part.split * product.batch + part.batch) * product.rows + row) * product.columns
+            };
+            assert!(offset + product.columns <= self.length, "a row lies outside the result");
+            *pointer = self.output.get().wrapping_add(offset + part.columns.start);
+        }
+        let bias = epilogue.bias.filter(|_| whole && part.last).map(|bias| &bias[part.batch * product.bias_stride..]);
+        let mut right = part.right;
+        for start in part.columns.clone().step_by(2 * self.cut.lanes) {
+            let width = self.cut.panel_width(start, product.columns);
+            let (panel, rest) = right.split_at(width * part.steps.len());
+            let columns = width.min(part.columns.end - start);
+            let tile = Tile {
+                left,
+                left_stride,
+                right: panel.as_ptr(),
+                depth: part.steps.len(),
+                rows: &pointers[..rows.len()],
+                columns,
+                scale: product.scale,
+                load: !part.first || (whole && product.accumulate),
+                bias: bias.map(|bias| bias[start..start + columns].as_ptr()),
+                relu: epilogue.relu && whole && part.last,
+            };
+            let function = kernel::tile(self.isa, rows.len(), width / self.cut.lanes, self.layout);
+            // SAFETY: the instruction set is available; panels hold what the tile reads; each row has room for its columns.
+            unsafe { function(&tile) };
+            for pointer in &mut pointers[..rows.len()] {
+                *pointer = pointer.wrapping_add(width);
+            }
+            right = rest;
+        }
+    }
+}
+
+/// One block of the depth of a task.
+struct Part<'a> {
+    batch: usize,
+    split: usize,
+    columns: Range<usize>,
+    steps: Range<usize>,
+    first: bool,
+    last: bool,
+    right: &'a [f32],
+}
+
+fn block(index: usize, size: usize, total: usize) -> Range<usize> {
+    index * size..((index + 1) * size).min(total)
+}
+
+/// Adds the partial sums in the order of the depth, and finishes.
+unsafe fn reduce(pool: &Pool, product: &Product<'_>, splits: usize, partial: &[f32], result: &mut [f32]) {
+    const ROWS: usize = 16;
+    let (columns, rows) = (product.columns, product.batch * product.rows);
+    let (length, base) = (result.len(), SendPointer(result.as_mut_ptr()));
+    pool.run(rows.div_ceil(ROWS), |task, _| {
+        for row in block(task, ROWS, rows) {
+            let offset = (product.place)(row / product.rows, row % product.rows);
+            assert!(offset + columns <= length, "a row lies outside the result");
+            // SAFETY: inside the result; rows do not overlap and each is in one task.
+            let target = unsafe { std::slice::from_raw_parts_mut(base.get().add(offset), columns) };
+            let part = |split: usize| &partial[(split * rows + row) * columns..][..columns];
+            if product.accumulate {
+                add(target, part(0));
+            } else {
+                target.copy_from_slice(part(0));
+            }
+            (1..splits).for_each(|split| add(target, part(split)));
+            if let Some(bias) = product.epilogue.bias {
+                add(target, &bias[row / product.rows * product.bias_stride..][..columns]);
+            }
+            if product.epilogue.relu {
+                target.iter_mut().for_each(|value| *value = if *value < 0.0 { 0.0 } else { *value });
+            }
+        }
+    });
+}
+
+/// target += source.
+pub(crate) fn add(target: &mut [f32], source: &[f32]) {
+    for (target, source) in target.iter_mut().zip(source) {
+        *target += source;
+    }
+}

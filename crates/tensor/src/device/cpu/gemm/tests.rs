@@ -1,0 +1,135 @@
+//! Products against a sum in double precision, on every instruction set and number of threads.
+
+use paceline_system::random::Random;
+
+use super::super::isa::Isa;
+use super::super::pool::Pool;
+use super::super::scratch::Scratch;
+use super::*;
+
+/// Numbers in (-1, 1), the same for the same seed.
+pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut random = Random::new(&[seed]);
+    (0..count).map(|_| random.range(-1.0, 1.0)).collect()
+}
+
+/// Runs `kernel` on every instruction set of this machine with 1, 2 and 3 threads; the bits must agree between thread counts
+/// and the values with `expected`, to a tolerance that grows with the number of terms in a sum.
+pub(crate) fn check(name: &str, expected: &[f64], terms: usize, kernel: impl Fn(&mut Context<'_>) -> Vec<f32>) {
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        let mut first: Option<Vec<f32>> = None;
+        for threads in 1..=3 {
+            let (pool, mut scratch) = (Pool::new(threads), Scratch::new());
+            let got = kernel(&mut Context { pool: &pool, isa, scratch: &mut scratch });
+            assert_eq!(got.len(), expected.len());
+            let tolerance = 1e-6 * (terms as f64).sqrt() + 1e-6;
+            for (index, (&got, &want)) in got.iter().zip(expected).enumerate() {
+                let error = (f64::from(got) - want).abs();
+                assert!(error <= tolerance * want.abs().max(1.0), "{name} {isa:?} [{index}]: {got} is not {want}");
+            }
+            let same =
+                first.as_ref().is_none_or(|first| first.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()));
+            assert!(same, "{name} {isa:?}: bits change with {threads} threads");
+            first.get_or_insert(got);
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    shape: [usize; 3],
+    batch: usize,
+    transposed: [bool; 2],
+    accumulate: bool,
+    epilogue: bool,
+}
+
+fn run(case: Case) {
+    let Case { shape: [m, n, k], batch, transposed, accumulate, epilogue } = case;
+    let (a, b, c) = (numbers(1, batch * m * k), numbers(2, batch * k * n), numbers(3, batch * m * n));
+    let bias = numbers(4, n);
+    let at = |transposed: bool, row: usize, column: usize, rows: usize, columns: usize| {
+        if transposed { column * rows + row } else { row * columns + column }
+    };
+    let mut expected = vec![0.0; batch * m * n];
+    for (index, value) in expected.iter_mut().enumerate() {
+        let (matrix, row, column) = (index / (m * n), index / n % m, index % n);
+        let sum: f64 = (0..k)
+            .map(|step| {
+                let left = a[matrix * m * k + at(transposed[0], row, step, m, k)];
+                f64::from(left) * f64::from(b[matrix * k * n + at(transposed[1], step, column, k, n)])
+            })
+            .sum();
+        *value = 0.5 * sum + if accumulate { f64::from(c[index]) } else { 0.0 };
+        if epilogue {
+            *value = (*value + f64::from(bias[column])).max(0.0);
+        }
+    }
+    check(&format!("{case:?}"), &expected, k, |context| {
+        let matrix = |data, rows, columns, transposed: bool| {
+            if transposed { Matrix::row_major(data, rows).transposed() } else { Matrix::row_major(data, columns) }
+        };
+        let plain = Gemm::new([m, n, k], matrix(&a, m, k, transposed[0]), matrix(&b, k, n, transposed[1]));
+        let epilogue = Epilogue { bias: epilogue.then_some(&bias[..]), relu: epilogue };
+        let mut result = if accumulate { c.clone() } else { vec![f32::NAN; c.len()] };
+        let strides = Batch { count: batch, a_stride: m * k, b_stride: k * n, c_stride: m * n };
+        gemm_batched(context, Gemm { scale: 0.5, accumulate, epilogue, ..plain }, strides, &mut result);
+        result
+    });
+}
+
+#[test]
+fn products_of_every_shape_and_layout_are_right() {
+    let shapes = [
+        [1, 1, 1],
+        [1, 10, 700],
+        [5, 3, 0],
+        [3, 5, 2],
+        [14, 32, 256],
+        [15, 33, 257],
+        [8, 300, 1100],
+        [64, 17, 513],
+        [300, 70, 40],
+        [301, 16, 600],
+        [530, 270, 9],
+        [29, 48, 2100],
+    ];
+    for shape in shapes {
+        for index in 0..8 {
+            let transposed = [index & 1 > 0, index & 2 > 0];
+            run(Case { shape, batch: 1, transposed, accumulate: index & 4 > 0, epilogue: index % 3 == 0 });
+        }
+    }
+}
+
+#[test]
+fn batches_are_right() {
+    for (index, shape) in [[7, 9, 64], [64, 64, 17], [270, 20, 30]].into_iter().enumerate() {
+        run(Case { shape, batch: 5, transposed: [false, true], accumulate: false, epilogue: index == 1 });
+        run(Case { shape, batch: 3, transposed: [true, false], accumulate: true, epilogue: false });
+    }
+}
+
+#[test]
+fn a_matrix_with_gaps_in_both_directions_is_read_right() {
+    let (a, b) = (numbers(1, 200), numbers(2, 200));
+    let strided = |data| Matrix { data, row_stride: 20, column_stride: 3 };
+    let expected: Vec<f64> = (0..4 * 5)
+        .map(|index| (0..6).map(|k| f64::from(a[index / 5 * 20 + k * 3]) * f64::from(b[k * 20 + index % 5 * 3])).sum())
+        .collect();
+    check("gaps", &expected, 6, |context| {
+        let mut c = vec![0.0; 20];
+        gemm(context, Gemm::new([4, 5, 6], strided(&a), strided(&b)), &mut c);
+        c
+    });
+}
+
+#[test]
+#[should_panic(expected = "beyond its")]
+fn an_operand_that_is_too_short_is_refused() {
+    let (pool, mut scratch) = (Pool::new(1), Scratch::new());
+    let mut context = Context { pool: &pool, isa: Isa::best(), scratch: &mut scratch };
+    let data = [0.0; 12];
+    let plain = Gemm::new([4, 4, 4], Matrix::row_major(&data, 4), Matrix::row_major(&data, 4));
+    gemm(&mut context, plain, &mut [0.0; 16]);
+}

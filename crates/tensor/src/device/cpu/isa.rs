@@ -1,0 +1,78 @@
+//! The instruction sets the kernels are written for, and the choice between them at run time.
+#![allow(unsafe_code)]
+
+use super::simd::{Portable, Vectorised};
+
+/// An instruction set. Results differ between sets in their last bits; on one set they never change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// What every machine has.
+    Portable,
+    /// x86-64 with AVX2 and FMA: 8 lanes.
+    Avx2,
+    /// x86-64 with AVX-512F: 16 lanes.
+    Avx512,
+}
+
+impl Isa {
+    /// Every set, the slowest first.
+    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+
+    /// The fastest set this machine has.
+    pub fn best() -> Self {
+        Self::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Self::Portable)
+    }
+
+    /// Whether this machine has the set.
+    pub fn available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return match self {
+            Self::Portable => true,
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Avx512 => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("fma"),
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        return self == Self::Portable;
+    }
+
+    /// Floats in one vector.
+    pub const fn lanes(self) -> usize {
+        match self {
+            Self::Portable => 4,
+            Self::Avx2 => 8,
+            Self::Avx512 => 16,
+        }
+    }
+
+    /// Runs `work` compiled for this set.
+    ///
+    /// # Panics
+    /// When the machine does not have the set.
+    pub(crate) fn run<W: Vectorised>(self, work: W) {
+        assert!(self.available(), "this machine has no {self:?}");
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `available` has seen the features that the function is compiled with.
+            Self::Avx512 => unsafe { avx512(work) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Self::Avx2 => unsafe { avx2(work) },
+            // SAFETY: portable vectors need nothing.
+            _ => unsafe { work.run::<Portable>() },
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,fma")]
+unsafe fn avx512<W: Vectorised>(work: W) {
+    // SAFETY: the caller has seen the features.
+    unsafe { work.run::<super::simd::Avx512>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2<W: Vectorised>(work: W) {
+    // SAFETY: the caller has seen the features.
+    unsafe { work.run::<super::simd::Avx2>() }
+}

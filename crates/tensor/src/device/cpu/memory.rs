@@ -1,0 +1,162 @@
+//! Hands a kernel its operands: slices of the arena and the store, as the plan placed them.
+//!
+//! The plan asserts (in `Plan::verify`) that within a node an output overlaps nothing but the one input it may
+//! overwrite. What is left to check here, at run time, is that a kernel takes each output once and does not also take
+//! the input that it overwrites.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use crate::buffer::{Buffer, as_i32, as_i32_mut};
+use crate::dtype::DType;
+use crate::graph::{Node, Value};
+use crate::plan::{Place, Plan};
+use crate::shape::Shape;
+use crate::store::Store;
+
+/// All memory of one run, borrowed for as long as it lasts.
+pub(super) struct Memory<'a> {
+    plan: &'a Plan,
+    arena: *mut f32,
+    parameters: *mut f32,
+    gradients: *mut f32,
+    states: *mut f32,
+    borrow: PhantomData<&'a mut f32>,
+}
+
+impl<'a> Memory<'a> {
+    /// Borrows the buffers.
+    ///
+    /// # Panics
+    /// When a buffer is smaller than the plan says.
+    pub fn new(plan: &'a Plan, arena: &'a mut Buffer, store: &'a mut Store) -> Self {
+        assert!(arena.len() * DType::F32.bytes() >= plan.arena_bytes(), "the arena is too small");
+        assert!(store.parameters.len() >= plan.parameters().length(), "too few parameters");
+        assert!(store.states.len() >= plan.states().length(), "too few states");
+        let trains = !plan.buckets().is_empty();
+        assert!(!trains || store.gradients.len() >= plan.parameters().length(), "too few gradients");
+        let [arena, parameters, gradients, states] =
+            [arena, &mut store.parameters, &mut store.gradients, &mut store.states].map(Buffer::pointer);
+        Self { plan, arena, parameters, gradients, states, borrow: PhantomData }
+    }
+
+    /// The operands of a node.
+    pub fn operands(&mut self, index: usize) -> Operands<'_> {
+        Operands { memory: self, node: &self.plan.graph().nodes()[index], taken: Cell::new(0) }
+    }
+
+    /// Calls `look` with the float outputs of a node that has just run.
+    pub fn show_outputs<T>(&mut self, index: usize, look: impl FnOnce(&[&[f32]]) -> T) -> T {
+        let node = &self.plan.graph().nodes()[index];
+        let floats = node.outputs.iter().filter(|&&output| self.plan.graph().dtype(output).is_float());
+        let mut outputs: [&[f32]; 4] = [&[]; 4];
+        let mut count = 0;
+        for &output in floats {
+            let (pointer, length) = self.locate(output);
+            // SAFETY: `locate` gives memory inside the borrowed buffers, and no kernel runs while `self` is borrowed.
+            outputs[count] = unsafe { std::slice::from_raw_parts(pointer, length) };
+            count += 1;
+        }
+        look(&outputs[..count])
+    }
+
+    /// Address and length in words of a value.
+    fn locate(&self, value: Value) -> (*mut f32, usize) {
+        let length = self.plan.graph().shape(value).elements();
+        let (base, offset) = match self.plan.place(value) {
+            Place::Arena(offset) => (self.arena, offset / DType::F32.bytes()),
+            Place::Parameter(index) => (self.parameters, self.plan.parameters().range(index).start),
+            Place::Gradient(index) => (self.gradients, self.plan.parameters().range(index).start),
+            Place::State(index) => (self.states, self.plan.states().range(index).start),
+            Place::None => panic!("{value:?} has no place"),
+        };
+        // SAFETY: the plan keeps offset + length within the buffer, whose size `new` has checked.
+        (unsafe { base.add(offset) }, length)
+    }
+}
+
+/// The operands of one node, each to be taken at most once for writing.
+pub(super) struct Operands<'a> {
+    memory: &'a Memory<'a>,
+    node: &'a Node,
+    /// One bit per output, then one per state input, that was handed out for writing.
+    taken: Cell<u32>,
+}
+
+const STATE_BITS: usize = 8;
+
+impl<'a> Operands<'a> {
+    /// The node.
+    pub fn node(&self) -> &'a Node {
+        self.node
+    }
+
+    /// Number of inputs.
+    pub fn inputs(&self) -> usize {
+        self.node.inputs.len()
+    }
+
+    /// The shape of an input.
+    pub fn input_shape(&self, index: usize) -> &'a Shape {
+        self.memory.plan.graph().shape(self.node.inputs[index])
+    }
+
+    /// The shape of an output.
+    pub fn output_shape(&self, index: usize) -> &'a Shape {
+        self.memory.plan.graph().shape(self.node.outputs[index])
+    }
+
+    /// An input that no output overwrites.
+    pub fn input(&self, index: usize) -> &'a [f32] {
+        self.input_unless_shared(index).expect("this operation does not work in place")
+    }
+
+    /// An input, or none if output 0 lives in its place and already holds it.
+    pub fn input_unless_shared(&self, index: usize) -> Option<&'a [f32]> {
+        let value = self.node.inputs[index];
+        let place = self.memory.plan.place(value);
+        if self.node.outputs.iter().any(|&output| self.memory.plan.place(output) == place) {
+            return None;
+        }
+        assert_eq!(self.taken.get() >> (STATE_BITS + index) & 1, 0, "input {index} is being written");
+        let (pointer, length) = self.memory.locate(value);
+        // SAFETY: inside the borrowed buffers; the plan keeps it apart from every output of this node, and a state input
+        // that was taken for writing is refused above.
+        Some(unsafe { std::slice::from_raw_parts(pointer, length) })
+    }
+
+    /// An integer input.
+    pub fn integers(&self, index: usize) -> &'a [i32] {
+        assert_eq!(self.memory.plan.graph().dtype(self.node.inputs[index]), DType::I32);
+        as_i32(self.input(index))
+    }
+
+    /// An output, to be written. Each may be taken once.
+    pub fn output(&self, index: usize) -> &'a mut [f32] {
+        self.take(self.node.outputs[index], index)
+    }
+
+    /// An integer output, to be written.
+    pub fn output_integers(&self, index: usize) -> &'a mut [i32] {
+        assert_eq!(self.memory.plan.graph().dtype(self.node.outputs[index]), DType::I32);
+        as_i32_mut(self.output(index))
+    }
+
+    /// A state that the node updates, given as an input.
+    pub fn state(&self, index: usize) -> &'a mut [f32] {
+        let value = self.node.inputs[index];
+        assert!(matches!(self.memory.plan.place(value), Place::State(_)), "only states are updated in place");
+        self.take(value, STATE_BITS + index)
+    }
+
+    fn take(&self, value: Value, bit: usize) -> &'a mut [f32] {
+        let taken = self.taken.get();
+        assert_eq!(taken >> bit & 1, 0, "an operand was taken twice");
+        self.taken.set(taken | 1 << bit);
+        let (pointer, length) = self.memory.locate(value);
+        // SAFETY: inside the borrowed buffers; the plan keeps outputs apart from each other and from the inputs that
+        // `input` hands out, states are a buffer of their own with disjoint ranges, and each is taken once.
+        unsafe { std::slice::from_raw_parts_mut(pointer, length) }
+    }
+}

@@ -1,0 +1,307 @@
+//! Pooling of NHWC images over the windows of [`Pool2d`], and its gradients.
+//!
+//! Both directions are vectorised over channels and parallel over rows of the result. The gradient gathers: each row of
+//! dx looks up the windows that cover it, in window order, so that overlapping windows need no atomic additions and
+//! give the same bits on any number of threads.
+
+use super::pool::Pool;
+use super::vectorize::vectorized;
+use crate::window::{Pool2d, PoolKind};
+
+/// The sizes of a pooling: images `[batch, height, width, channels]` and the windows over them.
+#[derive(Clone, Debug)]
+pub struct Pooling {
+    kind: PoolKind,
+    batch: usize,
+    size: [usize; 2],
+    channels: usize,
+    /// Per dim, per window: the real pixels `start..end` and what a mean divides by.
+    windows: [Vec<Span>; 2],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    start: usize,
+    end: usize,
+    count: usize,
+}
+
+impl Pooling {
+    /// The pooling of images of `shape` `[batch, height, width, channels]`.
+    ///
+    /// # Panics
+    /// When no window fits or a window holds no pixel: shape checking comes before kernels.
+    pub fn new(pool2d: &Pool2d, shape: [usize; 4]) -> Self {
+        let [batch, height, width, channels] = shape;
+        let size = [height, width];
+        let output = pool2d.output(size).expect("a pooling window fits its image");
+        let windows = [0, 1].map(|dim| {
+            let span = |index| {
+                let (start, end, count) = pool2d.window(dim, index, size[dim]);
+                assert!(start < end, "a pooling window holds at least one pixel");
+                Span { start, end, count }
+            };
+            (0..output[dim]).map(span).collect()
+        });
+        Self { kind: pool2d.kind, batch, size, channels, windows }
+    }
+
+    fn output_row(&self) -> usize {
+        self.windows[1].len() * self.channels
+    }
+
+    fn input_image(&self) -> usize {
+        self.size[0] * self.size[1] * self.channels
+    }
+
+    fn check(&self, input: usize, output: usize) {
+        assert_eq!(input, self.batch * self.input_image(), "the image has the pooling's shape");
+        assert_eq!(
+            output,
+            self.batch * self.windows[0].len() * self.output_row(),
+            "the result has the pooling's shape"
+        );
+    }
+}
+
+/// y = the pooling of x. A maximum also writes, where asked, the pixel (row·width + column within its image) that won,
+/// for the gradient: the first of equal ones; NaN wins over numbers.
+pub fn forward(pool: &Pool, pooling: &Pooling, x: &[f32], y: &mut [f32], argmax: Option<&mut [i32]>) {
+    pooling.check(x.len(), y.len());
+    let (row, rows) = (pooling.output_row(), pooling.windows[0].len());
+    let image = |task: usize| &x[task / rows * pooling.input_image()..][..pooling.input_image()];
+    match (pooling.kind, argmax) {
+        (PoolKind::Max, Some(argmax)) => {
+            assert_eq!(argmax.len(), y.len(), "one winner per maximum");
+            pool.chunks2((y, row), (argmax, row), |task, y, argmax| {
+                max_row(pooling, image(task), task % rows, y, Some(argmax));
+            });
+        }
+        (PoolKind::Max, None) => pool.chunks(y, row, |task, y| max_row(pooling, image(task), task % rows, y, None)),
+        (PoolKind::Average, _) => pool.chunks(y, row, |task, y| average_row(pooling, image(task), task % rows, y)),
+    }
+}
+
+/// The pixels of one window, as rows and columns of the image.
+#[derive(Clone, Copy)]
+struct Pixels {
+    rows: Span,
+    columns: Span,
+    width: usize,
+}
+
+/// Channels held in registers while a window is walked.
+const LANES: usize = 16;
+
+vectorized! {
+    fn max_row(pooling: &Pooling, x: &[f32], row: usize, y: &mut [f32], argmax: Option<&mut [i32]>) {
+        let (channels, mut argmax) = (pooling.channels, argmax);
+        for (index, &columns) in pooling.windows[1].iter().enumerate() {
+            let pixels = Pixels { rows: pooling.windows[0][row], columns, width: pooling.size[1] };
+            let y = &mut y[index * channels..][..channels];
+            let mut argmax = argmax.as_deref_mut().map(|argmax| &mut argmax[index * channels..][..channels]);
+            let mut first = 0;
+            while first < channels {
+                let lanes = LANES.min(channels - first);
+                let (best, winner) = match lanes {
+                    LANES => max_lanes::<true>(pixels, x, (channels, first)),
+                    _ => max_lanes::<false>(pixels, x, (channels, first)),
+                };
+                y[first..first + lanes].copy_from_slice(&best[..lanes]);
+                if let Some(argmax) = &mut argmax {
+                    argmax[first..first + lanes].copy_from_slice(&winner[..lanes]);
+                }
+                first += lanes;
+            }
+        }
+    }
+}
+
+/// The largest values of the channels from `first` on, and the pixels they come from.
+#[inline(always)]
+fn max_lanes<const FULL: bool>(
+    pixels: Pixels,
+    x: &[f32],
+    (channels, first): (usize, usize),
+) -> ([f32; LANES], [i32; LANES]) {
+    let mut best = [f32::NEG_INFINITY; LANES];
+    let mut winner = [(pixels.rows.start * pixels.width + pixels.columns.start) as i32; LANES];
+    let lanes = if FULL { LANES } else { channels - first };
+    for row in pixels.rows.start..pixels.rows.end {
+        for column in pixels.columns.start..pixels.columns.end {
+            let pixel = row * pixels.width + column;
+            let x = &x[pixel * channels + first..][..lanes];
+            for lane in 0..lanes {
+                let won = x[lane] > best[lane] || x[lane].is_nan();
+                best[lane] = if won { x[lane] } else { best[lane] };
+                winner[lane] = if won { pixel as i32 } else { winner[lane] };
+            }
+        }
+    }
+    (best, winner)
+}
+
+vectorized! {
+    fn average_row(pooling: &Pooling, x: &[f32], row: usize, y: &mut [f32]) {
+        let channels = pooling.channels;
+        for (y, &columns) in y.chunks_exact_mut(channels).zip(&pooling.windows[1]) {
+            let pixels = Pixels { rows: pooling.windows[0][row], columns, width: pooling.size[1] };
+            let factor = 1.0 / (pixels.rows.count * columns.count) as f32;
+            for (block, y) in y.chunks_mut(LANES).enumerate() {
+                let sum = match y.len() {
+                    LANES => sum_lanes::<true>(pixels, x, (channels, block * LANES)),
+                    _ => sum_lanes::<false>(pixels, x, (channels, block * LANES)),
+                };
+                y.iter_mut().zip(sum).for_each(|(y, sum)| *y = factor * sum);
+            }
+        }
+    }
+}
+
+/// The sums of the channels from `first` on.
+#[inline(always)]
+fn sum_lanes<const FULL: bool>(pixels: Pixels, x: &[f32], (channels, first): (usize, usize)) -> [f32; LANES] {
+    let mut sum = [0.0; LANES];
+    let lanes = if FULL { LANES } else { channels - first };
+    for row in pixels.rows.start..pixels.rows.end {
+        for column in pixels.columns.start..pixels.columns.end {
+            let x = &x[(row * pixels.width + column) * channels + first..][..lanes];
+            for lane in 0..lanes {
+                sum[lane] += x[lane];
+            }
+        }
+    }
+    sum
+}
+
+/// dx = the gradient of the pooling; a maximum needs the winners that [`forward`] wrote.
+pub fn gradient(pool: &Pool, pooling: &Pooling, dy: &[f32], argmax: Option<&[i32]>, dx: &mut [f32]) {
+    pooling.check(dx.len(), dy.len());
+    assert_eq!(
+        argmax.map(<[i32]>::len),
+        (pooling.kind == PoolKind::Max).then_some(dy.len()),
+        "winners go with a maximum"
+    );
+    let [height, width] = pooling.size;
+    let image = pooling.windows[0].len() * pooling.output_row();
+    pool.chunks(dx, width * pooling.channels, |task, dx| {
+        let start = task / height * image;
+        let argmax = argmax.map(|argmax| &argmax[start..start + image]);
+        gradient_row(pooling, task % height, (&dy[start..start + image], argmax), dx);
+    });
+}
+
+vectorized! {
+    fn gradient_row(pooling: &Pooling, row: usize, upstream: (&[f32], Option<&[i32]>), dx: &mut [f32]) {
+        let ((dy, argmax), channels) = (upstream, pooling.channels);
+        dx.fill(0.0);
+        let covers = |span: &Span| (span.start..span.end).contains(&row);
+        for (index, rows) in pooling.windows[0].iter().enumerate().filter(|(_, rows)| covers(rows)) {
+            for (column, columns) in pooling.windows[1].iter().enumerate() {
+                let start = index * pooling.output_row() + column * channels;
+                let dy = &dy[start..start + channels];
+                let factor = 1.0 / (rows.count * columns.count) as f32;
+                for column in columns.start..columns.end {
+                    let dx = &mut dx[column * channels..][..channels];
+                    match argmax {
+                        Some(argmax) => {
+                            let pixel = (row * pooling.size[1] + column) as i32;
+                            add_where_won(&dy[..channels], &argmax[start..start + channels], pixel, dx);
+                        }
+                        None => dx.iter_mut().zip(dy).for_each(|(dx, &dy)| *dx += factor * dy),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add_where_won(dy: &[f32], argmax: &[i32], pixel: i32, dx: &mut [f32]) {
+    for (dx, (&dy, &winner)) in dx.iter_mut().zip(dy.iter().zip(argmax)) {
+        *dx += if winner == pixel { dy } else { 0.0 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cpu::check::{assert_close, numbers, same_bits, slope, weigh, wide};
+    use crate::window::{Padding, Windows};
+
+    fn sliding(kind: PoolKind, kernel: usize, stride: usize, ceil: bool, count_padding: bool) -> Pool2d {
+        let padding = Padding { top: kernel / 2, left: 0, bottom: 0, right: kernel / 2 };
+        let (kernel, stride) = ([kernel, kernel], [stride, stride]);
+        Pool2d { kind, windows: Windows::Sliding { kernel, stride, padding, ceil, count_padding } }
+    }
+
+    fn cases(kind: PoolKind) -> Vec<(Pool2d, [usize; 4])> {
+        vec![
+            (Pool2d::sliding(kind, 2, 2), [2, 6, 6, 1]),
+            (sliding(kind, 3, 2, false, true), [2, 7, 8, 3]),
+            (sliding(kind, 3, 2, true, false), [1, 8, 7, 17]),
+            (sliding(kind, 3, 1, false, true), [3, 4, 5, 2]),
+            (sliding(kind, 2, 3, false, true), [1, 9, 9, 5]),
+            (Pool2d::global(kind), [2, 5, 4, 33]),
+            (Pool2d { kind, windows: Windows::Adaptive { output: [3, 2] } }, [2, 5, 3, 4]),
+        ]
+    }
+
+    fn reference(pool2d: &Pool2d, [batch, height, width, channels]: [usize; 4], x: &[f64]) -> Vec<f64> {
+        let [rows, columns] = pool2d.output([height, width]).unwrap();
+        let mut y = Vec::new();
+        for index in 0..batch * rows * columns * channels {
+            let (channel, column) = (index % channels, index / channels % columns);
+            let (row, image) = (index / channels / columns % rows, index / channels / columns / rows);
+            let (top, bottom, tall) = pool2d.window(0, row, height);
+            let (left, right, broad) = pool2d.window(1, column, width);
+            let pixels = (top..bottom).flat_map(|row| (left..right).map(move |column| (row, column)));
+            let values = pixels.map(|(row, column)| x[((image * height + row) * width + column) * channels + channel]);
+            y.push(match pool2d.kind {
+                PoolKind::Max => values.fold(f64::NEG_INFINITY, f64::max),
+                PoolKind::Average => values.sum::<f64>() / (tall * broad) as f64,
+            });
+        }
+        y
+    }
+
+    #[test]
+    fn pooling_and_gradients_follow_the_definition() {
+        for kind in [PoolKind::Max, PoolKind::Average] {
+            for (pool2d, shape) in cases(kind) {
+                let pooling = Pooling::new(&pool2d, shape);
+                let x = numbers(1, shape.iter().product());
+                let expected = reference(&pool2d, shape, &wide(&x));
+                let dy = numbers(2, expected.len());
+                let mut argmax = vec![-1; expected.len()];
+                forward(&Pool::new(2), &pooling, &x, &mut vec![0.0; expected.len()], Some(&mut argmax));
+                let y = same_bits(|pool| {
+                    let mut y = vec![f32::NAN; expected.len()];
+                    forward(pool, &pooling, &x, &mut y, None);
+                    let mut with_winners = vec![f32::NAN; expected.len()];
+                    forward(pool, &pooling, &x, &mut with_winners, Some(&mut vec![-1; expected.len()]));
+                    assert_eq!(y, with_winners);
+                    y
+                });
+                assert_close(&y, &expected, 1e-6);
+                let winners = (kind == PoolKind::Max).then_some(&argmax[..]);
+                let dx = same_bits(|pool| {
+                    let mut dx = vec![f32::NAN; x.len()];
+                    gradient(pool, &pooling, &dy, winners, &mut dx);
+                    dx
+                });
+                assert_close(&dx, &slope(&x, |x| weigh(&reference(&pool2d, shape, x), &dy)), 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_of_equals_wins_and_nan_beats_numbers() {
+        let pooling = Pooling::new(&Pool2d::sliding(PoolKind::Max, 2, 2), [1, 2, 4, 1]);
+        let (mut y, mut argmax) = ([0.0; 2], [0; 2]);
+        let x = [1.0, 1.0, 5.0, f32::NAN, 1.0, 0.0, 9.0, 2.0];
+        forward(&Pool::new(1), &pooling, &x, &mut y, Some(&mut argmax));
+        assert!(y[0] == 1.0 && y[1].is_nan());
+        assert_eq!(argmax, [0, 3]);
+    }
+}

@@ -1,0 +1,115 @@
+//! Working memory of the kernels: packed panels and partial sums.
+//!
+//! It grows to the largest kernel of a plan during the first step and is then only reused, so a step allocates nothing.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+
+use super::pool::SendPointer;
+
+/// A cache line; panels start on one.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([f32; LINE]);
+
+const LINE: usize = 16;
+
+/// Buffers that keep their size between kernels. Their contents are never meaningful to the next kernel.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    shared: Vec<Line>,
+    partial: Vec<Line>,
+    workers: Vec<Line>,
+}
+
+/// How many floats a kernel needs of each kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Need {
+    /// Read by all workers.
+    pub shared: usize,
+    /// Partial sums, one part per task.
+    pub partial: usize,
+    /// For each worker its own.
+    pub worker: usize,
+}
+
+/// The buffers of one kernel call.
+#[derive(Debug)]
+pub(crate) struct Buffers<'a> {
+    pub shared: &'a mut [f32],
+    pub partial: &'a mut [f32],
+    pub workers: Workers<'a>,
+}
+
+/// One buffer per worker.
+#[derive(Debug)]
+pub(crate) struct Workers<'a> {
+    base: SendPointer<f32>,
+    length: usize,
+    count: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+impl Workers<'_> {
+    /// The buffer of `worker`.
+    ///
+    /// # Safety
+    /// No other buffer of the same worker may be alive: [`super::pool::Pool::run`] gives each worker one task at a time.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn buffer(&self, worker: usize) -> &mut [f32] {
+        assert!(worker < self.count);
+        // SAFETY: the region holds `count` buffers of `length`; different workers' do not overlap.
+        unsafe { std::slice::from_raw_parts_mut(self.base.get().add(worker * self.length), self.length) }
+    }
+}
+
+impl Scratch {
+    /// No memory yet.
+    pub const fn new() -> Self {
+        Self { shared: Vec::new(), partial: Vec::new(), workers: Vec::new() }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        (self.shared.len() + self.partial.len() + self.workers.len()) * size_of::<Line>()
+    }
+
+    /// Buffers of at least the sizes asked for, each starting on a cache line.
+    pub(crate) fn take(&mut self, workers: usize, need: Need) -> Buffers<'_> {
+        let length = need.worker.next_multiple_of(LINE);
+        let base = SendPointer(floats(&mut self.workers, length * workers).as_mut_ptr());
+        Buffers {
+            shared: floats(&mut self.shared, need.shared),
+            partial: floats(&mut self.partial, need.partial),
+            workers: Workers { base, length, count: workers, borrow: PhantomData },
+        }
+    }
+}
+
+fn floats(lines: &mut Vec<Line>, count: usize) -> &mut [f32] {
+    let needed = count.div_ceil(LINE);
+    if lines.len() < needed {
+        lines.resize(needed, Line([0.0; LINE]));
+    }
+    // SAFETY: a line is an array of floats without padding, and `count` floats are initialised.
+    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<f32>(), count) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_start_on_cache_lines_and_are_kept() {
+        let mut scratch = Scratch::new();
+        let need = Need { shared: 5, partial: 17, worker: 33 };
+        let buffers = scratch.take(2, need);
+        assert_eq!((buffers.shared.len(), buffers.partial.len()), (5, 17));
+        // SAFETY: one buffer per worker.
+        let second = unsafe { buffers.workers.buffer(1) };
+        assert_eq!((second.len(), second.as_ptr() as usize % 64), (48, 0));
+        let bytes = scratch.bytes();
+        scratch.take(2, need);
+        assert_eq!(scratch.bytes(), bytes);
+    }
+}

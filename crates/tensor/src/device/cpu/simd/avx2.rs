@@ -1,0 +1,89 @@
+//! AVX2 with FMA: eight floats.
+#![allow(unsafe_code)]
+// Every block below holds for the reason the trait gives: the machine has AVX2 and FMA and the pointers are valid.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+use std::arch::x86_64::*;
+
+use super::Simd;
+
+/// Eight floats in a 256-bit register.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx2;
+
+#[inline(always)]
+unsafe fn mask(count: usize) -> __m256i {
+    let lanes = unsafe { _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7) };
+    unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(8) as i32), lanes) }
+}
+
+impl Simd for Avx2 {
+    type Vector = __m256;
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> __m256 {
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(source: *const f32) -> __m256 {
+        unsafe { _mm256_loadu_ps(source) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(source: *const f32, count: usize) -> __m256 {
+        unsafe { _mm256_maskload_ps(source, mask(count)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(target: *mut f32, vector: __m256) {
+        unsafe { _mm256_storeu_ps(target, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(target: *mut f32, vector: __m256, count: usize) {
+        unsafe { _mm256_maskstore_ps(target, mask(count), vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn relu(vector: __m256) -> __m256 {
+        // The second operand is returned when either is not a number.
+        unsafe { _mm256_max_ps(_mm256_setzero_ps(), vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {
+        unsafe {
+            // Rows r and r+4 side by side, 128 bits each; then two 4×4 transposes in both halves at once.
+            for half in 0..2 {
+                let gather = |row: usize| {
+                    let at = |lane: usize| _mm_loadu_ps(source.add((row + 4 * lane) * source_stride + 4 * half));
+                    _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(0)), at(1))
+                };
+                let (r0, r1, r2, r3) = (gather(0), gather(1), gather(2), gather(3));
+                let (low01, high01) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpackhi_ps(r0, r1));
+                let (low23, high23) = (_mm256_unpacklo_ps(r2, r3), _mm256_unpackhi_ps(r2, r3));
+                let pairs = |a: __m256, b: __m256| {
+                    let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+                    let (low, high) = (_mm256_unpacklo_pd(a, b), _mm256_unpackhi_pd(a, b));
+                    (_mm256_castpd_ps(low), _mm256_castpd_ps(high))
+                };
+                let ((c0, c1), (c2, c3)) = (pairs(low01, low23), pairs(high01, high23));
+                for (column, vector) in [c0, c1, c2, c3].into_iter().enumerate() {
+                    _mm256_storeu_ps(target.add((4 * half + column) * target_stride), vector);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! AVX-512: sixteen floats.
+#![allow(unsafe_code)]
+// Every block below holds for the reason the trait gives: the machine has AVX-512F and the pointers are valid.
+#![allow(clippy::undocumented_unsafe_blocks)]
+
+use std::arch::x86_64::*;
+
+use super::Simd;
+
+/// Sixteen floats in a 512-bit register.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Avx512;
+
+#[inline(always)]
+fn mask(count: usize) -> __mmask16 {
+    if count >= 16 { u16::MAX } else { (1u16 << count) - 1 }
+}
+
+impl Simd for Avx512 {
+    type Vector = __m512;
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(source: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(source) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(source: *const f32, count: usize) -> __m512 {
+        unsafe { _mm512_maskz_loadu_ps(mask(count), source) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(target: *mut f32, vector: __m512) {
+        unsafe { _mm512_storeu_ps(target, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(target: *mut f32, vector: __m512, count: usize) {
+        unsafe { _mm512_mask_storeu_ps(target, mask(count), vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn relu(vector: __m512) -> __m512 {
+        // The second operand is returned when either is not a number.
+        unsafe { _mm512_max_ps(_mm512_setzero_ps(), vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {
+        unsafe {
+            // Rows r, r+4, r+8, r+12 side by side, 128 bits each; then four 4×4 transposes in every 128-bit lane at once.
+            for quarter in 0..4 {
+                let gather = |row: usize| {
+                    let at = |lane: usize| _mm_loadu_ps(source.add((row + 4 * lane) * source_stride + 4 * quarter));
+                    let low = _mm512_castps128_ps512(at(0));
+                    let low = _mm512_insertf32x4::<1>(low, at(1));
+                    let low = _mm512_insertf32x4::<2>(low, at(2));
+                    _mm512_insertf32x4::<3>(low, at(3))
+                };
+                let (r0, r1, r2, r3) = (gather(0), gather(1), gather(2), gather(3));
+                let (low01, high01) = (_mm512_unpacklo_ps(r0, r1), _mm512_unpackhi_ps(r0, r1));
+                let (low23, high23) = (_mm512_unpacklo_ps(r2, r3), _mm512_unpackhi_ps(r2, r3));
+                let pairs = |a: __m512, b: __m512| {
+                    let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                    let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+                    (_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+                };
+                let ((c0, c1), (c2, c3)) = (pairs(low01, low23), pairs(high01, high23));
+                for (column, vector) in [c0, c1, c2, c3].into_iter().enumerate() {
+                    _mm512_storeu_ps(target.add((4 * quarter + column) * target_stride), vector);
+                }
+            }
+        }
+    }
+}

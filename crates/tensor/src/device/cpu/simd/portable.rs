@@ -1,0 +1,71 @@
+//! Vectors of four floats in plain Rust. Compilers turn them into whatever the target has.
+#![allow(unsafe_code)]
+
+use super::Simd;
+
+/// Four floats.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Portable;
+
+const LANES: usize = 4;
+
+impl Simd for Portable {
+    type Vector = [f32; LANES];
+    const LANES: usize = LANES;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self::Vector {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load(source: *const f32) -> Self::Vector {
+        // SAFETY: the caller gives four floats.
+        unsafe { source.cast::<Self::Vector>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(source: *const f32, count: usize) -> Self::Vector {
+        // SAFETY: only lanes below `count` are read.
+        std::array::from_fn(|lane| if lane < count { unsafe { *source.add(lane) } } else { 0.0 })
+    }
+
+    #[inline(always)]
+    unsafe fn store(target: *mut f32, vector: Self::Vector) {
+        // SAFETY: the caller gives room for four floats.
+        unsafe { target.cast::<Self::Vector>().write_unaligned(vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(target: *mut f32, vector: Self::Vector, count: usize) {
+        for (lane, value) in vector.into_iter().enumerate().take(count) {
+            // SAFETY: only lanes below `count` are written.
+            unsafe { *target.add(lane) = value };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
+        std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        std::array::from_fn(|lane| a[lane] + b[lane])
+    }
+
+    #[inline(always)]
+    unsafe fn relu(vector: Self::Vector) -> Self::Vector {
+        vector.map(|value| if value < 0.0 { 0.0 } else { value })
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {
+        for row in 0..LANES {
+            for column in 0..LANES {
+                // SAFETY: the caller gives two blocks of four rows of four floats.
+                unsafe { *target.add(column * target_stride + row) = *source.add(row * source_stride + column) };
+            }
+        }
+    }
+}

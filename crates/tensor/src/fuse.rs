@@ -1,0 +1,232 @@
+//! Fusion: neighbouring operations that can share one pass over memory become one node.
+//!
+//! Runs after the gradient was built, so that forward and backward nodes are fused together. Patterns:
+//!
+//! * batch-norm → add → one node with a residual;
+//! * convolution, matrix product or batch-norm → ReLU → one node;
+//! * ReLU's gradient → batch-norm's gradient → one node, which also gives out the residual's share.
+//!
+//! A value that disappears must have had no other reader and must not be wanted by the caller.
+
+use crate::graph::{Graph, Node, Source, Value};
+use crate::op::{BatchNorm, Op};
+use crate::unary::Unary;
+
+/// The same computation in fewer passes; `wanted` values keep being computed.
+pub fn fuse(graph: Graph, wanted: &[Value]) -> Graph {
+    let mut work = Fusion::new(graph, wanted);
+    work.each_node(Fusion::residual);
+    work.each_node(Fusion::relu);
+    work.each_node(Fusion::relu_gradient);
+    work.finish()
+}
+
+/// The nodes that read each value, in order.
+type Readers = Vec<Vec<usize>>;
+
+struct Fusion {
+    graph: Graph,
+    nodes: Vec<Option<Node>>,
+    wanted: Vec<bool>,
+}
+
+impl Fusion {
+    fn new(mut graph: Graph, wanted: &[Value]) -> Self {
+        let nodes = std::mem::take(&mut graph.nodes).into_iter().map(Some).collect();
+        let mut flags = vec![false; graph.values.len()];
+        wanted.iter().for_each(|value| flags[value.index()] = true);
+        Self { graph, nodes, wanted: flags }
+    }
+
+    /// One pass. The readers are counted once: what a pass changes of them, it never looks at again.
+    fn each_node(&mut self, pass: fn(&mut Self, usize, &Readers)) {
+        let mut readers = vec![Vec::new(); self.graph.values.len()];
+        for (index, node) in self.nodes.iter().enumerate() {
+            node.iter().flat_map(|node| &node.inputs).for_each(|input| readers[input.index()].push(index));
+        }
+        (0..self.nodes.len()).for_each(|index| pass(self, index, &readers));
+    }
+
+    fn producer(&self, value: Value) -> Option<usize> {
+        match self.graph.values[value.index()].source {
+            Source::Node { node, .. } => Some(node),
+            _ => None,
+        }
+    }
+
+    /// Whether `value` may disappear into its only reader.
+    fn is_private(&self, value: Value, readers: &Readers) -> bool {
+        readers[value.index()].len() == 1 && !self.wanted[value.index()]
+    }
+
+    /// Puts a node at `index` and points its outputs there.
+    fn place(&mut self, index: usize, node: Node) {
+        for (output, value) in node.outputs.iter().enumerate() {
+            self.graph.values[value.index()].source = Source::Node { node: index, output };
+        }
+        self.nodes[index] = Some(node);
+    }
+
+    /// batch-norm → add: the node moves to the addition, where both operands exist.
+    fn residual(&mut self, index: usize, readers: &Readers) {
+        let Some(Node { op: Op::Add, inputs, outputs, .. }) = self.nodes[index].clone() else { return };
+        if self.graph.shape(inputs[0]) != self.graph.shape(inputs[1]) || inputs[0] == inputs[1] {
+            return;
+        }
+        // The later of two candidates: its gradient is then the first reader of the sum's gradient.
+        let candidate = |side: usize| {
+            let producer = self.producer(inputs[side]).filter(|_| self.is_private(inputs[side], readers))?;
+            let (Op::BatchNorm(norm) | Op::BatchNormInference(norm)) = self.nodes[producer].as_ref()?.op else {
+                return None;
+            };
+            (!norm.residual && !norm.relu).then_some((producer, side))
+        };
+        let Some((producer, side)) = candidate(0).max(candidate(1)) else { return };
+        let mut node = self.nodes[producer].take().expect("a candidate was found there");
+        let (Op::BatchNorm(norm) | Op::BatchNormInference(norm)) = &mut node.op else { unreachable!("checked above") };
+        norm.residual = true;
+        node.inputs.push(inputs[1 - side]);
+        node.outputs[0] = outputs[0];
+        self.place(index, node);
+    }
+
+    /// anything that has a ReLU flag → ReLU.
+    fn relu(&mut self, index: usize, readers: &Readers) {
+        let Some(Node { op: Op::Unary(Unary::Relu), inputs, outputs, .. }) = self.nodes[index].clone() else { return };
+        let Some(producer) = self.producer(inputs[0]).filter(|_| self.is_private(inputs[0], readers)) else { return };
+        let Some(mut node) = self.nodes[producer].clone() else { return };
+        let flag = match &mut node.op {
+            Op::Conv2d { relu, .. } | Op::MatMul { relu, .. } => relu,
+            Op::BatchNorm(norm) | Op::BatchNormInference(norm) => &mut norm.relu,
+            _ => return,
+        };
+        if std::mem::replace(flag, true) {
+            return;
+        }
+        node.outputs[0] = outputs[0];
+        self.nodes[index] = None;
+        self.place(producer, node);
+    }
+
+    /// ReLU's gradient → batch-norm's gradient, where the forward pair was fused. The gradient before the ReLU may have
+    /// other readers (the residual); then the fused node gives it out too, if it comes before all of them.
+    fn relu_gradient(&mut self, index: usize, readers: &Readers) {
+        let Some(Node { op: Op::UnaryGrad(Unary::Relu), inputs, outputs, .. }) = self.nodes[index].clone() else {
+            return;
+        };
+        let ([dy, y], dz) = ([inputs[0], inputs[1]], outputs[0]);
+        let Some(forward) = self.producer(y).and_then(|node| self.nodes[node].as_ref()) else { return };
+        let Op::BatchNorm(BatchNorm { relu: true, .. }) = forward.op else { return };
+        let (x, mean) = (forward.inputs[0], forward.outputs[1]);
+        let readers = &readers[dz.index()];
+        let Some(&first) = readers.first() else { return };
+        let Some(mut node) = self.nodes[first].clone() else { return };
+        let Op::BatchNormGrad(norm) = &mut node.op else { return };
+        if self.wanted[dz.index()] || node.inputs[..3] != [dz, x, mean] {
+            return;
+        }
+        norm.relu = true;
+        norm.residual = readers.len() > 1;
+        let gives_residual = norm.residual;
+        node.inputs[0] = dy;
+        node.inputs.push(y);
+        if gives_residual {
+            node.outputs.push(dz);
+        }
+        self.nodes[index] = None;
+        self.place(first, node);
+    }
+
+    fn finish(mut self) -> Graph {
+        let kept: Vec<Node> = self.nodes.into_iter().flatten().collect();
+        for (index, node) in kept.iter().enumerate() {
+            for (output, value) in node.outputs.iter().enumerate() {
+                self.graph.values[value.index()].source = Source::Node { node: index, output };
+            }
+        }
+        self.graph.nodes = kept;
+        self.graph
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::gradient;
+    use crate::window::Conv2d;
+
+    fn names(graph: &Graph) -> Vec<&'static str> {
+        graph.nodes().iter().map(|node| node.op.name()).collect()
+    }
+
+    fn norm(graph: &mut Graph, x: Value) -> Value {
+        let channels = [graph.shape(x).last()];
+        let inputs =
+            [x, graph.parameter("beta", channels), graph.state("mean", channels), graph.state("var", channels)];
+        let norm = BatchNorm { epsilon: 1e-5, momentum: 0.1, scale: false, residual: false, relu: false };
+        graph.push_one("bn", Op::BatchNorm(norm), &inputs).unwrap()
+    }
+
+    fn conv(graph: &mut Graph, x: Value) -> Value {
+        let channels = graph.shape(x).last();
+        let weight = graph.parameter("weight", [1, 1, channels, channels]);
+        graph.push_one("conv", Op::Conv2d { conv: Conv2d::square(1), bias: false, relu: false }, &[x, weight]).unwrap()
+    }
+
+    fn block(graph: &mut Graph, x: Value) -> Value {
+        let main = conv(graph, x);
+        let main = norm(graph, main);
+        let sum = graph.push_one("add", Op::Add, &[main, x]).unwrap();
+        graph.push_one("relu", Op::Unary(Unary::Relu), &[sum]).unwrap()
+    }
+
+    #[test]
+    fn a_residual_block_is_four_passes() {
+        let mut graph = Graph::new();
+        let x = graph.input("x", [2, 4, 4, 8], DType::F32);
+        let h = block(&mut graph, x);
+        let y = block(&mut graph, h);
+        let seed = graph.input("dy", [2, 4, 4, 8], DType::F32);
+        let parameters = graph.parameters().to_vec();
+        let gradients = gradient::differentiate(&mut graph, y, seed, &parameters).unwrap();
+        let mut wanted: Vec<Value> = parameters.iter().filter_map(|&p| gradients.of(p)).collect();
+        wanted.push(y);
+        let fused = fuse(graph, &wanted);
+        assert_eq!(
+            names(&fused),
+            [
+                "conv2d",
+                "batch_norm+add+relu",
+                "conv2d",
+                "batch_norm+add+relu",
+                "batch_norm+relu.grad",
+                "conv2d.grad_weight",
+                "conv2d.grad_input",
+                "add",
+                "batch_norm+relu.grad",
+                "conv2d.grad_weight",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_wanted_value_does_not_disappear() {
+        let mut graph = Graph::new();
+        let x = graph.input("x", [1, 2, 2, 4], DType::F32);
+        let c = conv(&mut graph, x);
+        let y = graph.push_one("relu", Op::Unary(Unary::Relu), &[c]).unwrap();
+        assert_eq!(names(&fuse(graph.clone(), &[y])), ["conv2d+relu"]);
+        assert_eq!(names(&fuse(graph, &[y, c])), ["conv2d", "relu"]);
+    }
+
+    #[test]
+    fn a_value_with_two_readers_does_not_disappear() {
+        let mut graph = Graph::new();
+        let x = graph.input("x", [1, 2, 2, 4], DType::F32);
+        let c = conv(&mut graph, x);
+        let r = graph.push_one("relu", Op::Unary(Unary::Relu), &[c]).unwrap();
+        let y = graph.push_one("add", Op::Add, &[r, c]).unwrap();
+        assert_eq!(names(&fuse(graph, &[y])), ["conv2d", "relu", "add"]);
+    }
+}

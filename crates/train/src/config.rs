@@ -1,0 +1,195 @@
+//! What a run is told: one flat, resolved, replayable value. `config.toml` of a run is this, written out.
+
+use paceline_data::augment::AugmentChoice;
+use paceline_nn::optim::{HyperParameters, Optimizer};
+use paceline_nn::schedule::LearningRate;
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+
+/// Everything that decides a run's result, and how it reports.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct Config {
+    /// A name that `paceline models` lists.
+    pub model: String,
+    /// A data spec: `shapes`, `cifar10:DIR`, `folder:DIR`, …
+    pub data: String,
+    /// Side of the images the model sees; the data's own size if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<usize>,
+    /// Length of token sequences.
+    pub sequence: usize,
+    /// The number of classes the data must have; taken from the data if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub classes: Option<usize>,
+    /// Samples per optimizer update.
+    pub batch: usize,
+    /// Parts of a batch that are computed one after the other, to save memory.
+    pub accumulate: usize,
+    /// Passes over the data.
+    pub epochs: u64,
+    /// Stop after so many updates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u64>,
+    /// Stop after so many seconds of this process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_limit_s: Option<f64>,
+    /// Stop when the validation accuracy has not risen for so many epochs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub early_stop: Option<u64>,
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// Share of the target spread over all classes.
+    pub label_smoothing: f32,
+    /// Gradients are scaled down to this norm over all parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f64>,
+    /// Training augmentation.
+    pub augment: AugmentChoice,
+    /// Damaged images to skip before giving up.
+    pub damaged_max: usize,
+    /// Decides initial weights, order, augmentation and dropout.
+    pub seed: u64,
+    /// Compute threads; all cores if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// Threads that read, decode and augment.
+    pub loader_threads: usize,
+    /// A weights file to start from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
+    /// Parameters whose names start like this keep their random start although a weights file is given.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub weights_except: Vec<String>,
+    /// Save every so many updates, besides every epoch's end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_every: Option<u64>,
+    /// How many of the last checkpoints are kept, besides the best.
+    pub keep: usize,
+    /// The learning rate over time.
+    pub learning_rate: LearningRate,
+    /// The optimizer's constants.
+    pub hyper_parameters: HyperParameters,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            model: "resnet9".into(),
+            data: "shapes".into(),
+            size: None,
+            sequence: 128,
+            classes: None,
+            batch: 64,
+            accumulate: 1,
+            epochs: 5,
+            max_steps: None,
+            time_limit_s: None,
+            early_stop: None,
+            optimizer: Optimizer::Nesterov,
+            label_smoothing: 0.0,
+            clip_norm: None,
+            augment: AugmentChoice::Standard,
+            damaged_max: 0,
+            seed: 1,
+            threads: None,
+            loader_threads: 1,
+            weights: None,
+            weights_except: Vec::new(),
+            checkpoint_every: None,
+            keep: 2,
+            learning_rate: LearningRate::constant(0.05),
+            hyper_parameters: HyperParameters::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads a configuration file's text.
+    ///
+    /// # Errors
+    /// When it is not TOML, or names a key that does not exist; the message shows the line.
+    pub fn from_toml(text: &str) -> Result<Self, TrainError> {
+        toml::from_str(text).map_err(|error| TrainError::Refused(format!("the configuration does not fit: {error}")))
+    }
+
+    /// The configuration as a file's text.
+    pub fn to_toml(&self) -> String {
+        toml::to_string_pretty(self).expect("a configuration has nothing that TOML cannot hold")
+    }
+
+    /// Whether every number can be used.
+    ///
+    /// # Errors
+    /// The first that cannot; the sentence says what to type.
+    pub fn check(&self) -> Result<(), TrainError> {
+        let positive = [
+            ("--batch", Some(self.batch as u64)),
+            ("--accumulate", Some(self.accumulate as u64)),
+            ("--epochs", Some(self.epochs)),
+            ("--max-steps", self.max_steps),
+            ("--early-stop", self.early_stop),
+            ("--size", self.size.map(|size| size as u64)),
+            ("--sequence", Some(self.sequence as u64)),
+            ("--classes", self.classes.map(|classes| classes as u64)),
+            ("--threads", self.threads.map(|threads| threads as u64)),
+            ("--checkpoint-every", self.checkpoint_every),
+            ("--keep", Some(self.keep as u64)),
+        ];
+        if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
+            return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
+        }
+        if self.batch % self.accumulate != 0 {
+            let (batch, accumulate) = (self.batch, self.accumulate);
+            return refuse(format!("--batch {batch} cannot be cut into {accumulate} equal parts; type an --accumulate that divides it"));
+        }
+        if self.time_limit_s.is_some_and(|seconds| !(seconds > 0.0)) {
+            return refuse("--time-limit must be above zero; type for example --time-limit 90s or 10m".into());
+        }
+        if self.clip_norm.is_some_and(|norm| !(norm > 0.0)) {
+            return refuse("--clip-norm must be above zero; type for example --clip-norm 1.0".into());
+        }
+        if !(0.0..1.0).contains(&self.label_smoothing) {
+            return refuse("--label-smoothing must be from 0 to below 1; type for example --label-smoothing 0.1".into());
+        }
+        self.learning_rate.check().map_err(|error| TrainError::Refused(error.to_string()))?;
+        self.hyper_parameters.check().map_err(|error| TrainError::Refused(error.to_string()))
+    }
+
+    /// Samples that are computed at once.
+    pub fn micro_batch(&self) -> usize {
+        self.batch / self.accumulate
+    }
+}
+
+fn refuse<T>(sentence: String) -> Result<T, TrainError> {
+    Err(TrainError::Refused(sentence))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_survives_being_written() {
+        let mut config = Config { max_steps: Some(7), clip_norm: Some(1.5), ..Config::default() };
+        config.weights_except = vec!["fc.".into()];
+        assert_eq!(Config::from_toml(&config.to_toml()).unwrap(), config);
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_by_name() {
+        let error = Config::from_toml("modle = \"resnet50\"").unwrap_err();
+        assert!(error.to_string().contains("modle"), "{error}");
+    }
+
+    #[test]
+    fn zero_is_refused_with_what_to_type() {
+        let error = Config { batch: 0, ..Config::default() }.check().unwrap_err();
+        assert_eq!(error.to_string(), "--batch 0 does not work; type --batch with a whole number from 1");
+        assert!(Config { batch: 10, accumulate: 4, ..Config::default() }.check().is_err());
+        assert!(Config { time_limit_s: Some(f64::NAN), ..Config::default() }.check().is_err());
+        assert!(Config::default().check().is_ok());
+    }
+}

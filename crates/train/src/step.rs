@@ -1,0 +1,81 @@
+//! The journey of a mini-batch: one optimizer update, from the data to the weights.
+//!
+//! Read this first. The calls stand in the order of the folders, and each phase has the name that the event log, the
+//! report's timeline and the tracing spans use.
+
+use paceline_data::batch::Batch;
+use paceline_data::loader::Epoch;
+use paceline_nn::schedule::{LearningRate, RunLength};
+use paceline_system::clock::Clock;
+use paceline_system::event::Event;
+
+use crate::error::TrainError;
+use crate::metrics::Tally;
+use crate::phases::Phases;
+use crate::replica::Replica;
+
+/// What a step depends on besides the replica and the data.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<'a> {
+    /// The learning rate over time.
+    pub learning_rate: &'a LearningRate,
+    /// The run's length, which the learning rate depends on.
+    pub length: RunLength,
+    /// Gradients are scaled down to this norm.
+    pub clip_norm: Option<f64>,
+    /// For the phases.
+    pub clock: &'a Clock,
+}
+
+/// What a step did.
+#[derive(Debug)]
+pub struct Stepped {
+    /// For the log.
+    pub event: Event,
+    /// For the epoch's means.
+    pub tally: Tally,
+    /// Set if the loss or the gradient was not finite; the weights are then unchanged.
+    pub not_finite: Option<Batch>,
+}
+
+/// Makes update number `step` (from 0) of the run with the next batch of `epoch`, or returns none at its end.
+///
+/// # Errors
+/// When the data cannot be had.
+pub fn step(replica: &mut Replica, epoch: &mut Epoch<'_>, step: u64, rules: &Rules<'_>) -> Result<Option<Stepped>, TrainError> {
+    let mut phases = Phases::start(rules.clock);
+
+    // data: the loader has decoded and augmented ahead; usually the batch is waiting.
+    let Some(batch) = phases.time("data", || epoch.next()).transpose()? else { return Ok(None) };
+
+    // nn + tensor: the planned graph, forward and backward.
+    let tally = phases.time("compute", || replica.compute(&batch, step));
+    let norm = rules.clip_norm.map(|norm_max| phases.time("clip", || replica.clip(norm_max)));
+
+    // nn: the optimizer, unless the step would spoil the weights.
+    let learning_rate = rules.learning_rate.rate(step, rules.length);
+    let finite = tally.loss.is_finite() && norm.is_none_or(f64::is_finite);
+    if finite {
+        phases.time("update", || replica.update(step, learning_rate));
+    }
+
+    let samples = batch.size as u64;
+    let not_finite = if finite {
+        epoch.recycle(batch);
+        None
+    } else {
+        Some(batch)
+    };
+    let (seconds, phases) = phases.finish();
+    let event = Event::Step {
+        step: step + 1,
+        epoch: step / rules.length.steps_per_epoch.max(1),
+        loss: tally.mean_loss(),
+        accuracy: tally.accuracy(),
+        learning_rate: f64::from(learning_rate),
+        samples,
+        seconds,
+        phases,
+    };
+    Ok(Some(Stepped { event, tally, not_finite }))
+}

@@ -1,0 +1,227 @@
+//! The checks behind the sentences of ARCHITECTURE.md. Each rule returns its complaints; none is a matter of taste.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// Files that may contain `unsafe`, each block with its reason. Keep this list short.
+const UNSAFE_FILES: &[&str] = &[
+    "crates/tensor/src/buffer.rs",
+    "crates/tensor/src/device/cpu/memory.rs",
+    "crates/tensor/src/device/cpu/pool.rs",
+];
+
+/// Names that say nothing.
+const BANNED_MODULES: &[&str] = &["base", "common", "core", "utils", "util", "helpers", "types", "manager", "mod", "misc"];
+
+const FILE_LINES_MAX: usize = 600;
+const FUNCTION_LINES_MAX: usize = 70;
+
+/// A source file of the workspace.
+struct Source {
+    path: String,
+    text: String,
+}
+
+impl Source {
+    fn is_test(&self) -> bool {
+        self.path.contains("/tests/") || self.path.ends_with("tests.rs")
+    }
+
+    /// The part before the unit tests.
+    fn code(&self) -> &str {
+        self.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(&self.text)
+    }
+}
+
+/// Runs every rule over the workspace at `root`.
+pub fn check(root: &Path) -> Result<()> {
+    let sources = read_sources(root)?;
+    let rules: [fn(&Source) -> Vec<String>; 7] =
+        [opens_with_prose, names, sizes, unsafe_is_listed, doors_to_the_world, ranks_and_tensors, x86_is_guarded];
+    let mut complaints: Vec<String> = sources
+        .iter()
+        .flat_map(|source| rules.iter().flat_map(|rule| rule(source)).map(|complaint| format!("{}: {complaint}", source.path)))
+        .collect();
+    complaints.extend(architecture(root)?);
+    complaints.extend(dependencies(root)?);
+    if complaints.is_empty() {
+        return Ok(());
+    }
+    bail!("tidy found {} complaints:\n{}", complaints.len(), complaints.join("\n"));
+}
+
+fn read_sources(root: &Path) -> Result<Vec<Source>> {
+    let mut files = Vec::new();
+    for folder in ["crates", "src", "xtask", "examples", "tests"] {
+        collect(&root.join(folder), &mut files)?;
+    }
+    files.sort();
+    files
+        .into_iter()
+        .map(|path| {
+            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let path = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().replace('\\', "/");
+            Ok(Source { path, text })
+        })
+        .collect()
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    if !folder.is_dir() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            if path.file_name().is_some_and(|name| name != "target" && name != "fixtures") {
+                collect(&path, files)?;
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn opens_with_prose(source: &Source) -> Vec<String> {
+    let opens = source.text.starts_with("//! ");
+    if opens { vec![] } else { vec!["a file opens with `//!`: what it is, what it is not, who calls it".into()] }
+}
+
+fn names(source: &Source) -> Vec<String> {
+    let stem = source.path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs");
+    if BANNED_MODULES.contains(&stem) { vec![format!("`{stem}` is not a module name that tells anything")] } else { vec![] }
+}
+
+fn sizes(source: &Source) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let lines = source.text.lines().count();
+    if lines > FILE_LINES_MAX {
+        complaints.push(format!("{lines} lines; at most {FILE_LINES_MAX}"));
+    }
+    let mut start: Option<(usize, usize, &str)> = None;
+    for (number, line) in source.code().lines().enumerate() {
+        let indent = line.len() - line.trim_start().len();
+        let text = line.trim_start();
+        if start.is_none() && is_function(text) && !text.ends_with('}') && !text.ends_with(';') {
+            start = Some((number, indent, text));
+        } else if let Some((first, depth, head)) = start
+            && indent == depth
+            && (text == "}" || text.ends_with(';'))
+        {
+            if number - first + 1 > FUNCTION_LINES_MAX && !source.is_test() {
+                let name = head.split("fn ").nth(1).unwrap_or(head).split(['(', '<']).next().unwrap_or(head);
+                complaints.push(format!("`{name}` has {} lines; at most {FUNCTION_LINES_MAX}", number - first + 1));
+            }
+            start = None;
+        }
+    }
+    complaints
+}
+
+fn is_function(line: &str) -> bool {
+    let head = line.split("fn ").next().unwrap_or_default();
+    line.contains("fn ")
+        && head.split_whitespace().all(|word| matches!(word, "const" | "unsafe" | "async") || word.starts_with("pub"))
+}
+
+fn unsafe_is_listed(source: &Source) -> Vec<String> {
+    let uses = source.text.contains("allow(unsafe_code)");
+    let listed = UNSAFE_FILES.contains(&source.path.as_str());
+    if uses && !listed && !source.path.starts_with("xtask") {
+        return vec!["allows unsafe code but is not in tidy's list; is there a safe way?".into()];
+    }
+    vec![]
+}
+
+/// Only `system` reads a clock, draws entropy, touches the disk or spawns a thread; the CPU pool is exempt.
+fn doors_to_the_world(source: &Source) -> Vec<String> {
+    let exempt = source.path.starts_with("crates/system/") || source.path.starts_with("xtask/");
+    if exempt || source.is_test() || !source.path.starts_with("crates/") {
+        return vec![];
+    }
+    let doors = ["std::fs", "std::time::Instant", "SystemTime", "thread::spawn", "thread::Builder", "std::env", "std::net", "File::open"];
+    doors
+        .iter()
+        .filter(|door| source.code().contains(*door))
+        .filter(|_| source.path != "crates/tensor/src/device/cpu/pool.rs")
+        .map(|door| format!("`{door}` belongs behind the crate `system`"))
+        .collect()
+}
+
+/// `tensor` never names a rank; `comm` never names a tensor.
+fn ranks_and_tensors(source: &Source) -> Vec<String> {
+    let says = |word: &str| source.code().lines().any(|line| !line.trim_start().starts_with("//") && line.contains(word));
+    if source.path.starts_with("crates/tensor/src/") && (says("Rank") || says(" rank") || says("world_size")) {
+        return vec!["the engine never names a rank".into()];
+    }
+    if source.path.starts_with("crates/comm/src/") && (says("Tensor") || says("tensor::")) {
+        return vec!["communication never names a tensor".into()];
+    }
+    vec![]
+}
+
+fn x86_is_guarded(source: &Source) -> Vec<String> {
+    let names_x86 = source.text.contains("std::arch::x86_64") || source.text.contains("core::arch::x86_64");
+    let guarded = source.text.contains("cfg(target_arch = \"x86_64\")") || source.text.contains("#![cfg(target_arch");
+    if names_x86 && !guarded { vec!["x86 code without a `cfg(target_arch = \"x86_64\")` guard".into()] } else { vec![] }
+}
+
+/// ARCHITECTURE.md names every crate.
+fn architecture(root: &Path) -> Result<Vec<String>> {
+    let text = fs::read_to_string(root.join("ARCHITECTURE.md")).context("cannot read ARCHITECTURE.md")?;
+    let mut complaints = Vec::new();
+    for entry in fs::read_dir(root.join("crates"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !text.contains(&format!("`{name}`")) {
+            complaints.push(format!("ARCHITECTURE.md does not name the crate `{name}`"));
+        }
+    }
+    Ok(complaints)
+}
+
+/// docs/dependencies.md justifies every dependency of the workspace.
+fn dependencies(root: &Path) -> Result<Vec<String>> {
+    let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
+    let text = fs::read_to_string(root.join("docs/dependencies.md")).context("cannot read docs/dependencies.md")?;
+    let section = manifest.split("[workspace.dependencies]").nth(1).unwrap_or_default().split("\n[").next().unwrap_or_default();
+    Ok(section
+        .lines()
+        .filter_map(|line| line.split_once(" = ").map(|(name, _)| name.trim()))
+        .filter(|name| !name.starts_with("paceline") && !text.contains(&format!("`{name}`")))
+        .map(|name| format!("docs/dependencies.md does not say why `{name}`"))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(path: &str, text: &str) -> Source {
+        Source { path: path.into(), text: text.into() }
+    }
+
+    #[test]
+    fn the_workspace_is_tidy() {
+        check(&crate::root()).unwrap();
+    }
+
+    #[test]
+    fn a_long_function_is_found() {
+        let body = "    let x = 1;\n".repeat(80);
+        let text = format!("//! Prose.\npub fn long(a: u8) {{\n{body}}}\n");
+        assert!(sizes(&source("crates/nn/src/a.rs", &text))[0].starts_with("`long` has 82 lines"));
+    }
+
+    #[test]
+    fn each_rule_can_fail() {
+        assert_eq!(opens_with_prose(&source("a.rs", "fn main() {}")).len(), 1);
+        assert_eq!(names(&source("crates/nn/src/utils.rs", "")).len(), 1);
+        assert_eq!(unsafe_is_listed(&source("crates/nn/src/a.rs", "#![allow(unsafe_code)]")).len(), 1);
+        assert_eq!(doors_to_the_world(&source("crates/nn/src/a.rs", "use std::fs;")).len(), 1);
+        assert_eq!(ranks_and_tensors(&source("crates/tensor/src/a.rs", "struct Rank;")).len(), 1);
+        assert_eq!(x86_is_guarded(&source("crates/tensor/src/a.rs", "use std::arch::x86_64::*;")).len(), 1);
+    }
+}
