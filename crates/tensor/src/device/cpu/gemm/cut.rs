@@ -16,7 +16,7 @@ const ROWS_OWN: usize = 256;
 
 /// Columns of a block, likewise.
 const COLUMNS_SHARED: usize = 256;
-const COLUMNS_OWN: usize = 128;
+const COLUMNS_OWN: usize = 256;
 
 /// Depth below which a share of a split is not worth its partial sums.
 const SPLIT_DEPTH_MIN: usize = 512;

@@ -52,6 +52,8 @@ pub(super) struct Tile<'a> {
     pub relu: bool,
     /// Write whole tiles past the caches; every row then starts at a multiple of a vector's size.
     pub stream: bool,
+    /// What will be packed next: every depth step asks for one line, this many floats apart.
+    pub ahead: (*const f32, usize),
 }
 
 /// A compiled tile.
@@ -138,7 +140,10 @@ unsafe fn run<S: Simd, const R: usize, const V: usize, const ALONG_DEPTH: bool>(
     unsafe {
         let mut sums = [[S::splat(0.0); V]; R];
         let (mut left, mut right) = (tile.left, tile.right);
+        let (mut ahead, ahead_step) = tile.ahead;
         for _ in 0..tile.depth {
+            S::prefetch(ahead);
+            ahead = ahead.wrapping_add(ahead_step);
             let mut vectors = [S::splat(0.0); V];
             for v in 0..V {
                 vectors[v] = S::load(right.add(v * S::LANES));
