@@ -16,8 +16,8 @@ use super::super::simd::{Portable, Simd, Vectorised};
 /// Most rows any tile has.
 pub(super) const ROWS_MAX: usize = 24;
 
-/// Most of the depth one tile run covers.
-pub(super) const DEPTH_MAX: usize = 256;
+/// Most of the depth one tile run covers: a panel of the tallest tile then fills about half of a first-level cache.
+pub(super) const DEPTH_MAX: usize = 320;
 
 /// Distance between the rows of a left panel that lies along the depth. The extra line keeps the rows out of one cache set.
 pub(super) const PANEL_STRIDE: usize = DEPTH_MAX + 16;
