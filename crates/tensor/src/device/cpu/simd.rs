@@ -58,6 +58,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// The larger of each lane and zero; what is not a number stays so.
     unsafe fn relu(vector: Self::Vector) -> Self::Vector;
+    /// Brings the line at `address` into the second-level cache; the address need not be valid.
+    unsafe fn prefetch(address: *const f32);
     /// Transposes a block of `LANES` × `LANES`; the strides are distances between rows, in floats.
     unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize);
 }

@@ -16,8 +16,8 @@ use super::super::simd::{Portable, Simd, Vectorised};
 /// Most rows any tile has.
 pub(super) const ROWS_MAX: usize = 24;
 
-/// Most of the depth one tile run covers.
-pub(super) const DEPTH_MAX: usize = 256;
+/// Most of the depth one tile run covers: a panel of the tallest tile then fills about half of a first-level cache.
+pub(super) const DEPTH_MAX: usize = 320;
 
 /// Distance between the rows of a left panel that lies along the depth. The extra line keeps the rows out of one cache set.
 pub(super) const PANEL_STRIDE: usize = DEPTH_MAX + 16;
@@ -52,6 +52,8 @@ pub(super) struct Tile<'a> {
     pub relu: bool,
     /// Write whole tiles past the caches; every row then starts at a multiple of a vector's size.
     pub stream: bool,
+    /// What will be packed next: every depth step asks for one line, this many floats apart.
+    pub ahead: (*const f32, usize),
 }
 
 /// A compiled tile.
@@ -138,7 +140,10 @@ unsafe fn run<S: Simd, const R: usize, const V: usize, const ALONG_DEPTH: bool>(
     unsafe {
         let mut sums = [[S::splat(0.0); V]; R];
         let (mut left, mut right) = (tile.left, tile.right);
+        let (mut ahead, ahead_step) = tile.ahead;
         for _ in 0..tile.depth {
+            S::prefetch(ahead);
+            ahead = ahead.wrapping_add(ahead_step);
             let mut vectors = [S::splat(0.0); V];
             for v in 0..V {
                 vectors[v] = S::load(right.add(v * S::LANES));

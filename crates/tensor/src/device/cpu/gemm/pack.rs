@@ -20,8 +20,10 @@ pub(crate) trait Left: Sync {
     /// `depth · stride + row`, both counted from the block's corner.
     fn pack(&self, isa: Isa, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
 
-    /// Asks the memory for a share of a block that will be packed soon. Only operands read once gain from it.
-    fn prefetch(&self, _batch: usize, _rows: Range<usize>, _depth: Range<usize>, _share: Share) {}
+    /// The memory that packing the block will read.
+    fn ahead(&self, _batch: usize, _rows: Range<usize>, _depth: Range<usize>) -> Ahead {
+        Ahead::NOTHING
+    }
 }
 
 /// A right operand: depth × columns.
@@ -29,21 +31,46 @@ pub(crate) trait Right: Sync {
     /// Copies a block to `panel`: element (depth, column) goes to `depth · width + column`, zeros beyond the last column.
     fn pack(&self, isa: Isa, batch: usize, depth: Range<usize>, columns: Range<usize>, panel: &mut [f32], width: usize);
 
-    /// As [`Left::prefetch`].
-    fn prefetch(&self, _batch: usize, _depth: Range<usize>, _columns: Range<usize>, _share: Share) {}
+    /// As [`Left::ahead`].
+    fn ahead(&self, _batch: usize, _depth: Range<usize>, _columns: Range<usize>) -> Ahead {
+        Ahead::NOTHING
+    }
 }
 
-/// Part `index` of `count` equal ones.
+/// Memory that will be read soon: `lines` runs of `run` floats, `stride` apart. Tiles ask for it piece by piece while they compute,
+/// one cache line per depth step, so that it arrives without ever filling the queue of misses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
-    pub index: usize,
-    pub count: usize,
+pub(crate) struct Ahead {
+    pub start: *const f32,
+    pub lines: usize,
+    pub stride: usize,
+    pub run: usize,
 }
 
-impl Share {
-    fn of(self, range: &Range<usize>) -> Range<usize> {
-        let at = |index: usize| range.start + range.len() * index / self.count;
-        at(self.index)..at(self.index + 1)
+impl Ahead {
+    /// Nothing worth asking for.
+    pub const NOTHING: Self = Self { start: std::ptr::null(), lines: 0, stride: 0, run: 0 };
+
+    /// Floats.
+    pub fn length(&self) -> usize {
+        self.lines * self.run
+    }
+
+    /// Where tile `tile` of `tiles` begins to ask, and by how much it advances in each of its `steps` depth steps.
+    pub fn share(&self, tile: usize, tiles: usize, steps: usize) -> Option<(*const f32, usize)> {
+        const LINE: usize = 16;
+        if self.length() == 0 || steps == 0 {
+            None
+        } else if self.stride == self.run {
+            // One piece: cut it among the tiles.
+            let length = self.length();
+            Some((self.start.wrapping_add(length * tile / tiles), length / (tiles * steps)))
+        } else if tile < self.run.div_ceil(LINE) && 2 * self.lines > steps {
+            // A tile walks down one column of cache lines. With fewer lines than steps it would walk far beyond the last.
+            Some((self.start.wrapping_add(tile * LINE), self.stride * self.lines.div_ceil(steps)))
+        } else {
+            None
+        }
     }
 }
 
@@ -59,42 +86,21 @@ impl Strided<'_> {
         &self.matrix.data[batch * self.batch_stride..]
     }
 
-    /// Asks for a share of the block, one line after the other along its contiguous side.
-    fn prefetch(&self, batch: usize, rows: &Range<usize>, columns: &Range<usize>, share: Share) {
+    fn ahead(&self, batch: usize, rows: Range<usize>, columns: Range<usize>) -> Ahead {
         let Matrix { row_stride, column_stride, .. } = self.matrix;
         let (lines, stride, run) = match (row_stride, column_stride) {
-            (_, 1) => (share.of(rows), row_stride, columns),
-            (1, _) => (share.of(columns), column_stride, rows),
-            _ => return,
+            (_, 1) => (rows, row_stride, columns),
+            (1, _) => (columns, column_stride, rows),
+            _ => return Ahead::NOTHING,
         };
-        let base = self.batch(batch).as_ptr();
-        for line in lines {
-            for start in run.clone().step_by(LINE) {
-                prefetch(base.wrapping_add(line * stride + start));
-            }
-        }
+        let start = self.batch(batch).as_ptr().wrapping_add(lines.start * stride + run.start);
+        Ahead { start, lines: lines.len(), stride, run: run.len() }
     }
-}
-
-/// Floats in a cache line.
-const LINE: usize = 16;
-
-/// Brings a line into the second-level cache, if the address exists.
-#[inline(always)]
-fn prefetch(address: *const f32) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 impl Left for Strided<'_> {
-    fn prefetch(&self, batch: usize, rows: Range<usize>, depth: Range<usize>, share: Share) {
-        self.prefetch(batch, &rows, &depth, share);
+    fn ahead(&self, batch: usize, rows: Range<usize>, depth: Range<usize>) -> Ahead {
+        self.ahead(batch, rows, depth)
     }
 
     fn layout(&self) -> Layout {
@@ -130,8 +136,8 @@ impl Left for Strided<'_> {
 }
 
 impl Right for Strided<'_> {
-    fn prefetch(&self, batch: usize, depth: Range<usize>, columns: Range<usize>, share: Share) {
-        self.prefetch(batch, &depth, &columns, share);
+    fn ahead(&self, batch: usize, depth: Range<usize>, columns: Range<usize>) -> Ahead {
+        self.ahead(batch, depth, columns)
     }
 
     fn pack(

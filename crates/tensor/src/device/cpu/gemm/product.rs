@@ -14,7 +14,7 @@ use super::super::scratch::{Buffers, Need};
 use super::Epilogue;
 use super::cut::Cut;
 use super::kernel::{self, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
-use super::pack::{Left, Right, Share};
+use super::pack::{Left, Right};
 
 /// From this size on a result that is written once goes past the caches: it would not stay in them, and a cached write would
 /// read the line first. On a Zen 4 core a 1×1 convolution with 33 MB of output gained a quarter.
@@ -185,43 +185,50 @@ impl Run<'_> {
                     left.as_ptr()
                 }
             };
-            let ask = |column: usize, columns: usize| {
-                self.prefetch(part, &rows, &panel, Share { index: column, count: columns })
-            };
+            let ahead = |tile: usize, tiles: usize| self.ahead(part, &rows, &panel, tile, tiles);
             // SAFETY: the panel is packed and holds a tile's rows, valid ones or not, for every step.
-            unsafe { self.columns(part, panel.clone(), source, stride, &ask) };
+            unsafe { self.columns(part, panel.clone(), source, stride, &ahead) };
         }
     }
 
-    /// Asks for a share of what will be packed next, so that it arrives while a tile is computed. `share` counts the tiles
-    /// of the panel of rows `panel`.
-    fn prefetch(&self, part: &Part<'_>, rows: &Range<usize>, panel: &Range<usize>, share: Share) {
-        let Product { left, right, .. } = self.product;
-        let panels = rows.len().div_ceil(self.cut.height);
-        let done = (panel.start - rows.start) / self.cut.height;
-        let of_block = Share { index: done * share.count + share.index, count: panels * share.count };
-        if !self.cut.shared && !part.next.is_empty() {
-            right.prefetch(part.batch, part.next.clone(), part.columns.clone(), of_block);
-        }
-        if self.layout == Layout::AlongRows {
-            left.prefetch(part.batch, rows.clone(), part.next.clone(), of_block);
-        } else if panel.end < rows.end || part.next.is_empty() {
+    /// What tile `tile` of `tiles` of the panel of rows `panel` asks the memory for: the next panel where the right operand is
+    /// packed already, else a piece of the next block of the depth.
+    fn ahead(
+        &self,
+        part: &Part<'_>,
+        rows: &Range<usize>,
+        panel: &Range<usize>,
+        tile: usize,
+        tiles: usize,
+    ) -> Option<(*const f32, usize)> {
+        let (Product { left, right, .. }, steps) = (self.product, part.steps.len());
+        if self.cut.shared {
             let next = panel.end..(panel.end + self.cut.height).min(self.product.rows);
-            left.prefetch(part.batch, next, part.steps.clone(), share);
+            return left.ahead(part.batch, next, part.steps.clone()).share(tile, tiles, steps);
+        }
+        if part.next.is_empty() {
+            return None;
+        }
+        let panels = rows.len().div_ceil(self.cut.height);
+        let (tile, tiles) = ((panel.start - rows.start) / self.cut.height * tiles + tile, panels * tiles);
+        let left = left.ahead(part.batch, rows.clone(), part.next.clone());
+        let right = right.ahead(part.batch, part.next.clone(), part.columns.clone());
+        let for_left = tiles * left.length() / (left.length() + right.length()).max(1);
+        if tile < for_left {
+            left.share(tile, for_left, steps)
         } else {
-            let first = rows.start..(rows.start + self.cut.height).min(rows.end);
-            left.prefetch(part.batch, first, part.next.clone(), share);
+            right.share(tile - for_left, tiles - for_left, steps)
         }
     }
 
-    /// All panels of columns against one panel of rows; `ask` is called before each, with its number and their count.
+    /// All panels of columns against one panel of rows; `ahead` says what each of them asks for.
     unsafe fn columns(
         &self,
         part: &Part<'_>,
         rows: Range<usize>,
         left: *const f32,
         left_stride: usize,
-        ask: &dyn Fn(usize, usize),
+        ahead: &dyn Fn(usize, usize) -> Option<(*const f32, usize)>,
     ) {
         let (product, epilogue) = (self.product, self.product.epilogue);
         let whole = self.cut.splits == 1;
@@ -241,7 +248,6 @@ impl Run<'_> {
         let mut right = part.right;
         let panels = part.columns.len().div_ceil(2 * self.cut.lanes);
         for (index, start) in part.columns.clone().step_by(2 * self.cut.lanes).enumerate() {
-            ask(index, panels);
             let width = self.cut.panel_width(start, product.columns);
             let (panel, rest) = right.split_at(width * part.steps.len());
             let columns = width.min(part.columns.end - start);
@@ -257,6 +263,7 @@ impl Run<'_> {
                 bias: bias.map(|bias| bias[start..start + columns].as_ptr()),
                 relu: epilogue.relu && whole && part.last,
                 stream,
+                ahead: ahead(index, panels).unwrap_or((panel.as_ptr(), 0)),
             };
             let function = kernel::tile(self.isa, rows.len(), width / self.cut.lanes, self.layout);
             // SAFETY: the instruction set is available; panels hold what the tile reads; each row has room for its columns.

@@ -73,6 +73,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(address: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {
         unsafe {
             // Rows r and r+4 side by side, 128 bits each; then two 4×4 transposes in both halves at once.

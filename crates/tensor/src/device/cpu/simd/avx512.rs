@@ -72,6 +72,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(address: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {
         unsafe {
             // Rows r, r+4, r+8, r+12 side by side, 128 bits each; then four 4×4 transposes in every 128-bit lane at once.

@@ -69,6 +69,9 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(_address: *const f32) {}
+
+    #[inline(always)]
     unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {
         for row in 0..LANES {
             for column in 0..LANES {
