@@ -1,6 +1,6 @@
 //! Resizing as Pillow does it: bilinear with a support that grows when shrinking, so that no pixel is skipped.
 
-use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer as Engine};
 
 use crate::pixels::{Pixels, Window};
@@ -28,14 +28,13 @@ impl Resizer {
             4 => PixelType::U8x4,
             channels => panic!("images have 1 to 4 channels, not {channels}"),
         };
-        let options = ResizeOptions::new()
-            .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
-            .use_alpha(false)
-            .crop(window.left as f64, window.top as f64, window.width as f64, window.height as f64);
-        let from = ImageRef::new(source.width as u32, source.height as u32, &source.data, kind);
-        let into = Image::from_slice_u8(width as u32, height as u32, &mut target.data, kind);
-        let (Ok(from), Ok(mut into)) = (from, into) else { panic!("the buffers have the images' sizes") };
-        self.0.resize(&from, &mut into, &options).expect("pixel types agree and the window is inside");
+        let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).use_alpha(false);
+        let whole = ImageRef::new(source.width as u32, source.height as u32, &source.data, kind).expect("its own size");
+        // A view, not the resizer's own crop: that one lets pixels beyond the window's edge shine in.
+        let [left, top] = [window.left, window.top].map(|start| start as u32);
+        let part = CroppedImage::new(&whole, left, top, window.width as u32, window.height as u32).expect("inside");
+        let mut into = Image::from_slice_u8(width as u32, height as u32, &mut target.data, kind).expect("just reshaped");
+        self.0.resize(&part, &mut into, &options).expect("pixel types agree");
     }
 }
 

@@ -153,7 +153,9 @@ impl Replica {
 
     /// Scales the gradients down to a norm over all parameters, and returns the norm they had.
     pub fn clip(&mut self, norm_max: f64) -> f64 {
-        let norm = optim::global_norm(&self.store.gradients, &self.segments);
+        let pool = self.device.pool();
+        let run = |tasks: usize, body: &(dyn Fn(usize) + Sync)| pool.run(tasks, |task, _| body(task));
+        let norm = optim::global_norm(&self.store.gradients, &self.segments, &run);
         if let Some(factor) = optim::clip_factor(norm, norm_max) {
             optim::scale(&mut self.store.gradients, &self.segments, factor);
         }

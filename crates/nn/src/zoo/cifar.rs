@@ -53,7 +53,7 @@ fn resnet9(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError>
     }
     let x = net.global_max_pool(x)?;
     let fan_in = net.channels(x);
-    let x = net.linear_with("linear", x, classes, Init::UniformFanIn { fan_in }, None)?;
+    let x = net.linear_with("fc", x, classes, Init::UniformFanIn { fan_in }, None)?;
     // Page's temperature: the logits of a net without a bias grow too fast otherwise.
     net.scale(x, 0.125)
 }

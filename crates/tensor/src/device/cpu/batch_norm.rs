@@ -131,7 +131,7 @@ fn shift_near_the_mean(x: &[f32], channels: usize) -> Vec<f32> {
 
 vectorized! {
     fn add_moments(x: &[f32], shift: &[f32], strip: Strip, sums: &mut Sums<2>) {
-        add_rows(strip, ([x], [shift]), sums, |[x], [shift]| [x - shift, (x - shift) * (x - shift)]);
+        add_rows(strip, ([x; 3], shift), sums, |[x, ..], shift| [x - shift, (x - shift) * (x - shift)]);
     }
 }
 
@@ -240,13 +240,13 @@ pub fn gradient(pool: &Pool, input: &BatchNormGrad, output: GradOutput, scratch:
 
 vectorized! {
     fn add_gradients(dy: &[f32], x: &[f32], mean: &[f32], strip: Strip, sums: &mut Sums<2>) {
-        add_rows(strip, ([dy, x], [mean]), sums, |[dy, x], [mean]| [dy, dy * (x - mean)]);
+        add_rows(strip, ([dy, x, x], mean), sums, |[dy, x, _], mean| [dy, dy * (x - mean)]);
     }
 }
 
 vectorized! {
     fn add_masked_gradients(dy: &[f32], x: &[f32], y: &[f32], mean: &[f32], strip: Strip, sums: &mut Sums<2>) {
-        add_rows(strip, ([dy, x, y], [mean]), sums, |[dy, x, y], [mean]| {
+        add_rows(strip, ([dy, x, y], mean), sums, |[dy, x, y], mean| {
             let dy = relu_mask(dy, y);
             [dy, dy * (x - mean)]
         });
@@ -262,6 +262,20 @@ struct Backward<'a> {
     slope: &'a [f32],
 }
 
+/// dy where the ReLU let it pass; all of it where none followed.
+#[inline(always)]
+fn mask<'a>(dy: &[f32], y: Option<&[f32]>, masked: &'a mut [f32]) -> &'a [f32] {
+    match y {
+        Some(y) => {
+            for (masked, (&dy, &y)) in masked.iter_mut().zip(dy.iter().zip(y)) {
+                *masked = relu_mask(dy, y);
+            }
+        }
+        None => masked.copy_from_slice(dy),
+    }
+    masked
+}
+
 /// The pieces of dy, x and y that belong to a task.
 type Saved<'a> = (Option<&'a [f32]>, &'a [f32], Option<&'a [f32]>);
 
@@ -274,19 +288,19 @@ vectorized! {
         while done < dx.len() {
             let length = (period - offset).min(dx.len() - done).min(STRIP);
             let (here, there) = (done..done + length, offset..offset + length);
-            let (dx, masked) = (&mut dx[here.clone()], &mut masked[..length]);
-            masked.copy_from_slice(dy.map_or(&*dx, |dy| &dy[here.clone()]));
-            if let Some(y) = y {
-                masked.iter_mut().zip(&y[here.clone()]).for_each(|(dy, &y)| *dy = relu_mask(*dy, y));
-            }
+            let dx = &mut dx[here.clone()];
+            let dy = match (part(dy, done, length), part(y, done, length)) {
+                (Some(dy), None) => dy,
+                (dy, y) => mask(dy.unwrap_or(dx), y, &mut masked[..length]),
+            };
             if let Some(dresidual) = &mut dresidual {
-                dresidual[here.clone()].copy_from_slice(masked);
+                dresidual[here.clone()].copy_from_slice(dy);
             }
             let x = &x[here];
             let (mean, factor) = (&p.mean[there.clone()], &p.factor[there.clone()]);
             let (mean_dy, slope) = (&p.mean_dy[there.clone()], &p.slope[there]);
             for index in 0..length {
-                dx[index] = factor[index] * (masked[index] - mean_dy[index] - slope[index] * (x[index] - mean[index]));
+                dx[index] = factor[index] * (dy[index] - mean_dy[index] - slope[index] * (x[index] - mean[index]));
             }
             (offset, done) = ((offset + length) % period, done + length);
         }

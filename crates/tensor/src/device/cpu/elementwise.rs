@@ -73,19 +73,36 @@ fn broadcast(pool: &Pool, (a, b): (Option<&[f32]>, &[f32]), y: &mut [f32], piece
     pool.chunks(y, GRAIN, |task, y| piece(task * GRAIN, part(a, task * GRAIN, y.len()), &b, y));
 }
 
+// Loops and not `for_each`: a large function makes the latter's closure too large to be inlined.
 #[inline(always)]
 fn map(x: Option<&[f32]>, y: &mut [f32], function: impl Fn(f32) -> f32) {
     match x {
-        Some(x) => y.iter_mut().zip(x).for_each(|(y, &x)| *y = function(x)),
-        None => y.iter_mut().for_each(|y| *y = function(*y)),
+        Some(x) => {
+            for (y, &x) in y.iter_mut().zip(x) {
+                *y = function(x);
+            }
+        }
+        None => {
+            for y in y {
+                *y = function(*y);
+            }
+        }
     }
 }
 
 #[inline(always)]
 fn map2(a: Option<&[f32]>, b: &[f32], y: &mut [f32], function: impl Fn(f32, f32) -> f32) {
     match a {
-        Some(a) => y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (&a, &b))| *y = function(a, b)),
-        None => y.iter_mut().zip(b).for_each(|(y, &b)| *y = function(*y, b)),
+        Some(a) => {
+            for (y, (&a, &b)) in y.iter_mut().zip(a.iter().zip(b)) {
+                *y = function(a, b);
+            }
+        }
+        None => {
+            for (y, &b) in y.iter_mut().zip(b) {
+                *y = function(*y, b);
+            }
+        }
     }
 }
 

@@ -75,23 +75,25 @@ pub fn forward(pool: &Pool, input: &LayerNorm, output: LayerNormOutput) {
     let (y, mean, inv_std) = ((output.y, rows * width), (output.mean, rows), (output.inv_std, rows));
     pool.chunks3(y, mean, inv_std, |task, y, mean, inv_std| {
         let x = &x[task * rows * width..][..y.len()];
-        for (row, (x, y)) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).enumerate() {
-            (mean[row], inv_std[row]) = forward_row(x, (&gamma, &beta), input.eps, y);
-        }
+        forward_rows(x, (&gamma, &beta, input.eps), y, mean, inv_std);
     });
 }
 
 vectorized! {
-    fn forward_row(x: &[f32], affine: (&[f32], &[f32]), eps: f32, y: &mut [f32]) -> (f32, f32) {
-        let width = y.len();
-        let (x, gamma, beta) = (&x[..width], &affine.0[..width], &affine.1[..width]);
-        let mean = (sum_row([x], |[x]| x) / width as f64) as f32;
-        let variance = sum_row([x], |[x]| (x - mean) * (x - mean)) / width as f64;
-        let inv_std = (1.0 / (variance + f64::from(eps)).sqrt()) as f32;
-        for index in 0..width {
-            y[index] = (x[index] - mean) * inv_std * gamma[index] + beta[index];
+    fn forward_rows(x: &[f32], affine: (&[f32], &[f32], f32), y: &mut [f32], mean: &mut [f32], inv_std: &mut [f32]) {
+        let (gamma, beta, eps) = affine;
+        let width = gamma.len();
+        let beta = &beta[..width];
+        let statistics = mean.iter_mut().zip(inv_std);
+        for ((x, y), (mean, inv_std)) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(statistics) {
+            let center = (sum_row([x], |[x]| x) / width as f64) as f32;
+            let variance = sum_row([x], |[x]| (x - center) * (x - center)) / width as f64;
+            let factor = (1.0 / (variance + f64::from(eps)).sqrt()) as f32;
+            for index in 0..width {
+                y[index] = (x[index] - center) * factor * gamma[index] + beta[index];
+            }
+            (*mean, *inv_std) = (center, factor);
         }
-        (mean, inv_std)
     }
 }
 

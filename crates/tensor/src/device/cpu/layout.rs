@@ -108,6 +108,9 @@ pub fn concat(pool: &Pool, outer: usize, parts: &[&[f32]], y: &mut [f32]) {
     });
 }
 
+/// Rows of y that are made together: a cache line of x holds 16 floats, so that many rows share what was fetched.
+const TILE: usize = 16;
+
 /// y's dim i is x's dim `order[i]`.
 pub fn permute(pool: &Pool, (x, shape): (&[f32], &[usize]), order: &[usize], y: &mut [f32]) {
     assert!(x.len() == y.len() && x.len() == shape.iter().product::<usize>(), "a permutation keeps the elements");
@@ -117,8 +120,6 @@ pub fn permute(pool: &Pool, (x, shape): (&[f32], &[usize]), order: &[usize], y: 
     }
     let mut dims = merged(shape, order);
     let (size, stride) = dims.pop().unwrap_or((1, 1));
-    // Rows of a tile: a cache line of x holds 16 floats, so as many rows of y share what was fetched.
-    const TILE: usize = 16;
     let tiles = GRAIN.div_ceil(TILE * size);
     pool.chunks(y, tiles * TILE * size, |task, y| {
         for (tile, y) in y.chunks_mut(TILE * size).enumerate() {
@@ -129,6 +130,11 @@ pub fn permute(pool: &Pool, (x, shape): (&[f32], &[usize]), order: &[usize], y: 
                 y.chunks_exact_mut(size).zip(starts).for_each(|(y, start)| y.copy_from_slice(&x[start..start + size]));
                 continue;
             }
+            let neighbours = starts.iter().enumerate().all(|(row, &start)| start == starts[0] + row);
+            if neighbours && y.len() == TILE * size {
+                transpose(&x[starts[0]..], stride, y);
+                continue;
+            }
             for column in (0..size).step_by(TILE) {
                 let end = (column + TILE).min(size);
                 for (y, start) in y.chunks_exact_mut(size).zip(starts) {
@@ -137,6 +143,22 @@ pub fn permute(pool: &Pool, (x, shape): (&[f32], &[usize]), order: &[usize], y: 
             }
         }
     });
+}
+
+/// y `[TILE, size]` = the transpose of the first `TILE` columns of x, whose rows are `stride` apart.
+fn transpose(x: &[f32], stride: usize, y: &mut [f32]) {
+    let size = y.len() / TILE;
+    for first in (0..size).step_by(TILE) {
+        let columns = TILE.min(size - first);
+        let mut tile = [[0.0; TILE]; TILE];
+        for (column, tile) in tile[..columns].iter_mut().enumerate() {
+            tile.copy_from_slice(&x[(first + column) * stride..][..TILE]);
+        }
+        for row in 0..TILE {
+            let line: [f32; TILE] = std::array::from_fn(|column| tile[column][row]);
+            y[row * size + first..][..columns].copy_from_slice(&line[..columns]);
+        }
+    }
 }
 
 /// y's dims as (size, stride in x), without dims of one element, neighbours merged where they stay neighbours.

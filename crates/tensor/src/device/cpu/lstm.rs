@@ -175,15 +175,23 @@ vectorized! {
         let hidden = y.len();
         let (open, rest) = gates.split_at_mut(2 * hidden);
         let (candidate, out) = rest.split_at_mut(hidden);
-        open.iter_mut().for_each(|gate| *gate = sigmoid(*gate));
-        candidate.iter_mut().for_each(|gate| *gate = tanh(*gate));
-        out.iter_mut().for_each(|gate| *gate = sigmoid(*gate));
+        for gate in &mut *open {
+            *gate = sigmoid(*gate);
+        }
+        for gate in &mut *candidate {
+            *gate = tanh(*gate);
+        }
+        for gate in &mut *out {
+            *gate = sigmoid(*gate);
+        }
         let (enter, forget) = open.split_at(hidden);
         cells.iter_mut().zip(enter.iter().zip(&*candidate)).for_each(|(cell, (&enter, &new))| *cell = enter * new);
         if let Some(before) = before {
             cells.iter_mut().zip(forget.iter().zip(before)).for_each(|(cell, (&forget, &old))| *cell += forget * old);
         }
-        y.iter_mut().zip(out.iter().zip(&*cells)).for_each(|(y, (&out, &cell))| *y = out * tanh(cell));
+        for (y, (&out, &cell)) in y.iter_mut().zip(out.iter().zip(&*cells)) {
+            *y = out * tanh(cell);
+        }
     }
 }
 

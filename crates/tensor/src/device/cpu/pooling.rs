@@ -82,60 +82,96 @@ pub fn forward(pool: &Pool, pooling: &Pooling, x: &[f32], y: &mut [f32], argmax:
     }
 }
 
+/// The pixels of one window, as rows and columns of the image.
+#[derive(Clone, Copy)]
+struct Pixels {
+    rows: Span,
+    columns: Span,
+    width: usize,
+}
+
+/// Channels held in registers while a window is walked.
+const LANES: usize = 16;
+
 vectorized! {
     fn max_row(pooling: &Pooling, x: &[f32], row: usize, y: &mut [f32], argmax: Option<&mut [i32]>) {
-        let (channels, rows) = (pooling.channels, pooling.windows[0][row]);
-        let mut argmax = argmax;
-        for (index, columns) in pooling.windows[1].iter().enumerate() {
+        let (channels, mut argmax) = (pooling.channels, argmax);
+        for (index, &columns) in pooling.windows[1].iter().enumerate() {
+            let pixels = Pixels { rows: pooling.windows[0][row], columns, width: pooling.size[1] };
             let y = &mut y[index * channels..][..channels];
             let mut argmax = argmax.as_deref_mut().map(|argmax| &mut argmax[index * channels..][..channels]);
-            y.fill(f32::NEG_INFINITY);
-            if let Some(argmax) = &mut argmax {
-                argmax.fill((rows.start * pooling.size[1] + columns.start) as i32);
-            }
-            for row in rows.start..rows.end {
-                for column in columns.start..columns.end {
-                    let pixel = row * pooling.size[1] + column;
-                    let x = &x[pixel * channels..][..channels];
-                    match &mut argmax {
-                        Some(argmax) => keep_larger(x, pixel as i32, y, argmax),
-                        None => y.iter_mut().zip(x).for_each(|(y, &x)| *y = if wins(x, *y) { x } else { *y }),
-                    }
+            let mut first = 0;
+            while first < channels {
+                let lanes = LANES.min(channels - first);
+                let (best, winner) = match lanes {
+                    LANES => max_lanes::<true>(pixels, x, (channels, first)),
+                    _ => max_lanes::<false>(pixels, x, (channels, first)),
+                };
+                y[first..first + lanes].copy_from_slice(&best[..lanes]);
+                if let Some(argmax) = &mut argmax {
+                    argmax[first..first + lanes].copy_from_slice(&winner[..lanes]);
                 }
+                first += lanes;
             }
         }
     }
 }
 
+/// The largest values of the channels from `first` on, and the pixels they come from.
 #[inline(always)]
-fn wins(x: f32, best: f32) -> bool {
-    x > best || x.is_nan()
-}
-
-#[inline(always)]
-fn keep_larger(x: &[f32], pixel: i32, best: &mut [f32], argmax: &mut [i32]) {
-    for (&x, (best, argmax)) in x.iter().zip(best.iter_mut().zip(argmax)) {
-        let won = wins(x, *best);
-        *best = if won { x } else { *best };
-        *argmax = if won { pixel } else { *argmax };
+fn max_lanes<const FULL: bool>(
+    pixels: Pixels,
+    x: &[f32],
+    (channels, first): (usize, usize),
+) -> ([f32; LANES], [i32; LANES]) {
+    let mut best = [f32::NEG_INFINITY; LANES];
+    let mut winner = [(pixels.rows.start * pixels.width + pixels.columns.start) as i32; LANES];
+    let lanes = if FULL { LANES } else { channels - first };
+    for row in pixels.rows.start..pixels.rows.end {
+        for column in pixels.columns.start..pixels.columns.end {
+            let pixel = row * pixels.width + column;
+            let x = &x[pixel * channels + first..][..lanes];
+            for lane in 0..lanes {
+                let won = x[lane] > best[lane] || x[lane].is_nan();
+                best[lane] = if won { x[lane] } else { best[lane] };
+                winner[lane] = if won { pixel as i32 } else { winner[lane] };
+            }
+        }
     }
+    (best, winner)
 }
 
 vectorized! {
     fn average_row(pooling: &Pooling, x: &[f32], row: usize, y: &mut [f32]) {
-        let (channels, rows) = (pooling.channels, pooling.windows[0][row]);
-        for (y, columns) in y.chunks_exact_mut(channels).zip(&pooling.windows[1]) {
-            y.fill(0.0);
-            for row in rows.start..rows.end {
-                for column in columns.start..columns.end {
-                    let x = &x[(row * pooling.size[1] + column) * channels..][..channels];
-                    y.iter_mut().zip(x).for_each(|(y, &x)| *y += x);
-                }
+        let channels = pooling.channels;
+        for (y, &columns) in y.chunks_exact_mut(channels).zip(&pooling.windows[1]) {
+            let pixels = Pixels { rows: pooling.windows[0][row], columns, width: pooling.size[1] };
+            let factor = 1.0 / (pixels.rows.count * columns.count) as f32;
+            for (block, y) in y.chunks_mut(LANES).enumerate() {
+                let sum = match y.len() {
+                    LANES => sum_lanes::<true>(pixels, x, (channels, block * LANES)),
+                    _ => sum_lanes::<false>(pixels, x, (channels, block * LANES)),
+                };
+                y.iter_mut().zip(sum).for_each(|(y, sum)| *y = factor * sum);
             }
-            let factor = 1.0 / (rows.count * columns.count) as f32;
-            y.iter_mut().for_each(|y| *y *= factor);
         }
     }
+}
+
+/// The sums of the channels from `first` on.
+#[inline(always)]
+fn sum_lanes<const FULL: bool>(pixels: Pixels, x: &[f32], (channels, first): (usize, usize)) -> [f32; LANES] {
+    let mut sum = [0.0; LANES];
+    let lanes = if FULL { LANES } else { channels - first };
+    for row in pixels.rows.start..pixels.rows.end {
+        for column in pixels.columns.start..pixels.columns.end {
+            let x = &x[(row * pixels.width + column) * channels + first..][..lanes];
+            for lane in 0..lanes {
+                sum[lane] += x[lane];
+            }
+        }
+    }
+    sum
 }
 
 /// dx = the gradient of the pooling; a maximum needs the winners that [`forward`] wrote.

@@ -83,35 +83,39 @@ pub(super) fn sum_columns<'a, const K: usize>(
     totals
 }
 
-/// Adds `value(inputs, parameters)` of every element of a strip to its column's sums. `inputs` are matrices of the
-/// whole shape, `parameters` are per-column values as [`widen`] gives them.
+/// Adds `value(inputs, parameter)` of every element of a strip to its column's sums. The three inputs are matrices of the
+/// whole shape (one given twice costs nothing), the parameter is a per-column value as [`widen`] gives it.
 #[inline(always)]
-pub(super) fn add_rows<const N: usize, const P: usize, const K: usize>(
+pub(super) fn add_rows<const K: usize>(
     strip: Strip,
-    (inputs, parameters): ([&[f32]; N], [&[f32]; P]),
+    (inputs, parameter): ([&[f32]; 3], &[f32]),
     sums: &mut Sums<K>,
-    value: impl Fn([f32; N], [f32; P]) -> [f32; K],
+    value: impl Fn([f32; 3], f32) -> [f32; K],
 ) {
     let width = strip.width;
     assert!(width <= STRIP, "a strip fits its accumulators");
-    let parameters = parameters.map(|parameter| &parameter[strip.column..strip.column + width]);
+    let parameter = &parameter[strip.column..strip.column + width];
     let row = |index: usize| inputs.map(|input| &input[strip.start + index * strip.stride..][..width]);
     let fours = strip.rows / 4;
+    // Four rows at a time, so that the accumulators are loaded and stored a quarter as often. Each slice has a name
+    // of its own because the vectoriser does not see through arrays of slices.
     for four in 0..fours {
-        let rows = [row(4 * four), row(4 * four + 1), row(4 * four + 2), row(4 * four + 3)];
+        let ([a0, b0, c0], [a1, b1, c1]) = (row(4 * four), row(4 * four + 1));
+        let ([a2, b2, c2], [a3, b3, c3]) = (row(4 * four + 2), row(4 * four + 3));
         for column in 0..width {
-            let parameters = parameters.map(|parameter| parameter[column]);
-            let values = rows.map(|row| value(row.map(|row| row[column]), parameters));
+            let first = value([a0[column], b0[column], c0[column]], parameter[column]);
+            let second = value([a1[column], b1[column], c1[column]], parameter[column]);
+            let third = value([a2[column], b2[column], c2[column]], parameter[column]);
+            let fourth = value([a3[column], b3[column], c3[column]], parameter[column]);
             for k in 0..K {
-                sums[k][column] += (values[0][k] + values[1][k]) + (values[2][k] + values[3][k]);
+                sums[k][column] += (first[k] + second[k]) + (third[k] + fourth[k]);
             }
         }
     }
     for index in 4 * fours..strip.rows {
-        let row = row(index);
+        let [a, b, c] = row(index);
         for column in 0..width {
-            let parameters = parameters.map(|parameter| parameter[column]);
-            let value = value(row.map(|row| row[column]), parameters);
+            let value = value([a[column], b[column], c[column]], parameter[column]);
             for k in 0..K {
                 sums[k][column] += value[k];
             }
@@ -129,12 +133,13 @@ pub fn sum_leading(pool: &Pool, x: &[f32], y: &mut [f32], scratch: &mut Vec<f64>
 
 vectorized! {
     fn add_plain(x: &[f32], strip: Strip, sums: &mut Sums<1>) {
-        add_rows(strip, ([x], []), sums, |[x], []| [x]);
+        add_rows(strip, ([x; 3], x), sums, |[x, ..], _| [x]);
     }
 }
 
-/// Lanes of a row sum: two of the widest vectors, so that two additions overlap.
-const LANES: usize = 32;
+/// Lanes of a row sum: one of the widest vectors. Twice as many made the compiler tear them apart, and rows of 64 took
+/// three times as long.
+const LANES: usize = 16;
 /// Elements of a row added in f32 before a flush to f64.
 const SEGMENT: usize = 4096;
 
@@ -160,7 +165,7 @@ pub(super) fn sum_row<const N: usize>(row: [&[f32]; N], value: impl Fn([f32; N])
         for lane in 0..end - start {
             lanes[lane] += value(rest.map(|part| part[lane]));
         }
-        total += lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>();
+        total += f64::from(fold(lanes, |a, b| a + b));
         segment = end;
     }
     total
@@ -169,7 +174,6 @@ pub(super) fn sum_row<const N: usize>(row: [&[f32]; N], value: impl Fn([f32; N])
 /// The largest of a row, NaN not counted; −∞ for an empty one.
 #[inline(always)]
 pub(super) fn max_row(row: &[f32]) -> f32 {
-    let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = row.chunks_exact(LANES);
     let rest = chunks.remainder();
@@ -178,7 +182,28 @@ pub(super) fn max_row(row: &[f32]) -> f32 {
             lanes[lane] = larger(lanes[lane], chunk[lane]);
         }
     }
-    rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |a, &b| larger(a, b))
+    for (lane, &value) in lanes.iter_mut().zip(rest) {
+        *lane = larger(*lane, value);
+    }
+    fold(lanes, larger)
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
+}
+
+/// Folds lanes in halves, which vectorises.
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = join(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
 
 #[cfg(test)]

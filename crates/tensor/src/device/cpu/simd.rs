@@ -45,6 +45,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_first(source: *const f32, count: usize) -> Self::Vector;
     /// Writes `LANES` floats.
     unsafe fn store(target: *mut f32, vector: Self::Vector);
+    /// Writes `LANES` floats past the caches, to an address that is a multiple of the vector's size; [`Simd::fence`] must follow
+    /// before another thread may read them.
+    unsafe fn stream(target: *mut f32, vector: Self::Vector);
+    /// Ends a series of [`Simd::stream`].
+    unsafe fn fence();
     /// Writes the first `count` floats.
     unsafe fn store_first(target: *mut f32, vector: Self::Vector, count: usize);
     /// a·b + c, rounded once where the set can.

@@ -47,7 +47,9 @@ pub fn softmax(pool: &Pool, (x, width): (&[f32], usize), mask: Mask, y: &mut [f3
 vectorized! {
     fn softmax_row(x: &[f32], y: &mut [f32]) {
         let top = max_row(x);
-        y.iter_mut().zip(x).for_each(|(y, &x)| *y = exp(x - top));
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = exp(x - top);
+        }
         let factor = (1.0 / sum_row([&*y], |[y]| y)) as f32;
         y.iter_mut().for_each(|y| *y *= factor);
     }

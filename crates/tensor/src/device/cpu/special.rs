@@ -62,22 +62,34 @@ fn normal(x: f32) -> (f32, f32) {
     (if x > 0.0 { 1.0 - tail } else { tail }, density)
 }
 
+/// Beyond this distance from 0 both GELUs are x or nothing, in f32.
+const FAR: f32 = 13.0;
+
+#[inline(always)]
+fn not_below(x: f32) -> f32 {
+    if x < -FAR { -FAR } else { x }
+}
+
+#[inline(always)]
+fn within(x: f32) -> f32 {
+    let x = not_below(x);
+    if x > FAR { FAR } else { x }
+}
+
 /// x·Φ(x).
 #[inline(always)]
 pub(super) fn gelu(x: f32) -> f32 {
-    // Below −13 the product is 0 in f32; written so that −∞ gives 0 and not NaN.
-    let value = x * normal(x).0;
-    if x < -13.0 { 0.0 } else { value }
+    let x = not_below(x);
+    x * normal(x).0
 }
 
 /// The derivative of [`gelu`] at x.
 #[inline(always)]
 pub(super) fn gelu_slope(x: f32) -> f32 {
     const INV_SQRT_TAU: f32 = 0.398_942_3;
+    let x = within(x);
     let (phi, density) = normal(x);
-    let value = phi + x * density * INV_SQRT_TAU;
-    let value = if x > 13.0 { 1.0 } else { value };
-    if x < -13.0 { 0.0 } else { value }
+    phi + x * density * INV_SQRT_TAU
 }
 
 const SQRT_8_OVER_PI: f32 = 1.595_769;
@@ -86,18 +98,17 @@ const CUBIC: f32 = 0.044_715;
 /// GELU's tanh form: x·σ(2u) with u = √(2/π)·(x + 0.044715·x³), the same as x·(1 + tanh u)/2 without its cancellation.
 #[inline(always)]
 pub(super) fn gelu_tanh(x: f32) -> f32 {
-    let value = x * sigmoid(SQRT_8_OVER_PI * x * (1.0 + CUBIC * x * x));
-    if x < -13.0 { 0.0 } else { value }
+    let x = not_below(x);
+    x * sigmoid(SQRT_8_OVER_PI * x * (1.0 + CUBIC * x * x))
 }
 
 /// The derivative of [`gelu_tanh`] at x.
 #[inline(always)]
 pub(super) fn gelu_tanh_slope(x: f32) -> f32 {
+    let x = within(x);
     let square = x * x;
     let gate = sigmoid(SQRT_8_OVER_PI * x * (1.0 + CUBIC * square));
-    let value = gate + x * gate * (1.0 - gate) * SQRT_8_OVER_PI * (1.0 + 3.0 * CUBIC * square);
-    let value = if x > 13.0 { 1.0 } else { value };
-    if x < -13.0 { 0.0 } else { value }
+    gate + x * gate * (1.0 - gate) * SQRT_8_OVER_PI * (1.0 + 3.0 * CUBIC * square)
 }
 
 #[cfg(test)]
@@ -128,8 +139,10 @@ mod tests {
         assert_eq!([exp(f32::NEG_INFINITY), exp(-200.0), exp(0.0), exp(f32::INFINITY)], [0.0, 0.0, 1.0, f32::INFINITY]);
         assert!((exp(88.5) / 88.5f64.exp() as f32 - 1.0).abs() < 1e-6);
         assert_eq!([tanh(-50.0), tanh(0.0), tanh(f32::INFINITY)], [-1.0, 0.0, 1.0]);
-        assert_eq!([gelu(f32::NEG_INFINITY), gelu(40.0), gelu_tanh(-1e30)], [0.0, 40.0, 0.0]);
-        assert_eq!([gelu_slope(-1e30), gelu_slope(1e30), gelu_tanh_slope(1e30)], [0.0, 1.0, 1.0]);
+        assert_eq!([gelu(40.0), gelu_tanh(1e30), gelu_slope(1e30), gelu_tanh_slope(1e30)], [40.0, 1e30, 1.0, 1.0]);
+        for function in [gelu, gelu_slope, gelu_tanh, gelu_tanh_slope] {
+            assert!(function(f32::NEG_INFINITY).abs() < 1e-35);
+        }
         for function in [exp, tanh, sigmoid, gelu, gelu_slope, gelu_tanh, gelu_tanh_slope] {
             assert!(function(f32::NAN).is_nan());
         }

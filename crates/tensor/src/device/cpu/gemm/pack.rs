@@ -18,13 +18,33 @@ pub(crate) trait Left: Sync {
 
     /// Copies a block to `panel`: element (row, depth) goes to `row · stride + depth`, or for [`Layout::AlongRows`] to
     /// `depth · stride + row`, both counted from the block's corner.
-    fn pack(&self, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
+    fn pack(&self, isa: Isa, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
+
+    /// Asks the memory for a share of a block that will be packed soon. Only operands read once gain from it.
+    fn prefetch(&self, _batch: usize, _rows: Range<usize>, _depth: Range<usize>, _share: Share) {}
 }
 
 /// A right operand: depth × columns.
 pub(crate) trait Right: Sync {
     /// Copies a block to `panel`: element (depth, column) goes to `depth · width + column`, zeros beyond the last column.
     fn pack(&self, isa: Isa, batch: usize, depth: Range<usize>, columns: Range<usize>, panel: &mut [f32], width: usize);
+
+    /// As [`Left::prefetch`].
+    fn prefetch(&self, _batch: usize, _depth: Range<usize>, _columns: Range<usize>, _share: Share) {}
+}
+
+/// Part `index` of `count` equal ones.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub index: usize,
+    pub count: usize,
+}
+
+impl Share {
+    fn of(self, range: &Range<usize>) -> Range<usize> {
+        let at = |index: usize| range.start + range.len() * index / self.count;
+        at(self.index)..at(self.index + 1)
+    }
 }
 
 /// A batch of matrices a fixed distance apart.
@@ -38,9 +58,45 @@ impl Strided<'_> {
     fn batch(&self, batch: usize) -> &[f32] {
         &self.matrix.data[batch * self.batch_stride..]
     }
+
+    /// Asks for a share of the block, one line after the other along its contiguous side.
+    fn prefetch(&self, batch: usize, rows: &Range<usize>, columns: &Range<usize>, share: Share) {
+        let Matrix { row_stride, column_stride, .. } = self.matrix;
+        let (lines, stride, run) = match (row_stride, column_stride) {
+            (_, 1) => (share.of(rows), row_stride, columns),
+            (1, _) => (share.of(columns), column_stride, rows),
+            _ => return,
+        };
+        let base = self.batch(batch).as_ptr();
+        for line in lines {
+            for start in run.clone().step_by(LINE) {
+                prefetch(base.wrapping_add(line * stride + start));
+            }
+        }
+    }
+}
+
+/// Floats in a cache line.
+const LINE: usize = 16;
+
+/// Brings a line into the second-level cache, if the address exists.
+#[inline(always)]
+fn prefetch(address: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 impl Left for Strided<'_> {
+    fn prefetch(&self, batch: usize, rows: Range<usize>, depth: Range<usize>, share: Share) {
+        self.prefetch(batch, &rows, &depth, share);
+    }
+
     fn layout(&self) -> Layout {
         if self.matrix.row_stride == 1 && self.matrix.column_stride != 1 {
             Layout::AlongRows
@@ -49,17 +105,17 @@ impl Left for Strided<'_> {
         }
     }
 
-    fn pack(&self, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
+    fn pack(&self, _isa: Isa, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
         let (data, Matrix { row_stride, column_stride, .. }) = (self.batch(batch), self.matrix);
         match self.layout() {
             Layout::AlongRows => {
                 for (line, step) in panel.chunks_mut(stride).zip(depth) {
-                    copy(&data[step * column_stride + rows.start..], &mut line[..rows.len()]);
+                    line[..rows.len()].copy_from_slice(&data[step * column_stride + rows.start..][..rows.len()]);
                 }
             }
             Layout::AlongDepth if column_stride == 1 => {
                 for (line, row) in panel.chunks_mut(stride).zip(rows) {
-                    copy(&data[row * row_stride + depth.start..], &mut line[..depth.len()]);
+                    line[..depth.len()].copy_from_slice(&data[row * row_stride + depth.start..][..depth.len()]);
                 }
             }
             Layout::AlongDepth => {
@@ -74,6 +130,10 @@ impl Left for Strided<'_> {
 }
 
 impl Right for Strided<'_> {
+    fn prefetch(&self, batch: usize, depth: Range<usize>, columns: Range<usize>, share: Share) {
+        self.prefetch(batch, &depth, &columns, share);
+    }
+
     fn pack(
         &self,
         isa: Isa,
@@ -115,7 +175,7 @@ fn pack_natural(
         if let (Ok(source), Ok(line)) = (<&[f32; 32]>::try_from(source), <&mut [f32; 32]>::try_from(&mut *line)) {
             *line = *source;
         } else {
-            copy(source, &mut line[..count]);
+            line[..count].copy_from_slice(source);
             line[count..].fill(0.0);
         }
     }
@@ -177,20 +237,23 @@ impl Vectorised for Transpose<'_> {
     }
 }
 
-/// Copies the first `target.len()` floats. Short runs are common (a tap of a few channels), so they avoid the call of `memcpy`.
+/// Copies the first `target.len()` floats. Runs are often short (a tap of a few channels), so this is not a call of `memcpy`.
+///
+/// # Safety
+/// The machine has the instructions of `S`.
 #[inline(always)]
-pub(crate) fn copy(source: &[f32], target: &mut [f32]) {
-    const STEP: usize = 8;
-    let source = &source[..target.len()];
-    if target.len() > 64 {
-        target.copy_from_slice(source);
-        return;
-    }
-    let (mut to, mut from) = (target.chunks_exact_mut(STEP), source.chunks_exact(STEP));
-    for (to, from) in to.by_ref().zip(from.by_ref()) {
-        to.copy_from_slice(from);
-    }
-    for (to, from) in to.into_remainder().iter_mut().zip(from.remainder()) {
-        *to = *from;
+pub(crate) unsafe fn copy<S: Simd>(source: &[f32], target: &mut [f32]) {
+    let (source, length) = (&source[..target.len()], target.len());
+    let mut at = 0;
+    // SAFETY: both slices have `length` floats.
+    unsafe {
+        while at + S::LANES <= length {
+            S::store(target.as_mut_ptr().add(at), S::load(source.as_ptr().add(at)));
+            at += S::LANES;
+        }
+        if at < length {
+            let rest = S::load_first(source.as_ptr().add(at), length - at);
+            S::store_first(target.as_mut_ptr().add(at), rest, length - at);
+        }
     }
 }

@@ -42,6 +42,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn stream(target: *mut f32, vector: __m256) {
+        unsafe { _mm256_stream_ps(target, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn fence() {
+        unsafe { _mm_sfence() }
+    }
+
+    #[inline(always)]
     unsafe fn store_first(target: *mut f32, vector: __m256, count: usize) {
         unsafe { _mm256_maskstore_ps(target, mask(count), vector) }
     }

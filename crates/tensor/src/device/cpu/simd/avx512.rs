@@ -41,6 +41,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn stream(target: *mut f32, vector: __m512) {
+        unsafe { _mm512_stream_ps(target, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn fence() {
+        unsafe { _mm_sfence() }
+    }
+
+    #[inline(always)]
     unsafe fn store_first(target: *mut f32, vector: __m512, count: usize) {
         unsafe { _mm512_mask_storeu_ps(target, mask(count), vector) }
     }

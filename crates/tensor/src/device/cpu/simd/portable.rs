@@ -37,6 +37,15 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn stream(target: *mut f32, vector: Self::Vector) {
+        // SAFETY: as `store`.
+        unsafe { Self::store(target, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn fence() {}
+
+    #[inline(always)]
     unsafe fn store_first(target: *mut f32, vector: Self::Vector, count: usize) {
         for (lane, value) in vector.into_iter().enumerate().take(count) {
             // SAFETY: only lanes below `count` are written.

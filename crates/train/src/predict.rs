@@ -1,0 +1,88 @@
+//! A trained model used on single images.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use paceline_data::augment::{Augment, Moment, Op, Scratch};
+use paceline_data::batch::Batch;
+use paceline_data::decode::decode_image;
+use paceline_nn::optim::{HyperParameters, Optimizer};
+use paceline_nn::{Input, zoo};
+use paceline_system::disk::Disk;
+use paceline_tensor::device::cpu::Cpu;
+
+use crate::checkpoint::{Card, load_weights, read_card};
+use crate::error::TrainError;
+use crate::metrics;
+use crate::replica::{Replica, ReplicaOptions};
+
+/// A model that answers for one image at a time.
+#[derive(Debug)]
+pub struct Predictor {
+    replica: Replica,
+    card: Card,
+    augment: Augment,
+    scratch: Scratch,
+}
+
+/// One guess.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Guess {
+    /// The class' number.
+    pub class: usize,
+    /// Its name.
+    pub name: String,
+    /// How sure the model is, from 0 to 1.
+    pub probability: f64,
+}
+
+impl Predictor {
+    /// Builds the model that a weights file of a run describes.
+    ///
+    /// # Errors
+    /// When the file does not say which model it is for, or the model does not read images.
+    pub fn open(disk: &Disk, weights: &Path, threads: usize) -> Result<Self, TrainError> {
+        let card = read_card(disk, weights)?;
+        let [height, width, channels] = *card.input.as_slice() else {
+            return Err(TrainError::Refused(format!("{} reads text; predict works on images", card.model)));
+        };
+        let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
+        let rule = Optimizer::Sgd.rule(&HyperParameters::default()).expect("the defaults are in range");
+        let options = ReplicaOptions {
+            input: Input::Image { size: [height, width], channels },
+            classes: card.class_names.len(),
+            micro_batch: 1,
+            accumulate: 1,
+            smoothing: 0.0,
+            seed: 0,
+            rule,
+        };
+        let mut replica = Replica::new(entry, options, &Arc::new(Cpu::new(threads)))?;
+        load_weights(disk, weights, &mut replica, &[])?;
+        let side = height.min(width);
+        let normalise = Op::Normalise { mean: card.mean.clone(), std: card.std.clone() };
+        let augment = Augment::new(vec![Op::ResizeShorter { side }, Op::CentreCrop { height, width }, normalise])?;
+        Ok(Self { replica, card, augment, scratch: Scratch::default() })
+    }
+
+    /// What the weights file says of itself.
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// The `count` best guesses for an image file, best first.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not an image.
+    pub fn predict(&mut self, disk: &Disk, image: &Path, count: usize) -> Result<Vec<Guess>, TrainError> {
+        let bytes = disk.read(image)?;
+        decode_image(&bytes, &mut self.scratch.image)
+            .map_err(|problem| TrainError::Refused(format!("{} is not a JPEG or PNG image: {problem}", image.display())))?;
+        let mut batch = Batch { targets: vec![0], size: 1, ..Batch::default() };
+        batch.images.resize(self.card.input.iter().product(), 0.0);
+        self.augment.apply(&mut self.scratch, Moment { seed: 0, epoch: 0, sample: 0 }, &mut batch.images);
+        let (logits, _) = self.replica.evaluate(&batch);
+        let guess = |(class, probability): (usize, f64)| Guess { class, name: self.card.class_names[class].clone(), probability };
+        Ok(metrics::top(&logits, count).into_iter().map(guess).collect())
+    }
+}

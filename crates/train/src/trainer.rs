@@ -1,0 +1,245 @@
+//! The loop around the step: epochs, evaluation, checkpoints, and every way a run can end.
+
+mod journal;
+mod setup;
+
+use std::path::PathBuf;
+
+use journal::Journal;
+use paceline_data::batch::Batch;
+use paceline_data::loader::Loader;
+use paceline_nn::Model;
+use paceline_nn::schedule::RunLength;
+use paceline_system::disk::DiskError;
+use paceline_system::event::Line;
+
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::evaluate::evaluate;
+use crate::metrics::Tally;
+use crate::replica::Replica;
+use crate::run::RunDir;
+use crate::step::{Rules, Stepped, step};
+
+pub use setup::{Prepared, Surroundings, prepare, prepare_with};
+
+/// Why a run ended without failing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// All epochs are done.
+    Done,
+    /// The validation accuracy had stopped rising.
+    EarlyStop,
+    /// The number of updates asked for is reached.
+    MaxSteps,
+    /// The time asked for is over.
+    TimeLimit,
+    /// Ctrl-C.
+    Interrupted,
+}
+
+impl Reason {
+    /// The word in the event log.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::EarlyStop => "early-stop",
+            Self::MaxSteps => "max-steps",
+            Self::TimeLimit => "time-limit",
+            Self::Interrupted => "interrupted",
+        }
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Why it ended.
+    pub reason: Reason,
+    /// Updates done in all.
+    pub step: u64,
+    /// The last evaluation, if there was one in this process.
+    pub evaluation: Option<Tally>,
+    /// The run's folder.
+    pub run: PathBuf,
+}
+
+/// Hears of every event as it is logged.
+pub type Observer = Box<dyn FnMut(&Line) -> Result<(), DiskError>>;
+
+/// A run in progress.
+pub struct Trainer {
+    replica: Replica,
+    train: Loader,
+    val: Loader,
+    journal: Journal,
+    notes: Vec<String>,
+}
+
+impl Trainer {
+    /// A new run of a zoo model in a new folder.
+    ///
+    /// # Errors
+    /// When anything asked for cannot work: nothing was overwritten then.
+    pub fn start(config: Config, around: Surroundings, asked: Option<PathBuf>) -> Result<Self, TrainError> {
+        let prepared = prepare(&config, &around)?;
+        let run = RunDir::create(&around.disk, asked.as_deref(), &config)?;
+        Self::assemble(config, around, prepared, run)
+    }
+
+    /// A new run of a model of one's own; `config.model` is only its name.
+    ///
+    /// # Errors
+    /// As [`Trainer::start`].
+    pub fn start_with(model: &dyn Model, config: Config, around: Surroundings, asked: Option<PathBuf>) -> Result<Self, TrainError> {
+        let prepared = prepare_with(model, &config, &around)?;
+        let run = RunDir::create(&around.disk, asked.as_deref(), &config)?;
+        Self::assemble(config, around, prepared, run)
+    }
+
+    /// Continues a run from its newest checkpoint, or from the start if it has none. `change` may lengthen it.
+    ///
+    /// # Errors
+    /// When there is no run, or its checkpoint does not fit.
+    pub fn resume(path: PathBuf, around: Surroundings, change: impl FnOnce(&mut Config)) -> Result<Self, TrainError> {
+        let (run, mut config) = RunDir::open(&around.disk, &path)?;
+        change(&mut config);
+        let prepared = prepare(&config, &around)?;
+        Self::assemble_resumed(config, around, prepared, run)
+    }
+
+    /// As [`Trainer::resume`] for a model of one's own.
+    ///
+    /// # Errors
+    /// As [`Trainer::resume`].
+    pub fn resume_with(
+        model: &dyn Model,
+        path: PathBuf,
+        around: Surroundings,
+        change: impl FnOnce(&mut Config),
+    ) -> Result<Self, TrainError> {
+        let (run, mut config) = RunDir::open(&around.disk, &path)?;
+        change(&mut config);
+        let prepared = prepare_with(model, &config, &around)?;
+        Self::assemble_resumed(config, around, prepared, run)
+    }
+
+    fn assemble_resumed(config: Config, around: Surroundings, prepared: Prepared, run: RunDir) -> Result<Self, TrainError> {
+        let mut trainer = Self::assemble(config, around, prepared, run)?;
+        trainer.journal.resume(&mut trainer.replica)?;
+        Ok(trainer)
+    }
+
+    fn assemble(config: Config, around: Surroundings, prepared: Prepared, run: RunDir) -> Result<Self, TrainError> {
+        let Prepared { replica, train, val, card, notes } = prepared;
+        let steps_per_epoch = train.steps() as u64;
+        let total_steps = config.epochs * steps_per_epoch;
+        let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
+        let journal = Journal::open(config, around, card, run, length)?;
+        Ok(Self { replica, train, val, journal, notes })
+    }
+
+    /// Adds a listener to the events of the run.
+    pub fn observe(&mut self, observer: Observer) {
+        self.journal.observers.push(observer);
+    }
+
+    /// The run's folder.
+    pub fn run_dir(&self) -> &RunDir {
+        &self.journal.run
+    }
+
+    /// The configuration in force.
+    pub fn config(&self) -> &Config {
+        &self.journal.config
+    }
+
+    /// Updates in one epoch.
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.journal.length.steps_per_epoch
+    }
+
+    /// Updates done so far: not 0 in a resumed run.
+    pub fn steps_done(&self) -> u64 {
+        self.journal.position.step
+    }
+
+    /// Updates until the end, `max-steps` included.
+    pub fn steps_total(&self) -> u64 {
+        self.journal.steps_total()
+    }
+
+    /// The model being trained.
+    pub fn replica(&self) -> &Replica {
+        &self.replica
+    }
+
+    /// Trains until the run ends, one way or another. A run that ends well leaves a last checkpoint.
+    ///
+    /// # Errors
+    /// When the run fails; the event log then says so too.
+    pub fn run(&mut self) -> Result<Outcome, TrainError> {
+        let parameters = self.replica.parameter_count() as u64;
+        let begun = self.journal.begin(parameters, std::mem::take(&mut self.notes));
+        let ended = begun.and_then(|()| self.epochs());
+        let told = self.journal.end(&ended);
+        let (reason, evaluation) = ended?;
+        told?;
+        Ok(Outcome { reason, step: self.steps_done(), evaluation, run: self.run_dir().path().to_owned() })
+    }
+
+    fn epochs(&mut self) -> Result<(Reason, Option<Tally>), TrainError> {
+        let mut evaluation = None;
+        loop {
+            if let Some(reason) = self.epoch()? {
+                self.journal.save(&self.replica, false)?;
+                return Ok((reason, evaluation));
+            }
+            let stop = self.journal.stop.clone();
+            let tally = evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested())?;
+            if stop.requested() {
+                // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run goes on behind it.
+                self.journal.save(&self.replica, false)?;
+                return Ok((Reason::Interrupted, evaluation));
+            }
+            let best = self.journal.end_epoch(&tally)?;
+            evaluation = Some(tally);
+            self.journal.save(&self.replica, best)?;
+            if let Some(reason) = self.journal.ends_after_epoch() {
+                return Ok((reason, evaluation));
+            }
+        }
+    }
+
+    /// Trains to the end of the current epoch; a reason says that the run ends inside it.
+    fn epoch(&mut self) -> Result<Option<Reason>, TrainError> {
+        let Self { replica, train, journal, .. } = self;
+        let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
+        let clip_norm = journal.config.clip_norm;
+        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clip_norm, clock: &clock };
+        let per_epoch = journal.length.steps_per_epoch;
+        let done = journal.position.step;
+        let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
+        while let Some(stepped) = step(replica, &mut epoch, journal.position.step, &rules)? {
+            let Stepped { event, tally, not_finite } = stepped;
+            if let Some(batch) = not_finite {
+                journal.tell(event)?;
+                return Err(not_a_number(replica, &batch, journal));
+            }
+            journal.after_step(event, &tally)?;
+            if let Some(reason) = journal.ends_inside_epoch() {
+                return Ok(Some(reason));
+            }
+            if journal.is_checkpoint_due() {
+                journal.save(replica, false)?;
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn not_a_number(replica: &mut Replica, batch: &Batch, journal: &Journal) -> TrainError {
+    let step = journal.position.step;
+    let (layer, op) = replica.find_non_finite(batch, step).unwrap_or_else(|| ("loss".into(), "cross_entropy"));
+    TrainError::NotANumber { step: step + 1, layer, op: op.to_owned(), survivor: journal.checkpoints.survivor() }
+}

@@ -1,0 +1,187 @@
+//! What a run remembers and tells: its position, events, checkpoints and limits. No arithmetic of the model.
+
+use paceline_nn::schedule::RunLength;
+use paceline_system::clock::{self, Clock};
+use paceline_system::disk::Disk;
+use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
+use paceline_system::host::{self, Host};
+use paceline_system::signal::Stop;
+
+use super::{Observer, Reason, Surroundings};
+use crate::checkpoint::{Card, Checkpoints, Position};
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::metrics::Tally;
+use crate::replica::Replica;
+use crate::run::RunDir;
+
+pub(super) struct Journal {
+    pub config: Config,
+    pub clock: Clock,
+    pub stop: Stop,
+    pub run: RunDir,
+    pub checkpoints: Checkpoints,
+    pub length: RunLength,
+    pub position: Position,
+    pub observers: Vec<Observer>,
+    disk: Disk,
+    card: Card,
+    log: EventLog,
+    /// The step of the newest checkpoint, and whether an evaluation has marked it.
+    saved_step: Option<u64>,
+}
+
+impl Journal {
+    pub fn open(config: Config, around: Surroundings, card: Card, run: RunDir, length: RunLength) -> Result<Self, TrainError> {
+        let Surroundings { disk, clock, stop, .. } = around;
+        let log = EventLog::open(&disk, clock.clone(), run.path(), 0)?;
+        let checkpoints = Checkpoints::new(&disk, run.checkpoints());
+        let (position, observers, saved_step) = (Position::default(), Vec::new(), None);
+        Ok(Self { config, clock, stop, run, checkpoints, length, position, observers, disk, card, log, saved_step })
+    }
+
+    /// Loads the newest checkpoint, and keeps the configuration as it was changed.
+    pub fn resume(&mut self, replica: &mut Replica) -> Result<(), TrainError> {
+        if let Some(path) = self.checkpoints.last()? {
+            self.position = self.checkpoints.load(&path, replica)?;
+            self.saved_step = Some(self.position.step);
+        }
+        if self.position.step >= self.steps_total() {
+            return Err(TrainError::Refused(format!(
+                "this run is done ({} steps); type --epochs (or --max-steps) with more than it had to train it longer",
+                self.position.step
+            )));
+        }
+        Ok(self.disk.write(&self.run.config_path(), self.config.to_toml().as_bytes())?)
+    }
+
+    pub fn steps_total(&self) -> u64 {
+        self.config.max_steps.unwrap_or(u64::MAX).min(self.length.total_steps)
+    }
+
+    /// Logs an event and tells it to everybody who listens.
+    pub fn tell(&mut self, event: Event) -> Result<(), TrainError> {
+        let line = self.log.write(event)?;
+        self.observers.iter_mut().try_for_each(|observer| observer(&line))?;
+        Ok(())
+    }
+
+    pub fn begin(&mut self, parameters: u64, notes: Vec<String>) -> Result<(), TrainError> {
+        self.tell(Event::RunStarted {
+            schema: SCHEMA_VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            unix_s: clock::unix_seconds(),
+            model: self.config.model.clone(),
+            data: self.config.data.clone(),
+            parameters,
+            resumed_step: self.position.step,
+            steps_total: self.steps_total(),
+            host: Host::look(),
+            config: self.config.to_toml(),
+        })?;
+        notes.into_iter().try_for_each(|message| self.tell(Event::Warning { message }))
+    }
+
+    pub fn end(&mut self, ended: &Result<(Reason, Option<Tally>), TrainError>) -> Result<(), TrainError> {
+        let (reason, error) = match ended {
+            Ok((reason, _)) => (reason.name(), None),
+            Err(error) => ("failed", Some(error.to_string())),
+        };
+        self.tell(Event::RunFinished {
+            step: self.position.step,
+            reason: reason.to_owned(),
+            error,
+            seconds: self.clock.seconds(),
+            peak_memory_bytes: host::peak_memory_bytes(),
+        })
+    }
+
+    pub fn after_step(&mut self, event: Event, tally: &Tally) -> Result<(), TrainError> {
+        self.position.step += 1;
+        self.position.tally.merge(tally);
+        if let Event::Step { seconds, phases, .. } = &event {
+            self.position.epoch_s += seconds;
+            self.position.data_wait_s += phases.get("data").copied().unwrap_or(0.0);
+        }
+        self.tell(event)
+    }
+
+    /// Tells the epoch's figures and starts the next one's; whether the accuracy is the best so far.
+    pub fn end_epoch(&mut self, evaluation: &Tally) -> Result<bool, TrainError> {
+        let Position { step, tally, epoch_s, data_wait_s, best_top1, .. } = self.position.clone();
+        let samples = (self.length.steps_per_epoch * self.config.batch as u64) as f64;
+        let best = best_top1.is_none_or(|best| evaluation.accuracy() > best);
+        self.tell(Event::Epoch {
+            epoch: step / self.length.steps_per_epoch - 1,
+            step,
+            train_loss: tally.mean_loss(),
+            train_accuracy: tally.accuracy(),
+            val_loss: Some(evaluation.mean_loss()),
+            val_top1: Some(evaluation.accuracy()),
+            val_top5: Some(evaluation.top5_accuracy()),
+            seconds: epoch_s,
+            samples_per_s: samples / epoch_s.max(1e-9),
+            data_wait_s,
+        })?;
+        self.position = Position {
+            step,
+            best_top1: if best { Some(evaluation.accuracy()) } else { best_top1 },
+            stale_epochs: if best { 0 } else { self.position.stale_epochs + 1 },
+            ..Position::default()
+        };
+        Ok(best)
+    }
+
+    pub fn is_checkpoint_due(&self) -> bool {
+        let at_epoch_end = self.position.step % self.length.steps_per_epoch == 0;
+        !at_epoch_end && self.config.checkpoint_every.is_some_and(|every| self.position.step % every == 0)
+    }
+
+    /// Saves the run where it stands, unless that was done already.
+    pub fn save(&mut self, replica: &Replica, best: bool) -> Result<(), TrainError> {
+        let step = self.position.step;
+        if self.saved_step == Some(step) && !best {
+            return Ok(());
+        }
+        if let Some(index) = replica.parameters.iter().enumerate().position(|(i, _)| !replica.store.parameter(i).iter().all(|w| w.is_finite())) {
+            let (layer, op) = (replica.parameters[index].name.clone(), "parameter".to_owned());
+            return Err(TrainError::NotANumber { step, layer, op, survivor: self.checkpoints.survivor() });
+        }
+        let start = self.clock.seconds();
+        let card = Card { step, ..self.card.clone() };
+        let path = self.checkpoints.save(replica, &self.position, &card, best, self.config.keep).map_err(|source| {
+            let (survivor, run) = (self.checkpoints.survivor(), self.run.path().to_owned());
+            TrainError::CheckpointNotSaved { step, source, survivor, run }
+        })?;
+        self.saved_step = Some(step);
+        let path = path.strip_prefix(self.run.path()).unwrap_or(&path).display().to_string();
+        self.tell(Event::Checkpoint { step, path, best, seconds: self.clock.seconds() - start })
+    }
+
+    /// Whether the run ends after a step that is not an epoch's last.
+    pub fn ends_inside_epoch(&self) -> Option<Reason> {
+        let at_epoch_end = self.position.step % self.length.steps_per_epoch == 0;
+        self.limit().filter(|reason| !at_epoch_end || *reason == Reason::Interrupted)
+    }
+
+    /// Whether the run ends after an epoch and its evaluation.
+    pub fn ends_after_epoch(&self) -> Option<Reason> {
+        if self.position.step >= self.length.total_steps {
+            return Some(Reason::Done);
+        }
+        let stale = self.config.early_stop.is_some_and(|patience| self.position.stale_epochs >= patience);
+        if stale { Some(Reason::EarlyStop) } else { self.limit() }
+    }
+
+    fn limit(&self) -> Option<Reason> {
+        if self.stop.requested() {
+            Some(Reason::Interrupted)
+        } else if self.position.step >= self.steps_total() {
+            Some(Reason::MaxSteps)
+        } else if self.config.time_limit_s.is_some_and(|seconds| self.clock.seconds() >= seconds) {
+            Some(Reason::TimeLimit)
+        } else {
+            None
+        }
+    }
+}

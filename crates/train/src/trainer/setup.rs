@@ -1,0 +1,151 @@
+//! From a configuration to something that can be trained: opens the data, fits the model to it, builds the replica.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use paceline_data::augment::Augment;
+use paceline_data::dataset::{Dataset, Info, OpenOptions, SampleKind};
+use paceline_data::loader::{Loader, LoaderOptions};
+use paceline_data::spec::Spec;
+use paceline_nn::{Input, Model, zoo};
+use paceline_system::clock::Clock;
+use paceline_system::disk::Disk;
+use paceline_system::signal::Stop;
+use paceline_system::threads;
+use paceline_tensor::device::cpu::Cpu;
+
+use crate::checkpoint::{Card, load_weights};
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::replica::{Replica, ReplicaOptions};
+use crate::sizing::{self, Sizing};
+
+/// The world around a run.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// Files.
+    pub disk: Disk,
+    /// Time, starting when the process did.
+    pub clock: Clock,
+    /// Ctrl-C.
+    pub stop: Stop,
+    /// The folder in which data sets are looked for when a spec names none.
+    pub data_home: Option<PathBuf>,
+}
+
+impl Default for Surroundings {
+    fn default() -> Self {
+        Self { disk: Disk::real(), clock: Clock::real(), stop: Stop::new(), data_home: None }
+    }
+}
+
+/// A model and its data, ready for the first step.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The model.
+    pub replica: Replica,
+    /// Training batches.
+    pub train: Loader,
+    /// Validation batches.
+    pub val: Loader,
+    /// What a checkpoint says of itself.
+    pub card: Card,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Prepares a zoo model.
+///
+/// # Errors
+/// When anything asked for cannot work; the sentence says what to type.
+pub fn prepare(config: &Config, around: &Surroundings) -> Result<Prepared, TrainError> {
+    config.check()?;
+    let entry = zoo::find(&config.model).map_err(|error| TrainError::Refused(error.to_string()))?;
+    let (train, val) = open(config, around)?;
+    let sizing = sizing::fit(entry, train.info(), config.size)?;
+    assemble(entry, config, around, (train, val), sizing)
+}
+
+/// Prepares a model of one's own for the data's samples as they are, or resized to `config.size`.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_with(model: &dyn Model, config: &Config, around: &Surroundings) -> Result<Prepared, TrainError> {
+    config.check()?;
+    let (train, val) = open(config, around)?;
+    let input = match train.info().kind {
+        SampleKind::Tokens { sequence } => Input::Tokens { sequence },
+        SampleKind::Image { height, width, channels } => {
+            Input::Image { size: config.size.map_or([height, width], |side| [side; 2]), channels }
+        }
+    };
+    assemble(model, config, around, (train, val), Sizing { input, resize: config.size, note: None })
+}
+
+fn open(config: &Config, around: &Surroundings) -> Result<(Dataset, Dataset), TrainError> {
+    let spec: Spec = config.data.parse()?;
+    let options = OpenOptions {
+        data_home: around.data_home.clone(),
+        damaged_max: config.damaged_max,
+        sequence: config.sequence,
+        threads: threads::available(),
+    };
+    let (train, val) = Dataset::open(&spec, &options, &around.disk)?;
+    let found = train.info().classes;
+    if let Some(asked) = config.classes.filter(|&asked| asked != found) {
+        return Err(TrainError::Refused(format!(
+            "--classes {asked} does not fit {}, which has {found} classes; type --classes {found} or leave it out",
+            config.data
+        )));
+    }
+    Ok((train, val))
+}
+
+fn assemble(
+    model: &dyn Model,
+    config: &Config,
+    around: &Surroundings,
+    (train, val): (Dataset, Dataset),
+    sizing: Sizing,
+) -> Result<Prepared, TrainError> {
+    let info = train.info().clone();
+    let training = Augment::training(config.augment, &info, sizing.resize);
+    let evaluation = Augment::evaluation(&info, sizing.resize);
+    let loader = |dataset: Dataset, augment, options: LoaderOptions| {
+        Loader::new(Arc::new(dataset), augment, LoaderOptions { threads: config.loader_threads, ..options }, around.clock.clone())
+    };
+    let train = loader(train, training, LoaderOptions::training(config.batch, config.seed))?;
+    let micro_batch = config.micro_batch();
+    let val = loader(val, evaluation, LoaderOptions::evaluation(micro_batch))?;
+    let rule = config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
+    let options = ReplicaOptions {
+        input: sizing.input,
+        classes: info.classes,
+        micro_batch,
+        accumulate: config.accumulate,
+        smoothing: config.label_smoothing,
+        seed: config.seed,
+        rule,
+    };
+    let cpu = Arc::new(Cpu::new(config.threads.unwrap_or_else(threads::available)));
+    let mut replica = Replica::new(model, options, &cpu)?;
+    let mut notes: Vec<String> = sizing.note.into_iter().collect();
+    if let Some(file) = &config.weights {
+        let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
+        let left_out = load_weights(&around.disk, Path::new(file), &mut replica, &except)?;
+        if !left_out.is_empty() {
+            notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
+        }
+    }
+    let card = card(config, &info, sizing.input);
+    Ok(Prepared { replica, train, val, card, notes })
+}
+
+fn card(config: &Config, info: &Info, input: Input) -> Card {
+    let input = match input {
+        Input::Image { size: [height, width], channels } => vec![height, width, channels],
+        Input::Tokens { sequence } => vec![sequence],
+    };
+    let (model, class_names) = (config.model.clone(), info.class_names.clone());
+    Card { model, input, class_names, mean: info.mean.clone(), std: info.std.clone(), step: 0 }
+}

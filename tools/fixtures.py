@@ -1,0 +1,299 @@
+"""Makes the fixtures that crates/nn/tests/models.rs compares the models with.
+
+    python -m venv venv && venv/bin/pip install numpy torch torchvision
+    venv/bin/python tools/fixtures.py [--only MODEL,…] [--macs]
+
+Writes one JSON file per model to crates/nn/tests/fixtures: logits in evaluation, and of one training pass the logits,
+the loss, every parameter's gradient (L2 norm, dot product with a fixed vector, four elements) and the running statistics
+afterwards (norm, dot product), all computed by PyTorch in float64 on the CPU. torchvision's own models are used where it
+has them, the twins in twins.py elsewhere. Dropout is off.
+
+Weights are not stored: both sides make them, the inputs and the dot vectors from names by the same rule, whose Rust half
+is crates/nn/tests/fixture/rule.rs. Change one, raise RULE and run this again.
+
+--macs prints each model's forward multiply-adds at its native size and makes nothing.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+import numpy as np
+import torch
+import torchvision
+
+from twins import TWINS, Twin
+
+RULE = 1
+CLASSES = 10
+FOLDER = pathlib.Path(__file__).parent.parent / "crates/nn/tests/fixtures"
+
+# Model: (batch, image side, channels), or (batch, sequence). The smallest sizes that leave more than one pixel to the
+# last normalisation, whose variance over a few numbers would magnify rounding.
+SIZES = {
+    "mlp": (4, 32, 3), "lenet5": (4, 28, 1), "resnet9": (4, 32, 3), "resnet20": (4, 32, 3), "alexnet": (4, 63, 3),
+    **{f"vgg{depth}{norm}": (4, 32, 3) for depth in (11, 13, 16, 19) for norm in ("", "_bn")},
+    **{f"resnet{depth}": (4, 33, 3) for depth in (18, 34, 50, 101, 152)},
+    **{f"resnet{depth}v2": (4, 33, 3) for depth in (50, 101, 152)},
+    "googlenet": (4, 47, 3), "inceptionv3": (2, 107, 3), "inceptionresnetv2": (2, 107, 3), "mobilenet": (4, 64, 3),
+    "xception": (4, 39, 3), "lstm": (3, 12), "gpt": (3, 16),
+}
+NATIVE = {"inceptionv3": 299, "inceptionresnetv2": 299, "xception": 299}
+
+U = np.uint64
+WEYL = U(0x9E3779B97F4A7C15)
+
+
+def mix(word):
+    word = (word ^ (word >> U(30))) * U(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> U(27))) * U(0x94D049BB133111EB)
+    return word ^ (word >> U(31))
+
+
+def key_of_text(text):
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = ((value ^ byte) * 0x100000001B3) & (2**64 - 1)
+    return mix(np.array([value], dtype=U))[0]
+
+
+def words(name, count, start=0):
+    """The 64-bit draws start..start+count of the stream called `name`."""
+    with np.errstate(over="ignore"):
+        return mix(key_of_text(name) + WEYL * (np.arange(start, start + count, dtype=U) + U(1)))
+
+
+def uniform(name, count):
+    """`count` float32 numbers in [-1, 1), in blocks that keep a hundred million of them in memory."""
+    out = np.empty(count, dtype=np.float32)
+    block = 1 << 22
+    for start in range(0, count, block):
+        part = words(name, min(block, count - start), start)
+        out[start:start + block] = ((part >> U(40)).astype(np.float64) / 2**23 - 1).astype(np.float32)
+    return out
+
+
+def rule(name, shape, norms):
+    """A tensor's centre and spread; `norms` are the names of the batch normalisations.
+
+    Most normalised values end up positive, so that few of them lie within rounding of ReLU's kink and rounding does not
+    grow from layer to layer; the last normalisation of a residual branch keeps the sum from growing.
+    """
+    layer, kind = name.rpartition(".")[::2]
+    if len(shape) > 1:
+        return 0.0, math.sqrt(6 / math.prod(shape[1:]))
+    if layer not in norms:
+        return (1.0, 0.1) if kind == "weight" else (0.0, 0.1)
+    last = layer.endswith((".bn3", ".downsample.1", "_sepconv3_bn")) or \
+        layer.endswith(".bn2") and layer[:-1] + "3" not in norms
+    return {
+        "weight": (0.3, 0.1) if last else (0.5, 0.1),
+        "bias": (0.0, 0.1) if last else (0.8, 0.1),
+        "running_mean": (0.0, 0.1),
+        "running_var": (1.0, 0.2),
+    }[kind]
+
+
+def tensor(name, shape, norms):
+    centre, spread = rule(name, shape, norms)
+    values = np.float32(centre) + np.float32(spread) * uniform(name, math.prod(shape))
+    return torch.from_numpy(values.reshape(shape))
+
+
+def make(model, size, classes=CLASSES):
+    """The PyTorch model in float32, not yet filled."""
+    if model in TWINS:
+        example = torch.zeros(2, size[1], dtype=torch.int64) if len(size) == 2 else torch.zeros(2, size[2], *size[1:2] * 2)
+        return Twin(TWINS[model], classes, example)
+    if model == "googlenet":
+        return torchvision.models.googlenet(num_classes=classes, aux_logits=False, init_weights=False)
+    with no_start():
+        return torchvision.models.get_model(model, num_classes=classes)
+
+
+class no_start:
+    """Skips torchvision's initialisation, since every tensor is filled afterwards."""
+
+    names = ("kaiming_normal_", "kaiming_uniform_", "normal_", "uniform_")
+
+    def __enter__(self):
+        self.saved = {name: getattr(torch.nn.init, name) for name in self.names}
+        for name in self.names:
+            setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
+
+    def __exit__(self, *_):
+        for name, function in self.saved.items():
+            setattr(torch.nn.init, name, function)
+
+
+def states(net):
+    return {name: value for name, value in net.named_buffers() if "running" in name}
+
+
+def filled(model, size, dtype):
+    net = make(model, size).to(dtype)
+    for module in net.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    norms = {name.removesuffix(".running_mean") for name in states(net)}
+    with torch.no_grad():
+        for name, value in [*net.named_parameters(), *states(net).items()]:
+            value.copy_(tensor(name, tuple(value.shape), norms))
+    return net
+
+
+def batch(size, dtype, salt=""):
+    """Inputs and targets; images are drawn in the order batch, height, width, channel."""
+    if len(size) == 2:
+        count = size[0] * size[1]
+        x = torch.from_numpy((words("x" + salt, count) % U(CLASSES)).astype(np.int64).reshape(size))
+        rows = count
+    else:
+        shape = (size[0], size[1], size[1], size[2])
+        values = np.float32(math.sqrt(3)) * uniform("x" + salt, math.prod(shape))
+        x = torch.from_numpy(values.reshape(shape)).permute(0, 3, 1, 2).contiguous().to(dtype)
+        rows = size[0]
+    return x, torch.from_numpy((words("targets" + salt, rows) % U(CLASSES)).astype(np.int64))
+
+
+def digits(value):
+    return float(f"{float(value):.9g}")
+
+
+def summary(name, value, samples):
+    """Norm, dot product with the vector named after the tensor, and so many sampled elements."""
+    flat = value.detach().reshape(-1).to(torch.float64).numpy()
+    dot = sum(float(flat[start:start + (1 << 22)] @ part) for start, part in dot_blocks(name, flat.size))
+    chosen = (words("sample:" + name, samples) % U(flat.size)).astype(np.int64)
+    return [digits(number) for number in (np.linalg.norm(flat), dot, *flat[chosen])]
+
+
+def dot_blocks(name, count):
+    block = 1 << 22
+    for start in range(0, count, block):
+        part = words("dot:" + name, min(block, count - start), start)
+        yield start, (part >> U(40)).astype(np.float64) / 2**23 - 1
+
+
+def gradients(net, x, targets):
+    net.train()
+    net.zero_grad()
+    logits = net(x)
+    loss = torch.nn.functional.cross_entropy(logits, targets)
+    loss.backward()
+    return logits.detach(), loss.detach(), {name: value.grad for name, value in net.named_parameters()}
+
+
+def wobble(wide, narrow, x, targets):
+    """The largest relative change of a gradient when float32 computes it from an input that is off by 1e-6."""
+    exact = gradients(wide, x, targets)[2]
+    norms = {name: float(value.norm()) for name, value in exact.items()}
+    largest = max(norms.values())
+    worst = (0.0, "")
+    for noise in (0, 1) if x.dtype.is_floating_point else (0,):
+        if x.dtype.is_floating_point:
+            signs = torch.from_numpy(uniform(f"noise{noise}", x.numel()).reshape(x.shape)).sign()
+            x32 = (x * (1 + 1e-6 * signs)).float()
+        else:
+            x32 = x
+        for name, value in gradients(narrow, x32, targets)[2].items():
+            change = float((value.double() - exact[name]).norm()) / max(norms[name], 1e-3 * largest)
+            worst = max(worst, (change, name))
+    return worst
+
+
+def steady(model):
+    """Draws inputs until no ReLU and no maximum stands within rounding of its kink, where float32 may fall to the other
+    side and a gradient jumps. Returns the name of the draw."""
+    size = SIZES[model]
+    wide, narrow = filled(model, size, torch.float64), filled(model, size, torch.float32)
+    best = (math.inf, "", "")
+    for draw in range(12):
+        salt = f":{draw}"
+        change, name = wobble(wide, narrow, *batch(size, torch.float64, salt))
+        best = min(best, (change, name, salt))
+        if best[0] < 1e-5:
+            break
+    print(f"{model:20} draw {best[2]} wobbles by {best[0]:.1e} ({best[1]})", flush=True)
+    return best[2]
+
+
+def fixture(model):
+    size = SIZES[model]
+    salt = steady(model)
+    net = filled(model, size, torch.float64)
+    x, targets = batch(size, torch.float64, salt)
+    net.eval()
+    with torch.no_grad():
+        evaluated = net(x)
+    logits, loss, found = gradients(net, x, targets)
+    return {
+        "model": model, "rule": RULE, "torch": torch.__version__, "torchvision": torchvision.__version__,
+        "dtype": "float64", "size": size, "classes": CLASSES, "draw": salt,
+        "eval_logits": [digits(value) for value in evaluated.reshape(-1)],
+        "train_logits": [digits(value) for value in logits.reshape(-1)],
+        "loss": digits(loss),
+        "gradients": {name: summary(name, value, 4) for name, value in found.items()},
+        "states": {name: summary(name, value, 0) for name, value in states(net).items()},
+    }
+
+
+def steps():
+    """The losses of ten steps of SGD with momentum: resnet20, weight decay on weights only."""
+    size = (16, 32, 3)
+    net = filled("resnet20", size, torch.float64).train()
+    named = list(net.named_parameters())
+    groups = [
+        {"params": [value for _, value in named if value.dim() > 1], "weight_decay": 5e-4},
+        {"params": [value for _, value in named if value.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    losses = []
+    for step in range(10):
+        x, targets = batch(size, torch.float64, f":{step}")
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(net(x), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(digits(loss.detach()))
+    return {"model": "resnet20", "rule": RULE, "torch": torch.__version__, "dtype": "float64", "size": size,
+            "classes": CLASSES, "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "losses": losses}
+
+
+def macs(model):
+    from torch.utils.flop_counter import FlopCounterMode
+    size = (1, 128) if len(SIZES[model]) == 2 else (1, NATIVE.get(model, 224 if SIZES[model][1] > 32 or "vgg" in model
+                                                   else SIZES[model][1]), SIZES[model][2])
+    net = make(model, size, 65 if len(size) == 2 else 1000 if size[1] > 32 else 10).eval()
+    x = torch.zeros(size, dtype=torch.int64) if len(size) == 2 else torch.zeros(1, size[2], size[1], size[1])
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(x)
+    return counter.get_total_flops() / 2e9
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only")
+    parser.add_argument("--macs", action="store_true")
+    options = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for model in options.only.split(",") if options.only else SIZES:
+        if options.macs:
+            print(f"{model:20} {macs(model):.4f} GMACs", flush=True)
+        elif model != "resnet20_steps":
+            write(model, fixture(model))
+    if not options.macs and (not options.only or "resnet20_steps" in options.only):
+        write("resnet20_steps", steps())
+
+
+def write(name, content):
+    text = json.dumps(content, indent=None, separators=(",", ":")).replace('],"', '],\n"').replace(',"gradients"', ',\n"gradients"')
+    (FOLDER / f"{name}.json").write_text(text + "\n")
+    print(f"{name}: {len(text) / 1024:.1f} KiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
