@@ -1,7 +1,7 @@
 //! Exports a network to ONNX: an evaluation graph from `x` to `logits`, for onnxruntime and whatever else reads it.
 //!
 //! The engine keeps images as NHWC; ONNX' operators want NCHW. Every value therefore remembers how it lies in the file
-//! ([`Layout`]), convolutions and pools keep images NCHW from end to end, and a Transpose appears only where an
+//! (`Layout`), convolutions and pools keep images NCHW from end to end, and a Transpose appears only where an
 //! operation mixes the dims, such as a flatten. The batch stays open: it is the named size `N`, and reshapes compute it.
 //!
 //! `lower.rs` is the table from the engine's operations to ONNX', `image.rs` has those with windows, `sequence.rs` those

@@ -48,8 +48,7 @@ impl Exporter<'_, '_> {
                 self.writer.node(op_type, &[&x.name], vec![])
             }
             Windows::Adaptive { output } => {
-                if output[0] <= size[0] && output[1] <= size[1] && size[0] % output[0] == 0 && size[1] % output[1] == 0
-                {
+                if (0..2).all(|dim| size[dim].is_multiple_of(output[dim])) {
                     let kernel = [size[0] / output[0], size[1] / output[1]];
                     self.windows(&x.name, pool.kind, [kernel, kernel], [0; 4], true)
                 } else {
