@@ -51,7 +51,9 @@ pub enum Command {
 
 /// `paceline train`
 #[derive(Debug, Args)]
-#[command(after_help = "A run is a folder: config.toml, events/, checkpoints/, report.html. Ctrl-C finishes the step, saves, and says how to go on.")]
+#[command(
+    after_help = "A run is a folder: config.toml, events/, checkpoints/, report.html. Ctrl-C finishes the step, saves, and says how to go on."
+)]
 pub struct Train {
     /// A configuration file, such as one of recipes/ or the config.toml of an earlier run; flags override it
     pub config: Option<PathBuf>,

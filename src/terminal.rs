@@ -115,7 +115,8 @@ impl Terminal {
         }];
         if let Some(top1) = summary.final_top1 {
             let best = summary.best.filter(|best| best.top1 > top1);
-            let best = best.map_or(String::new(), |best| format!(" (best {:.2}% in epoch {})", 100.0 * best.top1, best.epoch + 1));
+            let best = best
+                .map_or(String::new(), |best| format!(" (best {:.2}% in epoch {})", 100.0 * best.top1, best.epoch + 1));
             words.push(format!("accuracy {:.2}%{best}", 100.0 * top1));
         }
         if let Some(rate) = summary.samples_per_s {
@@ -149,10 +150,14 @@ impl Display {
     fn show_to_people(&mut self, line: &Line) {
         match &line.event {
             Event::RunStarted { model, data, parameters, resumed_step, .. } => {
-                let resumed = if *resumed_step > 0 { format!(", resumed at step {resumed_step}") } else { String::new() };
+                let resumed =
+                    if *resumed_step > 0 { format!(", resumed at step {resumed_step}") } else { String::new() };
                 let (parameters, batch) = (grouped(*parameters), self.batch);
                 let length = format!("{} epochs of {} steps", self.epochs, self.steps_per_epoch);
-                self.say(&format!("{model} ({parameters} parameters) on {data}, batch {batch}, {length}, {}{resumed}", self.threads));
+                self.say(&format!(
+                    "{model} ({parameters} parameters) on {data}, batch {batch}, {length}, {}{resumed}",
+                    self.threads
+                ));
                 self.say(&format!("run     {}", self.run));
             }
             Event::Step { step, epoch, loss, accuracy, samples, seconds, .. } => {
@@ -174,7 +179,20 @@ impl Display {
     }
 
     fn show_epoch(&mut self, epoch: u64, event: &Event) {
-        let Event::Epoch { train_loss, train_accuracy, val_loss, val_top1, val_top5, seconds, samples_per_s, data_wait_s, .. } = event else { return };
+        let Event::Epoch {
+            train_loss,
+            train_accuracy,
+            val_loss,
+            val_top1,
+            val_top5,
+            seconds,
+            samples_per_s,
+            data_wait_s,
+            ..
+        } = event
+        else {
+            return;
+        };
         let steps = self.steps_per_epoch;
         let mut text = format!(
             "Epoch {}/{}  {steps}/{steps}  {seconds:.1}s  {samples_per_s:.0} {}  loss: {train_loss:.4}  accuracy: {train_accuracy:.4}",
@@ -196,7 +214,8 @@ impl Display {
     fn move_bar(&mut self, step: u64, epoch: u64) {
         let (epochs, steps) = (self.epochs, self.steps_per_epoch);
         let bar = self.bar.get_or_insert_with(|| {
-            let style = ProgressStyle::with_template("{prefix} {bar:28.cyan/dim} {pos}/{len} {msg} eta {eta}").expect("the template is valid");
+            let style = ProgressStyle::with_template("{prefix} {bar:28.cyan/dim} {pos}/{len} {msg} eta {eta}")
+                .expect("the template is valid");
             ProgressBar::new(steps).with_style(style.progress_chars("━╸─"))
         });
         let in_epoch = step - epoch * steps;

@@ -77,7 +77,12 @@ fn show(arguments: &BenchStep, replica: &Replica, seconds: &mut [f64], input: St
         let spread = 100.0 * (seconds[seconds.len() - 1] / seconds[0] - 1.0);
         print(&format!(
             "{} {input} batch {} {}: {images_per_s:.2} images/s, {:.1} ms a step (spread {spread:.0}% over {}), {gflops:.1} GFLOP/s, peak {:.2} GB\n",
-            arguments.model, arguments.batch, arguments.dtype, median * 1e3, arguments.steps, peak as f64 / 1e9
+            arguments.model,
+            arguments.batch,
+            arguments.dtype,
+            median * 1e3,
+            arguments.steps,
+            peak as f64 / 1e9
         ));
     }
 }
@@ -99,7 +104,11 @@ fn profile(replica: &mut Replica, batch: &Batch) {
     print(&format!("\n{:<24} {:>6} {:>9} {:>6} {:>9} {:>7}\n", "operation", "nodes", "ms", "%", "GFLOP/s", "GB/s"));
     for (name, (time, flops, bytes, count)) in ops {
         let (ms, share) = (time * 1e3, 100.0 * time / total);
-        print(&format!("{name:<24} {count:>6} {ms:>9.2} {share:>6.1} {:>9.1} {:>7.1}\n", flops as f64 / time / 1e9, bytes as f64 / time / 1e9));
+        print(&format!(
+            "{name:<24} {count:>6} {ms:>9.2} {share:>6.1} {:>9.1} {:>7.1}\n",
+            flops as f64 / time / 1e9,
+            bytes as f64 / time / 1e9
+        ));
     }
     nodes.sort_by(|a, b| b.0.total_cmp(&a.0));
     print(&format!("\n{:<24} {:<30} {:>16} {:>9} {:>9}\n", "slowest nodes", "layer", "output", "ms", "GFLOP/s"));

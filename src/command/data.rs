@@ -22,8 +22,12 @@ pub fn run(arguments: &Data) -> Outcome {
         verify(&spec, around.data_home.as_deref(), &around.disk)?;
     }
     // Looking at damage is the point here, so none of it is refused.
-    let options =
-        OpenOptions { data_home: around.data_home, damaged_max: usize::MAX, threads: threads::available(), ..OpenOptions::default() };
+    let options = OpenOptions {
+        data_home: around.data_home,
+        damaged_max: usize::MAX,
+        threads: threads::available(),
+        ..OpenOptions::default()
+    };
     let (train, val) = Dataset::open(&spec, &options, &around.disk)?;
     let halves = [inspect(&train)?, inspect(&val)?];
     let sheet = write_sheet(arguments, &train, &around.disk)?;
@@ -40,7 +44,8 @@ pub fn run(arguments: &Data) -> Outcome {
 
 fn write_sheet(arguments: &Inspect, train: &Dataset, disk: &Disk) -> Result<Option<PathBuf>, Failure> {
     let Some(png) = contact_sheet(train, 12)? else { return Ok(None) };
-    let path = arguments.sheet.clone().unwrap_or_else(|| PathBuf::from(format!("{}-contact-sheet.png", train.info().name)));
+    let path =
+        arguments.sheet.clone().unwrap_or_else(|| PathBuf::from(format!("{}-contact-sheet.png", train.info().name)));
     disk.write(&path, &png)?;
     Ok(Some(path))
 }
@@ -53,7 +58,11 @@ fn verify(spec: &Spec, home: Option<&Path>, disk: &Disk) -> Result<(), Failure> 
     for sum in &sums {
         print(&format!("{}  {}\n", if sum.holds() { "as published" } else { "DIFFERENT   " }, sum.file.display()));
     }
-    if sums.iter().all(|sum| sum.holds()) { Ok(()) } else { Err(Failure::refused("a file differs from the published one; fetch it again")) }
+    if sums.iter().all(|sum| sum.holds()) {
+        Ok(())
+    } else {
+        Err(Failure::refused("a file differs from the published one; fetch it again"))
+    }
 }
 
 fn describe(half: &Inspection) -> String {

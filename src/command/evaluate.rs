@@ -42,7 +42,10 @@ pub fn run(arguments: &Evaluate) -> Outcome {
     } else {
         let (top1, top5) = (100.0 * tally.accuracy(), 100.0 * tally.top5_accuracy());
         let (rows, loss) = (tally.rows, tally.mean_loss());
-        print(&format!("{} on {}: top-1 {top1:.2}%, top-5 {top5:.2}%, loss {loss:.4} over {rows} samples, {seconds:.1} s\n", config.model, config.data));
+        print(&format!(
+            "{} on {}: top-1 {top1:.2}%, top-5 {top5:.2}%, loss {loss:.4} over {rows} samples, {seconds:.1} s\n",
+            config.model, config.data
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -20,13 +20,20 @@ pub fn run(arguments: &Export) -> Outcome {
     let card = read_card(&disk, &file)?;
     if disk.exists(&arguments.onnx) && !arguments.force {
         let target = arguments.onnx.display();
-        return Err(Failure::refused(format!("{target} is there already; type another name, or --force to replace it")));
+        return Err(Failure::refused(format!(
+            "{target} is there already; type another name, or --force to replace it"
+        )));
     }
     let entry = zoo::find(&card.model).map_err(Failure::refused)?;
     let input = match *card.input.as_slice() {
         [height, width, channels] => Input::Image { size: [height, width], channels },
         [sequence] => Input::Tokens { sequence },
-        _ => return Err(Failure::refused(format!("{} describes an input that is neither image nor text", file.display()))),
+        _ => {
+            return Err(Failure::refused(format!(
+                "{} describes an input that is neither image nor text",
+                file.display()
+            )));
+        }
     };
     let network = Network::new(entry, Mode::Eval, 1, input, card.class_names.len(), 0.0)?;
     let inventory = Inventory { parameters: &network.parameters, states: &network.states };
@@ -47,6 +54,11 @@ pub fn run(arguments: &Export) -> Outcome {
     let bytes = onnx::export(&network, &values, &metadata).map_err(Failure::refused)?;
     disk.write(&arguments.onnx, &bytes)?;
     let megabytes = bytes.len() as f64 / 1e6;
-    print(&format!("{} of step {} written to {} ({megabytes:.1} MB)\n", card.model, card.step, arguments.onnx.display()));
+    print(&format!(
+        "{} of step {} written to {} ({megabytes:.1} MB)\n",
+        card.model,
+        card.step,
+        arguments.onnx.display()
+    ));
     Ok(ExitCode::SUCCESS)
 }

@@ -11,7 +11,10 @@ use crate::cli::Models;
 /// Runs the command.
 pub fn run(arguments: &Models) -> Outcome {
     let mut rows = Vec::new();
-    let mut text = format!("{:<18} {:>12} {:>12} {:>8} {:>9} {:>9}  {}\n", "name", "parameters", "statistics", "GMACs", "native", "smallest", "");
+    let mut text = format!(
+        "{:<18} {:>12} {:>12} {:>8} {:>9} {:>9}  {}\n",
+        "name", "parameters", "statistics", "GMACs", "native", "smallest", ""
+    );
     for entry in zoo::all() {
         let network = Network::new(entry, Mode::Eval, 1, entry.native, entry.classes, 0.0)?;
         let (parameters, statistics) = (network.parameter_count() as u64, network.state_count() as u64);
@@ -37,7 +40,9 @@ pub fn run(arguments: &Models) -> Outcome {
         print(&format!("{}\n", json!(rows)));
     } else {
         print(&text);
-        print("\nParameters are trained, statistics are kept beside them; both at the published number of classes.\nImages smaller than `smallest` are resized up to it.\n");
+        print(
+            "\nParameters are trained, statistics are kept beside them; both at the published number of classes.\nImages smaller than `smallest` are resized up to it.\n",
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

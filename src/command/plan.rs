@@ -51,7 +51,9 @@ pub fn input(entry: &Entry, size: Option<usize>) -> Result<Input, Failure> {
         Input::Image { channels, .. } if size >= entry.smallest => Ok(Input::Image { size: [size, size], channels }),
         Input::Image { .. } => {
             let (name, smallest) = (entry.name, entry.smallest);
-            Err(Failure::refused(format!("{name} needs images of at least {smallest}×{smallest}; type --size {smallest} or more")))
+            Err(Failure::refused(format!(
+                "{name} needs images of at least {smallest}×{smallest}; type --size {smallest} or more"
+            )))
         }
     }
 }

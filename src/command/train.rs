@@ -47,7 +47,9 @@ pub fn run(arguments: Train) -> Outcome {
 /// The configuration before flags: a file's, or the default.
 fn base(disk: &Disk, file: Option<&Path>) -> Result<Config, Failure> {
     let Some(file) = file else { return Ok(Config::default()) };
-    let text = disk.read_text(file).map_err(|error| Failure::refused(format!("{error}; recipes/ has configurations to start from")))?;
+    let text = disk
+        .read_text(file)
+        .map_err(|error| Failure::refused(format!("{error}; recipes/ has configurations to start from")))?;
     Config::from_toml(&text).map_err(|error: TrainError| Failure::refused(format!("{}: {error}", file.display())))
 }
 

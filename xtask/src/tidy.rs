@@ -6,14 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 /// Files that may contain `unsafe`, each block with its reason. Keep this list short.
-const UNSAFE_FILES: &[&str] = &[
-    "crates/tensor/src/buffer.rs",
-    "crates/tensor/src/device/cpu/memory.rs",
-    "crates/tensor/src/device/cpu/pool.rs",
-];
+const UNSAFE_FILES: &[&str] =
+    &["crates/tensor/src/buffer.rs", "crates/tensor/src/device/cpu/memory.rs", "crates/tensor/src/device/cpu/pool.rs"];
 
 /// Names that say nothing.
-const BANNED_MODULES: &[&str] = &["base", "common", "core", "utils", "util", "helpers", "types", "manager", "mod", "misc"];
+const BANNED_MODULES: &[&str] =
+    &["base", "common", "core", "utils", "util", "helpers", "types", "manager", "mod", "misc"];
 
 const FILE_LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 70;
@@ -42,7 +40,9 @@ pub fn check(root: &Path) -> Result<()> {
         [opens_with_prose, names, sizes, unsafe_is_listed, doors_to_the_world, ranks_and_tensors, x86_is_guarded];
     let mut complaints: Vec<String> = sources
         .iter()
-        .flat_map(|source| rules.iter().flat_map(|rule| rule(source)).map(|complaint| format!("{}: {complaint}", source.path)))
+        .flat_map(|source| {
+            rules.iter().flat_map(|rule| rule(source)).map(|complaint| format!("{}: {complaint}", source.path))
+        })
         .collect();
     complaints.extend(architecture(root)?);
     complaints.extend(dependencies(root)?);
@@ -92,7 +92,11 @@ fn opens_with_prose(source: &Source) -> Vec<String> {
 
 fn names(source: &Source) -> Vec<String> {
     let stem = source.path.rsplit('/').next().unwrap_or_default().trim_end_matches(".rs");
-    if BANNED_MODULES.contains(&stem) { vec![format!("`{stem}` is not a module name that tells anything")] } else { vec![] }
+    if BANNED_MODULES.contains(&stem) {
+        vec![format!("`{stem}` is not a module name that tells anything")]
+    } else {
+        vec![]
+    }
 }
 
 fn sizes(source: &Source) -> Vec<String> {
@@ -142,7 +146,16 @@ fn doors_to_the_world(source: &Source) -> Vec<String> {
     if exempt || source.is_test() || !source.path.starts_with("crates/") {
         return vec![];
     }
-    let doors = ["std::fs", "std::time::Instant", "SystemTime", "thread::spawn", "thread::Builder", "std::env", "std::net", "File::open"];
+    let doors = [
+        "std::fs",
+        "std::time::Instant",
+        "SystemTime",
+        "thread::spawn",
+        "thread::Builder",
+        "std::env",
+        "std::net",
+        "File::open",
+    ];
     doors
         .iter()
         .filter(|door| source.code().contains(*door))
@@ -153,7 +166,8 @@ fn doors_to_the_world(source: &Source) -> Vec<String> {
 
 /// `tensor` never names a rank; `comm` never names a tensor.
 fn ranks_and_tensors(source: &Source) -> Vec<String> {
-    let says = |word: &str| source.code().lines().any(|line| !line.trim_start().starts_with("//") && line.contains(word));
+    let says =
+        |word: &str| source.code().lines().any(|line| !line.trim_start().starts_with("//") && line.contains(word));
     if source.path.starts_with("crates/tensor/src/") && (says("Rank") || says(" rank") || says("world_size")) {
         return vec!["the engine never names a rank".into()];
     }
@@ -186,7 +200,8 @@ fn architecture(root: &Path) -> Result<Vec<String>> {
 fn dependencies(root: &Path) -> Result<Vec<String>> {
     let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
     let text = fs::read_to_string(root.join("docs/dependencies.md")).context("cannot read docs/dependencies.md")?;
-    let section = manifest.split("[workspace.dependencies]").nth(1).unwrap_or_default().split("\n[").next().unwrap_or_default();
+    let section =
+        manifest.split("[workspace.dependencies]").nth(1).unwrap_or_default().split("\n[").next().unwrap_or_default();
     Ok(section
         .lines()
         .filter_map(|line| line.split_once(" = ").map(|(name, _)| name.trim()))

@@ -33,7 +33,8 @@ impl Resizer {
         // A view, not the resizer's own crop: that one lets pixels beyond the window's edge shine in.
         let [left, top] = [window.left, window.top].map(|start| start as u32);
         let part = CroppedImage::new(&whole, left, top, window.width as u32, window.height as u32).expect("inside");
-        let mut into = Image::from_slice_u8(width as u32, height as u32, &mut target.data, kind).expect("just reshaped");
+        let mut into =
+            Image::from_slice_u8(width as u32, height as u32, &mut target.data, kind).expect("just reshaped");
         self.0.resize(&part, &mut into, &options).expect("pixel types agree");
     }
 }

@@ -75,7 +75,14 @@ impl Checkpoints {
     ///
     /// # Errors
     /// When the disk refuses; earlier checkpoints are untouched then.
-    pub fn save(&self, replica: &Replica, position: &Position, card: &Card, best: bool, keep: usize) -> Result<PathBuf, DiskError> {
+    pub fn save(
+        &self,
+        replica: &Replica,
+        position: &Position,
+        card: &Card,
+        best: bool,
+        keep: usize,
+    ) -> Result<PathBuf, DiskError> {
         let name = format!("step-{:08}", position.step);
         let (target, part) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
         let written = self.write(&part, replica, position, card);
@@ -151,7 +158,10 @@ impl Checkpoints {
     fn prune(&self, keep: usize) -> Result<(), DiskError> {
         let (all, best) = (self.list()?, self.best());
         let old = all.len().saturating_sub(keep);
-        all[..old].iter().filter(|(_, path)| Some(path) != best.as_ref()).try_for_each(|(_, path)| self.disk.remove(path))
+        all[..old]
+            .iter()
+            .filter(|(_, path)| Some(path) != best.as_ref())
+            .try_for_each(|(_, path)| self.disk.remove(path))
     }
 
     /// Loads a checkpoint into a replica.
@@ -172,7 +182,11 @@ impl Checkpoints {
         }
         let position = loaded.metadata.get(POSITION_KEY).and_then(|text| serde_json::from_str(text).ok());
         position.ok_or_else(|| {
-            TrainError::Refused(format!("{} does not say where the run stood; remove {} to resume from the one before", state.display(), path.display()))
+            TrainError::Refused(format!(
+                "{} does not say where the run stood; remove {} to resume from the one before",
+                state.display(),
+                path.display()
+            ))
         })
     }
 }
@@ -181,7 +195,12 @@ impl Checkpoints {
 ///
 /// # Errors
 /// When the file is damaged or does not fit.
-pub fn load_weights(disk: &Disk, path: &Path, replica: &mut Replica, except: &[&str]) -> Result<Vec<String>, TrainError> {
+pub fn load_weights(
+    disk: &Disk,
+    path: &Path,
+    replica: &mut Replica,
+    except: &[&str],
+) -> Result<Vec<String>, TrainError> {
     let inventory = Inventory { parameters: &replica.parameters, states: &replica.states };
     let loaded = weights::read(disk, path, inventory, except)?;
     for (index, data) in loaded.parameters.into_iter().enumerate() {
@@ -215,7 +234,10 @@ pub fn find_weights(disk: &Disk, path: &Path) -> Result<PathBuf, TrainError> {
 }
 
 fn no_weights(path: &Path) -> TrainError {
-    TrainError::Refused(format!("there are no weights at {}; type a run's folder, a checkpoint's, or a .safetensors file", path.display()))
+    TrainError::Refused(format!(
+        "there are no weights at {}; type a run's folder, a checkpoint's, or a .safetensors file",
+        path.display()
+    ))
 }
 
 /// What a weights file written here says of itself.
@@ -226,7 +248,10 @@ pub fn read_card(disk: &Disk, path: &Path) -> Result<Card, TrainError> {
     let metadata = weights::read_metadata(disk, path)?;
     let card = metadata.get(CARD_KEY).and_then(|text| serde_json::from_str(text).ok());
     card.ok_or_else(|| {
-        TrainError::Refused(format!("{} does not say which model it is for; type a checkpoint of `paceline train`", path.display()))
+        TrainError::Refused(format!(
+            "{} does not say which model it is for; type a checkpoint of `paceline train`",
+            path.display()
+        ))
     })
 }
 
@@ -239,7 +264,9 @@ fn optimizer_inventory(replica: &Replica) -> Vec<Parameter> {
         decay: false,
         layout: ForeignLayout::Same,
     };
-    (0..replica.optimizer_state.len()).flat_map(|slot| replica.parameters.iter().map(move |p| tensor(slot, p))).collect()
+    (0..replica.optimizer_state.len())
+        .flat_map(|slot| replica.parameters.iter().map(move |p| tensor(slot, p)))
+        .collect()
 }
 
 fn to_json(value: &impl Serialize) -> String {

@@ -142,7 +142,9 @@ impl Config {
         }
         if self.batch % self.accumulate != 0 {
             let (batch, accumulate) = (self.batch, self.accumulate);
-            return refuse(format!("--batch {batch} cannot be cut into {accumulate} equal parts; type an --accumulate that divides it"));
+            return refuse(format!(
+                "--batch {batch} cannot be cut into {accumulate} equal parts; type an --accumulate that divides it"
+            ));
         }
         if self.time_limit_s.is_some_and(|seconds| !(seconds > 0.0)) {
             return refuse("--time-limit must be above zero; type for example --time-limit 90s or 10m".into());
@@ -151,7 +153,9 @@ impl Config {
             return refuse("--clip-norm must be above zero; type for example --clip-norm 1.0".into());
         }
         if !(0.0..1.0).contains(&self.label_smoothing) {
-            return refuse("--label-smoothing must be from 0 to below 1; type for example --label-smoothing 0.1".into());
+            return refuse(
+                "--label-smoothing must be from 0 to below 1; type for example --label-smoothing 0.1".into(),
+            );
         }
         self.learning_rate.check().map_err(|error| TrainError::Refused(error.to_string()))?;
         self.hyper_parameters.check().map_err(|error| TrainError::Refused(error.to_string()))

@@ -58,7 +58,9 @@ impl TrainError {
     /// Whether the user's input was refused (exit code 2) rather than the run failing (exit code 1).
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Refused(_) | Self::Graph(_) | Self::Weights(_) | Self::CheckpointNotSaved { .. } | Self::Disk(_) => true,
+            Self::Refused(_) | Self::Graph(_) | Self::Weights(_) | Self::CheckpointNotSaved { .. } | Self::Disk(_) => {
+                true
+            }
             Self::Data(error) => !matches!(error, DataError::Stalled { .. } | DataError::Thread(_)),
             Self::NotANumber { .. } => false,
         }

@@ -76,13 +76,18 @@ impl Predictor {
     /// When the file cannot be read or is not an image.
     pub fn predict(&mut self, disk: &Disk, image: &Path, count: usize) -> Result<Vec<Guess>, TrainError> {
         let bytes = disk.read(image)?;
-        decode_image(&bytes, &mut self.scratch.image)
-            .map_err(|problem| TrainError::Refused(format!("{} is not a JPEG or PNG image: {problem}", image.display())))?;
+        decode_image(&bytes, &mut self.scratch.image).map_err(|problem| {
+            TrainError::Refused(format!("{} is not a JPEG or PNG image: {problem}", image.display()))
+        })?;
         let mut batch = Batch { targets: vec![0], size: 1, ..Batch::default() };
         batch.images.resize(self.card.input.iter().product(), 0.0);
         self.augment.apply(&mut self.scratch, Moment { seed: 0, epoch: 0, sample: 0 }, &mut batch.images);
         let (logits, _) = self.replica.evaluate(&batch);
-        let guess = |(class, probability): (usize, f64)| Guess { class, name: self.card.class_names[class].clone(), probability };
+        let guess = |(class, probability): (usize, f64)| Guess {
+            class,
+            name: self.card.class_names[class].clone(),
+            probability,
+        };
         Ok(metrics::top(&logits, count).into_iter().map(guess).collect())
     }
 }

@@ -86,7 +86,8 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = parameters.iter().zip(store.layout().ranges());
-        let segments = segments.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect();
+        let segments =
+            segments.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect();
         let elements = store.parameters.len();
         Ok(Self {
             optimizer_state: options.rule.new_state(elements),

@@ -31,7 +31,9 @@ impl RunDir {
                 "{shown} already holds a run; type paceline train --resume {shown} to continue it, or another --run"
             )));
         }
-        let made = disk.create_dir(&run.checkpoints()).and_then(|()| disk.write(&run.config_path(), config.to_toml().as_bytes()));
+        let made = disk
+            .create_dir(&run.checkpoints())
+            .and_then(|()| disk.write(&run.config_path(), config.to_toml().as_bytes()));
         made.map_err(|error| TrainError::Refused(format!("{error}; type --run with a folder that can be written")))?;
         Ok(run)
     }
@@ -74,7 +76,9 @@ fn free_name(disk: &Disk, model: &str) -> PathBuf {
     let name = format!("{time}-{model}");
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     let mut names = std::iter::once(name.clone()).chain(numbered);
-    names.find_map(|name| Some(Path::new("runs").join(name)).filter(|path| !disk.exists(path))).expect("an endless list")
+    names
+        .find_map(|name| Some(Path::new("runs").join(name)).filter(|path| !disk.exists(path)))
+        .expect("an endless list")
 }
 
 #[cfg(test)]

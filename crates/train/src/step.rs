@@ -42,7 +42,12 @@ pub struct Stepped {
 ///
 /// # Errors
 /// When the data cannot be had.
-pub fn step(replica: &mut Replica, epoch: &mut Epoch<'_>, step: u64, rules: &Rules<'_>) -> Result<Option<Stepped>, TrainError> {
+pub fn step(
+    replica: &mut Replica,
+    epoch: &mut Epoch<'_>,
+    step: u64,
+    rules: &Rules<'_>,
+) -> Result<Option<Stepped>, TrainError> {
     let mut phases = Phases::start(rules.clock);
 
     // data: the loader has decoded and augmented ahead; usually the batch is waiting.

@@ -91,7 +91,12 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`Trainer::start`].
-    pub fn start_with(model: &dyn Model, config: Config, around: Surroundings, asked: Option<PathBuf>) -> Result<Self, TrainError> {
+    pub fn start_with(
+        model: &dyn Model,
+        config: Config,
+        around: Surroundings,
+        asked: Option<PathBuf>,
+    ) -> Result<Self, TrainError> {
         let prepared = prepare_with(model, &config, &around)?;
         let run = RunDir::create(&around.disk, asked.as_deref(), &config)?;
         Self::assemble(config, around, prepared, run)
@@ -124,7 +129,12 @@ impl Trainer {
         Self::assemble_resumed(config, around, prepared, run)
     }
 
-    fn assemble_resumed(config: Config, around: Surroundings, prepared: Prepared, run: RunDir) -> Result<Self, TrainError> {
+    fn assemble_resumed(
+        config: Config,
+        around: Surroundings,
+        prepared: Prepared,
+        run: RunDir,
+    ) -> Result<Self, TrainError> {
         let mut trainer = Self::assemble(config, around, prepared, run)?;
         trainer.journal.resume(&mut trainer.replica)?;
         Ok(trainer)

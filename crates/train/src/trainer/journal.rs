@@ -32,7 +32,13 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    pub fn open(config: Config, around: Surroundings, card: Card, run: RunDir, length: RunLength) -> Result<Self, TrainError> {
+    pub fn open(
+        config: Config,
+        around: Surroundings,
+        card: Card,
+        run: RunDir,
+        length: RunLength,
+    ) -> Result<Self, TrainError> {
         let Surroundings { disk, clock, stop, .. } = around;
         let log = EventLog::open(&disk, clock.clone(), run.path(), 0)?;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
@@ -143,7 +149,12 @@ impl Journal {
         if self.saved_step == Some(step) && !best {
             return Ok(());
         }
-        if let Some(index) = replica.parameters.iter().enumerate().position(|(i, _)| !replica.store.parameter(i).iter().all(|w| w.is_finite())) {
+        if let Some(index) = replica
+            .parameters
+            .iter()
+            .enumerate()
+            .position(|(i, _)| !replica.store.parameter(i).iter().all(|w| w.is_finite()))
+        {
             let (layer, op) = (replica.parameters[index].name.clone(), "parameter".to_owned());
             return Err(TrainError::NotANumber { step, layer, op, survivor: self.checkpoints.survivor() });
         }

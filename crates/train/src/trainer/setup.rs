@@ -112,12 +112,18 @@ fn assemble(
     let training = Augment::training(config.augment, &info, sizing.resize);
     let evaluation = Augment::evaluation(&info, sizing.resize);
     let loader = |dataset: Dataset, augment, options: LoaderOptions| {
-        Loader::new(Arc::new(dataset), augment, LoaderOptions { threads: config.loader_threads, ..options }, around.clock.clone())
+        Loader::new(
+            Arc::new(dataset),
+            augment,
+            LoaderOptions { threads: config.loader_threads, ..options },
+            around.clock.clone(),
+        )
     };
     let train = loader(train, training, LoaderOptions::training(config.batch, config.seed))?;
     let micro_batch = config.micro_batch();
     let val = loader(val, evaluation, LoaderOptions::evaluation(micro_batch))?;
-    let rule = config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
+    let rule =
+        config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
     let options = ReplicaOptions {
         input: sizing.input,
         classes: info.classes,
