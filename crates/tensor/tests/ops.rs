@@ -12,7 +12,7 @@ mod reference {
 
 use paceline_tensor::op::BatchNorm;
 use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
-use paceline_tensor::{Op, Shape, Unary};
+use paceline_tensor::{DType, Device, Executor, Graph, Op, Pass, Plan, Shape, Store, Unary, Wanted, gradient};
 use reference::compare::{Case, Fill, check_all};
 
 use Fill::{Any, Distinct, Ids, State};
@@ -190,7 +190,7 @@ fn fused_residual_blocks() {
     let mut case = Case::new("residual blocks");
     let image: &[usize] = &[2, 5, 5, 6];
     let mut x = case.input(Any, image);
-    let mut norm_of = |case: &mut Case, x| {
+    let norm_of = |case: &mut Case, x| {
         let inputs = [Any, State, State, Any].map(|fill| case.input(fill, &[6]));
         case.push(Op::BatchNorm(norm(true, false, false)), &[x, inputs[0], inputs[1], inputs[2], inputs[3]])
     };
@@ -428,4 +428,46 @@ fn sequences() {
         cases.push(Case::of(format!("lstm {batch}×{steps}, {inputs} to {hidden}"), Op::Lstm, &shapes));
     }
     check_all(cases);
+}
+
+/// Dropout of `count` ones at one step, and the gradient of ones.
+fn dropout(probability: f32, pass: Pass, count: usize, threads: usize) -> [Vec<f32>; 2] {
+    let mut graph = Graph::new();
+    let x = graph.input("x", [count], DType::F32);
+    let y = graph.push_one("dropout", Op::Dropout { probability, salt: 3 }, &[x]).expect("fits");
+    let dy = graph.input("dy", [count], DType::F32);
+    let dx = gradient::differentiate(&mut graph, y, dy, &[x]).expect("has a gradient").of(x).expect("was asked for");
+    let plan = Plan::new(graph, &Wanted { outputs: vec![y, dx], ..Wanted::default() });
+    let (mut store, mut executor) = (Store::new(&plan), Executor::new(&Device::cpu(threads), plan));
+    executor.write(x, &vec![1.0f32; count]);
+    executor.write(dy, &vec![1.0f32; count]);
+    executor.run(&mut store, pass);
+    [executor.read(y), executor.read(dx)]
+}
+
+#[test]
+fn dropout_keeps_the_mean_and_its_gradient_drops_the_same_elements() {
+    let (count, pass) = (60_000, Pass { seed: 11, step: 4 });
+    for probability in [0.0, 0.1, 0.5, 0.9] {
+        let [y, dx] = dropout(probability, pass, count, 1);
+        assert_eq!(y, dx, "the same mask at {probability}");
+        assert_eq!([y.clone(), dx], dropout(probability, pass, count, 2), "the same on two threads");
+        let kept = 1.0 / (1.0 - probability);
+        assert!(y.iter().all(|&y| y == 0.0 || (y - kept).abs() < 1e-5), "an element is dropped or grown");
+        let dropped = y.iter().filter(|&&y| y == 0.0).count() as f32 / count as f32;
+        assert!((dropped - probability).abs() < 0.01, "{dropped} instead of {probability}");
+        let mean = y.iter().sum::<f32>() / count as f32;
+        assert!((mean - 1.0).abs() < 0.04, "the mean became {mean}");
+    }
+}
+
+#[test]
+fn the_mask_is_a_function_of_seed_and_step() {
+    let mask = |seed, step| dropout(0.5, Pass { seed, step }, 10_000, 1);
+    let base = mask(1, 1);
+    assert_eq!(base, mask(1, 1));
+    for other in [mask(1, 2), mask(2, 1)] {
+        let agree = base[0].iter().zip(&other[0]).filter(|(a, b)| a == b).count();
+        assert!((4_700..5_300).contains(&agree), "{agree} of 10000 elements agree");
+    }
 }

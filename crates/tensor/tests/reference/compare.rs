@@ -193,7 +193,7 @@ impl Target {
         let mut random = Random::new(&[random::key_of_text(&case.name), value.index() as u64, 1]);
         let slope = |direction: &dyn Fn(usize) -> f64| {
             let eps = 1e-5;
-            let mut loss = |side: f64| {
+            let loss = |side: f64| {
                 let mut moved = given.to_vec();
                 moved[position].1.data.iter_mut().enumerate().for_each(|(i, x)| *x += side * eps * direction(i));
                 let values = interpret::run(&case.graph, &moved);

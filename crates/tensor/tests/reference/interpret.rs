@@ -69,17 +69,19 @@ fn relu_if(relu: bool, y: Array) -> Array {
 fn matmul([a, b]: [&Array; 2], [trans_a, trans_b]: [bool; 2], bias: Option<&Array>) -> Array {
     let rank = a.shape.len();
     let size = |array: &Array, swap: bool, dim: usize| array.shape[rank - 2 + (dim + usize::from(swap)) % 2];
-    let mut shape = a.shape[..rank - 2].to_vec();
-    shape.extend([size(a, trans_a, 0), size(b, trans_b, 1)]);
-    let element = |array: &Array, swap: bool, batch: &[usize], row: usize, column: usize| {
-        array.at(&[batch, &if swap { [column, row] } else { [row, column] }].concat())
-    };
-    Array::from_fn(&shape, |index| {
-        let (batch, place) = index.split_at(rank - 2);
-        let products = (0..size(a, trans_a, 1))
-            .map(|k| element(a, trans_a, batch, place[0], k) * element(b, trans_b, batch, k, place[1]));
-        products.sum::<f64>() + bias.map_or(0.0, |bias| bias.at(&[place[1]]))
-    })
+    let (rows, inner, columns) = (size(a, trans_a, 0), size(a, trans_a, 1), size(b, trans_b, 1));
+    let shape = [&a.shape[..rank - 2], &[rows, columns]].concat();
+    let mut y = Array::zeros(&shape);
+    for (position, y) in y.data.iter_mut().enumerate() {
+        let (batch, row, column) = (position / columns / rows, position / columns % rows, position % columns);
+        *y = bias.map_or(0.0, |bias| bias.data[column]);
+        for k in 0..inner {
+            let at_a = if trans_a { k * rows + row } else { row * inner + k };
+            let at_b = if trans_b { column * inner + k } else { k * columns + column };
+            *y += a.data[batch * rows * inner + at_a] * b.data[batch * inner * columns + at_b];
+        }
+    }
+    y
 }
 
 fn broadcast(a: &Array, b: &Array, function: impl Fn(f64, f64) -> f64) -> Array {
