@@ -12,7 +12,7 @@ pub type Step = (u8, [u8; 3]);
 
 /// The layers of a random network.
 pub fn net() -> impl Strategy<Value = Vec<Step>> {
-    prop::collection::vec((0u8..12, any::<[u8; 3]>()), 1..14)
+    prop::collection::vec((0u8..16, any::<[u8; 3]>()), 1..12)
 }
 
 /// A network with its backward pass.
@@ -97,7 +97,7 @@ fn push(graph: &mut Graph, layer: &str, op: Op, inputs: &[Value]) -> Value {
     graph.push_one(layer, op, inputs).expect("the shapes were chosen to fit")
 }
 
-/// A layer on one of the last images; kinds 0 to 4 are the most common in real networks.
+/// A layer on one of the last images; the last kinds are small blocks.
 fn layer(graph: &mut Graph, name: &str, kind: u8, choice: [u8; 3], images: &[Value]) -> Value {
     let recent = &images[images.len().saturating_sub(3)..];
     let x = if choice[0] < 160 { recent[recent.len() - 1] } else { recent[usize::from(choice[0]) % recent.len()] };
@@ -129,8 +129,24 @@ fn layer(graph: &mut Graph, name: &str, kind: u8, choice: [u8; 3], images: &[Val
             let kind = if choice[1] % 2 == 0 { PoolKind::Max } else { PoolKind::Average };
             push(graph, name, Op::Pool2d(Pool2d::sliding(kind, 2, 1)), &[x])
         }
+        12..=15 => block(graph, name, x, same(graph, 4), choice),
         _ => push(graph, name, Op::Unary(Unary::Tanh), &[x]),
     }
+}
+
+/// What fusion looks for: batch-norm, an addition of one thing or another, ReLU or not.
+fn block(graph: &mut Graph, name: &str, x: Value, other: Value, choice: [u8; 3]) -> Value {
+    let y = batch_norm(graph, name, x, choice[2] & 1 == 0);
+    let sum = match choice[2] >> 1 & 3 {
+        0 => y,
+        1 => push(graph, name, Op::Add, &[y, other]),
+        2 => push(graph, name, Op::Add, &[other, y]),
+        _ => {
+            let shortcut = batch_norm(graph, &format!("{name}.shortcut"), other, true);
+            push(graph, name, Op::Add, &[y, shortcut])
+        }
+    };
+    if choice[2] >> 3 & 3 == 0 { sum } else { push(graph, name, Op::Unary(Unary::Relu), &[sum]) }
 }
 
 fn batch_norm(graph: &mut Graph, name: &str, x: Value, scale: bool) -> Value {
