@@ -67,7 +67,12 @@ impl Net {
         let mut store = Store::new(&plan);
         store.parameters.iter_mut().for_each(|x| *x = random.uniform() - 0.5);
         store.states.fill(1.0);
+        // What is not computed stays poisoned, except the gradients that nobody computes.
+        for (index, _) in self.gradients.iter().enumerate().filter(|(_, gradient)| gradient.is_some()) {
+            store.gradients[plan.parameters().range(index)].fill(f32::NAN);
+        }
         let mut executor = Executor::new(device, plan);
+        executor.poison();
         for &input in self.graph.inputs() {
             let numbers = (0..self.graph.shape(input).elements()).map(|_| 2.0 * random.uniform() - 1.0);
             executor.write(input, &numbers.collect::<Vec<f32>>());

@@ -155,6 +155,7 @@ impl Work {
             Plan::new(self.graph.clone(), &Wanted { outputs: outputs.clone(), unfused: !fused, ..Wanted::default() });
         let mut store = Store::new(&plan);
         let mut executor = Executor::new(device, plan);
+        executor.poison();
         let floats = |array: &Array| array.data.iter().map(|&x| x as f32).collect::<Vec<f32>>();
         for (value, array) in given {
             match self.graph.info(*value).source {
