@@ -5,7 +5,7 @@
 //! convolutional network reads edges and passes 97%. A sample is a pure function of (seed, half, number), made of
 //! additions, multiplications, divisions and square roots only, which every machine rounds in the same way.
 //!
-//! How a figure is drawn: [`Figure::distance`] gives the signed distance of a point to the figure's edge, negative
+//! How a figure is drawn: `Figure::distance` gives the signed distance of a point to the figure's edge, negative
 //! inside; a pixel's coverage is that distance clamped to one pixel, which gives smooth edges at the price of one
 //! evaluation per pixel. One image costs about 15 µs; all are drawn at opening.
 
