@@ -124,8 +124,8 @@ const fn norm(scale: bool, residual: bool, relu: bool) -> BatchNorm {
     BatchNorm { epsilon: 1e-3, momentum: 0.2, scale, residual, relu }
 }
 
-const NORM_SHAPES: [&[usize]; 6] =
-    [&[6, 3], &[2, 3, 3, 4], &[3, 1, 1, 5], &[2, 5, 5, 1], &[2, 7, 7, 37], &[2, 40, 40, 9]];
+const NORM_SHAPES: [&[usize]; 7] =
+    [&[1, 3], &[6, 3], &[2, 3, 3, 4], &[3, 1, 1, 5], &[2, 5, 5, 1], &[2, 7, 7, 37], &[2, 40, 40, 9]];
 
 #[test]
 fn batch_norms() {
