@@ -281,9 +281,12 @@ fn elementwise_operations() {
     check_all(cases);
 }
 
+/// Name, image, kernel, stride and padding of a pooling.
+type Sliding<'a> = (&'a str, [usize; 4], [usize; 2], [usize; 2], [usize; 4]);
+
 #[test]
 fn poolings() {
-    let sliding: [(&str, [usize; 4], [usize; 2], [usize; 2], [usize; 4]); 16] = [
+    let sliding: [Sliding<'_>; 16] = [
         ("2/2", [1, 4, 6, 3], [2, 2], [2, 2], [0; 4]),
         ("2/2 with a rest", [2, 5, 7, 2], [2, 2], [2, 2], [0; 4]),
         ("3/2", [1, 7, 7, 2], [3, 3], [2, 2], [0; 4]),
