@@ -124,8 +124,8 @@ const fn norm(scale: bool, residual: bool, relu: bool) -> BatchNorm {
     BatchNorm { epsilon: 1e-3, momentum: 0.2, scale, residual, relu }
 }
 
-const NORM_SHAPES: [&[usize]; 6] =
-    [&[6, 3], &[2, 3, 3, 4], &[3, 1, 1, 5], &[2, 5, 5, 1], &[2, 7, 7, 37], &[2, 40, 40, 9]];
+const NORM_SHAPES: [&[usize]; 7] =
+    [&[1, 3], &[6, 3], &[2, 3, 3, 4], &[3, 1, 1, 5], &[2, 5, 5, 1], &[2, 7, 7, 37], &[2, 40, 40, 9]];
 
 #[test]
 fn batch_norms() {
@@ -281,9 +281,12 @@ fn elementwise_operations() {
     check_all(cases);
 }
 
+/// Name, image, kernel, stride and padding of a pooling.
+type Sliding<'a> = (&'a str, [usize; 4], [usize; 2], [usize; 2], [usize; 4]);
+
 #[test]
 fn poolings() {
-    let sliding: [(&str, [usize; 4], [usize; 2], [usize; 2], [usize; 4]); 16] = [
+    let sliding: [Sliding<'_>; 16] = [
         ("2/2", [1, 4, 6, 3], [2, 2], [2, 2], [0; 4]),
         ("2/2 with a rest", [2, 5, 7, 2], [2, 2], [2, 2], [0; 4]),
         ("3/2", [1, 7, 7, 2], [3, 3], [2, 2], [0; 4]),

@@ -261,7 +261,7 @@ fn conv_output(conv: &Conv2d, x: [usize; 4], weight: &Shape) -> Result<Shape, St
     require([kernel_h, kernel_w] == conv.kernel, || {
         format!("the weight {weight} is not for a kernel {}×{}", conv.kernel[0], conv.kernel[1])
     })?;
-    require(conv.groups > 0 && channels % conv.groups == 0 && x[3] % conv.groups == 0, || {
+    require(conv.groups > 0 && [channels, x[3]].iter().all(|size| size.is_multiple_of(conv.groups)), || {
         format!("{} input and {channels} output channels do not divide into {} groups", x[3], conv.groups)
     })?;
     require(depth == x[3] / conv.groups, || {

@@ -97,28 +97,8 @@ fn fitting(op: &Op, draw: &Draw) -> Vec<Input> {
     let n = draw.numbers;
     let x = vec![n[3], n[4] + 1, n[5] + 1, n[6]];
     let (channels, rows) = (vec![n[6]], vec![x[..3].iter().product()]);
-    let conv_dims = |conv: &Conv2d, x: &[usize]| {
-        let size =
-            (conv.stride[0] * conv.stride[1] * conv.dilation[0] * conv.dilation[1] * conv.kernel[0] * conv.kernel[1]
-                > 0)
-            .then(|| conv.output([x[1], x[2]]))
-            .flatten()
-            .unwrap_or([1, 1]);
-        let depth = x[3] / conv.groups.max(1);
-        let outputs = n[7] * conv.groups;
-        (vec![conv.kernel[0], conv.kernel[1], depth, outputs], vec![x[0], size[0], size[1], outputs])
-    };
-    let float = |shapes: &[&Vec<usize>]| shapes.iter().map(|&shape| (Kind::Float, shape.clone())).collect::<Vec<_>>();
     match op {
-        Op::Conv2d { conv, bias, .. } => {
-            let (weight, y) = conv_dims(conv, &x);
-            float(&[&x, &weight, &vec![y[3]]][..2 + usize::from(*bias)])
-        }
-        Op::Conv2dGradInput { conv, input } => {
-            let (weight, dy) = conv_dims(conv, input);
-            float(&[&dy, &weight])
-        }
-        Op::Conv2dGradWeight { conv } => float(&[&x, &conv_dims(conv, &x).1]),
+        Op::Conv2d { .. } | Op::Conv2dGradInput { .. } | Op::Conv2dGradWeight { .. } => convolution(op, &x, n[7]),
         Op::MatMul { trans_a, trans_b, bias, .. } => {
             let matrix = |rows: usize, columns: usize, swap: bool| {
                 [&draw.dims[..], &if swap { [columns, rows] } else { [rows, columns] }].concat()
@@ -169,6 +149,28 @@ fn fitting(op: &Op, draw: &Draw) -> Vec<Input> {
         }
         Op::Lstm | Op::LstmGrad => lstm(op, n),
         _ => float(&[&x]),
+    }
+}
+
+fn float(shapes: &[&Vec<usize>]) -> Vec<Input> {
+    shapes.iter().map(|&shape| (Kind::Float, shape.clone())).collect()
+}
+
+/// Inputs of a convolution or one of its gradients, with so many output channels in each group.
+fn convolution(op: &Op, x: &[usize], outputs: usize) -> Vec<Input> {
+    let (Op::Conv2d { conv, .. } | Op::Conv2dGradInput { conv, .. } | Op::Conv2dGradWeight { conv }) = op else {
+        unreachable!("only convolutions come here")
+    };
+    let x = if let Op::Conv2dGradInput { input, .. } = op { input.to_vec() } else { x.to_vec() };
+    let sound = [conv.kernel, conv.stride, conv.dilation].iter().flatten().all(|&size| size > 0);
+    let [height, width] = sound.then(|| conv.output([x[1], x[2]])).flatten().unwrap_or([1, 1]);
+    let channels = outputs * conv.groups;
+    let weight = vec![conv.kernel[0], conv.kernel[1], x[3] / conv.groups.max(1), channels];
+    let y = vec![x[0], height, width, channels];
+    match op {
+        Op::Conv2d { bias, .. } => float(&[&x, &weight, &vec![channels]][..2 + usize::from(*bias)]),
+        Op::Conv2dGradInput { .. } => float(&[&y, &weight]),
+        _ => float(&[&x, &y]),
     }
 }
 

@@ -113,7 +113,7 @@ fn layer(graph: &mut Graph, name: &str, kind: u8, choice: [u8; 3], images: &[Val
     };
     let channels = graph.shape(x).last();
     match kind {
-        0..=2 => batch_norm(graph, name, x, choice[2] % 2 == 0),
+        0..=2 => batch_norm(graph, name, x, choice[2] & 1 == 0),
         3 | 4 => push(graph, name, Op::Unary(Unary::Relu), &[x]),
         5 | 6 => {
             let kernel = [1, 3][usize::from(choice[1]) % 2];
@@ -131,7 +131,7 @@ fn layer(graph: &mut Graph, name: &str, kind: u8, choice: [u8; 3], images: &[Val
             push(graph, name, Op::Concat { dim: 3 }, &[x, other])
         }
         11 if graph.shape(x)[1] > 2 && graph.shape(x)[2] > 2 => {
-            let kind = if choice[1] % 2 == 0 { PoolKind::Max } else { PoolKind::Average };
+            let kind = if choice[1] & 1 == 0 { PoolKind::Max } else { PoolKind::Average };
             push(graph, name, Op::Pool2d(Pool2d::sliding(kind, 2, 1)), &[x])
         }
         12..=15 => block(graph, name, x, same(graph, 4), choice),

@@ -7,7 +7,10 @@ use paceline_tensor::{DType, Graph, Op, Shape, Value};
 const F: DType = DType::F32;
 const I: DType = DType::I32;
 
-fn message(op: Op, inputs: &[(DType, &[usize])]) -> String {
+/// Type and sizes.
+type Input<'a> = (DType, &'a [usize]);
+
+fn message(op: Op, inputs: &[Input<'_>]) -> String {
     let mut graph = Graph::new();
     let inputs: Vec<Value> = inputs.iter().map(|&(dtype, shape)| graph.input("x", shape, dtype)).collect();
     let error = graph.push("block3.conv1", op, &inputs).expect_err("a bad graph");
@@ -36,7 +39,7 @@ fn a_bad_graph_is_refused_with_the_layer_and_the_reason() {
     let grouped = Conv2d { groups: 2, ..three };
     let strideless = Conv2d { stride: [0, 1], ..three };
     let norm = BatchNorm { epsilon: 1e-5, momentum: 0.1, scale: false, residual: false, relu: false };
-    let rows: Vec<(Op, Vec<(DType, &[usize])>, &str)> = vec![
+    let rows: Vec<(Op, Vec<Input<'_>>, &str)> = vec![
         (conv(three, false), vec![(F, &[1, 8, 8, 3])], "(conv2d): 1 inputs given, 2 needed"),
         (conv(three, false), vec![(F, &[8, 8, 3]), (F, &[3, 3, 3, 4])], "needs an image [N,H,W,C], not 8×8×3"),
         (conv(three, false), vec![(F, &[1, 8, 8, 3]), (F, &[3, 3, 4])], "a weight has four dims"),
