@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Place, Plan};
+use super::{ALIGNMENT_BYTES, Place, Plan};
 use crate::dtype::DType;
 
 /// The figures of a plan.
@@ -24,7 +24,7 @@ pub struct Report {
     pub activation_bytes: u64,
     /// Bytes of the arena: activations, gradients of activations and inputs, with reuse.
     pub arena_bytes: u64,
-    /// What the arena would take if no two values shared bytes.
+    /// What the arena would take if no two values shared bytes, each on cache lines of its own.
     pub without_reuse_bytes: u64,
     /// Messages of gradients in the order in which they become ready.
     pub buckets: Vec<BucketReport>,
@@ -69,6 +69,7 @@ impl Plan {
         let elements = |values: &[crate::Value]| values.iter().map(|&value| graph.shape(value).elements() as u64).sum();
         let flops: Vec<u64> = graph.nodes().iter().map(|node| graph.flops(node)).collect();
         let in_arena = |value: &crate::Value| matches!(self.place(*value), Place::Arena(_));
+        let lines = |value: crate::Value| graph.info(value).bytes().next_multiple_of(ALIGNMENT_BYTES) as u64;
         let name = |index: usize| graph.info(graph.parameters()[index]).name.clone();
         Report {
             parameters: elements(graph.parameters()),
@@ -78,7 +79,7 @@ impl Plan {
             bytes_moved: graph.nodes().iter().map(|node| graph.bytes_moved(node)).sum(),
             activation_bytes: self.activation_bytes() as u64,
             arena_bytes: self.arena_bytes() as u64,
-            without_reuse_bytes: graph.values().filter(in_arena).map(|value| graph.info(value).bytes() as u64).sum(),
+            without_reuse_bytes: graph.values().filter(in_arena).map(lines).sum(),
             buckets: self
                 .buckets()
                 .iter()

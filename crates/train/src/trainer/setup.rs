@@ -110,8 +110,8 @@ fn assemble(
     sizing: Sizing,
 ) -> Result<Prepared, TrainError> {
     let info = train.info().clone();
-    let training = Augment::training(config.augment, &info, sizing.resize);
-    let evaluation = Augment::evaluation(&info, sizing.resize);
+    let training = Augment::training(config.augment, &info, sizing.resize)?;
+    let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let loader = |dataset: Dataset, augment, options: LoaderOptions| {
         Loader::new(
             Arc::new(dataset),
