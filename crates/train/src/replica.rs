@@ -302,6 +302,9 @@ mod tests {
     fn a_step_larger_than_the_memory_is_refused() {
         assert!(check_memory(10, 10).is_ok() && check_memory(10, 0).is_ok());
         let error = check_memory(20_000_000_000, 16_000_000_000).unwrap_err();
-        assert!(error.to_string().starts_with("a step needs 20.0 GB of memory and this machine has 16.0 GB"), "{error}");
+        assert!(
+            error.to_string().starts_with("a step needs 20.0 GB of memory and this machine has 16.0 GB"),
+            "{error}"
+        );
     }
 }
