@@ -2,52 +2,44 @@
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::place::{Place, has, text};
 
 /// An epoch of 100 steps and the beginning of another, with augmentation, on two threads.
 const RUN: &str = "--model lenet5 --data shapes --batch 80 --max-steps 120 --epochs 2 --checkpoint-every 3 --lr 0.02";
 
-/// Starts a run and waits until its first step is done.
-fn start(place: &Place, run: &str) -> (Child, BufReader<std::process::ChildStdout>) {
+/// Starts a run, waits until `step` is done, and kills the process `after` that.
+fn kill(place: &Place, run: &str, step: usize, after: Duration) -> ExitStatus {
     let mut command = place.command(&format!("train {RUN} --run {run} --json"));
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("\"step\"") {
-        line.clear();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "the run ended before its first step");
-    }
-    (child, lines)
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let done = format!("\"event\":\"step\",\"step\":{step},");
+    assert!(lines.any(|line| line.unwrap().contains(&done)), "the run ended before step {step}");
+    std::thread::sleep(after);
+    child.kill().unwrap();
+    child.wait().unwrap()
 }
 
 #[test]
 fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
     let place = Place::new();
-    let began = std::time::Instant::now();
     place.run(&format!("train {RUN} --run straight --quiet"));
-    let whole = began.elapsed();
-    let seed = UNIX_EPOCH.elapsed().unwrap_or_default().subsec_nanos();
-    println!("moments from seed {seed}; a whole run takes {whole:?}");
-    assert!(SystemTime::now() > UNIX_EPOCH);
-    let mut random = paceline::system::random::Random::new(&[u64::from(seed)]);
+    let seed = u64::from(UNIX_EPOCH.elapsed().unwrap().subsec_nanos());
+    let mut random = paceline::system::random::Random::new(&[seed]);
     for number in 0..3 {
         let run = format!("killed-{number}");
-        let (mut child, lines) = start(&place, &run);
-        // The run is past its start by now, and so is surely alive for half of the time it takes.
-        let moment = whole.mul_f64(0.5 * random.below(1000) as f64 / 1000.0);
-        std::thread::sleep(moment);
-        child.kill().unwrap();
-        drop(lines);
-        let status = child.wait().unwrap();
-        assert_eq!(status.signal(), Some(9), "killed after {moment:?} (seed {seed}), not ended: {status}");
-        assert!(!place.path(&format!("{run}/report.html")).exists());
+        let (step, after) = (1 + random.below(105), Duration::from_micros(random.below(20_000) as u64));
+        let moment = format!("killed {after:?} after step {step} (seed {seed})");
+        println!("{moment}");
+        let status = kill(&place, &run, step, after);
+        assert_eq!(status.signal(), Some(9), "{moment}: {status}");
+        assert!(!place.path(&format!("{run}/report.html")).exists(), "{moment}: it was not over");
         place.run(&format!("train --resume {run} --quiet"));
-        assert!(place.weights(&run, 120) == place.weights("straight", 120), "killed after {moment:?}, seed {seed}");
-        let started = place.events(&run).iter().filter(|event| event["event"] == "run_started").count();
-        assert_eq!(started, 2);
+        assert!(place.weights(&run, 120) == place.weights("straight", 120), "{moment}");
+        let text = place.read_text(&format!("{run}/events/rank-0.jsonl"));
+        assert_eq!(text.matches("\"event\":\"run_started\"").count(), 2, "{moment}");
     }
 }
 
