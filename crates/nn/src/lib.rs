@@ -9,9 +9,9 @@ pub mod layer;
 pub mod net;
 pub mod optim;
 pub mod parameter;
-pub mod zoo;
 pub mod schedule;
 pub mod weights;
+pub mod zoo;
 
 pub use init::Init;
 pub use net::{Input, Mode, Model, Net, Network};
