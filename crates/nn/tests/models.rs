@@ -108,9 +108,10 @@ struct Complaints(Vec<String>);
 impl Complaints {
     fn compare(&mut self, what: &str, found: &[f64], expected: &[f64], scale: f64) {
         assert_eq!(found.len(), expected.len(), "{what}");
-        let apart = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max) / scale;
-        // Written so that NaN is a complaint.
-        if !(apart <= TOLERANCE) {
+        // A NaN is infinitely far from everything; f64::max alone would skip it.
+        let further = |most: f64, apart: f64| if apart.is_nan() { f64::INFINITY } else { most.max(apart) };
+        let apart = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, further) / scale;
+        if apart > TOLERANCE {
             self.0.push(format!("{what}: {apart:.1e} apart: {found:.6?} is not {expected:.6?}"));
         }
     }
