@@ -2,7 +2,7 @@
 
 use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
-use paceline_nn::schedule::LearningRate;
+use paceline_nn::schedule::{LearningRate, Schedule};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
@@ -76,18 +76,18 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            model: "resnet9".into(),
+            model: "cnn5".into(),
             data: "shapes".into(),
             size: None,
             sequence: 128,
             classes: None,
             batch: 64,
             accumulate: 1,
-            epochs: 5,
+            epochs: 4,
             max_steps: None,
             time_limit_s: None,
             early_stop: None,
-            optimizer: Optimizer::Nesterov,
+            optimizer: Optimizer::Adam,
             label_smoothing: 0.0,
             clip_norm: None,
             augment: AugmentChoice::Standard,
@@ -99,7 +99,7 @@ impl Default for Config {
             weights_except: Vec::new(),
             checkpoint_every: None,
             keep: 2,
-            learning_rate: LearningRate::constant(0.05),
+            learning_rate: LearningRate { schedule: Schedule::Cosine { end: 0.0 }, ..LearningRate::constant(0.002) },
             hyper_parameters: HyperParameters::default(),
         }
     }
