@@ -83,7 +83,7 @@ pub struct Train {
     #[arg(long, value_parser = parse::augment, help_heading = "Model and data")]
     pub augment: Option<AugmentChoice>,
     /// Damaged images to skip, by name, before giving up [default: 0]
-    #[arg(long, help_heading = "Model and data")]
+    #[arg(long, value_parser = parse::whole, allow_negative_numbers = true, help_heading = "Model and data")]
     pub damaged_max: Option<usize>,
     /// Start from these weights: a .safetensors file with torchvision's names, or one of an earlier run
     #[arg(long, value_name = "FILE", help_heading = "Model and data")]
@@ -139,7 +139,7 @@ pub struct Train {
     #[arg(long, value_parser = parse::positive, allow_negative_numbers = true, help_heading = "Learning")]
     pub clip_norm: Option<f64>,
     /// Decides initial weights, order, augmentation and dropout
-    #[arg(long, help_heading = "Learning")]
+    #[arg(long, value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Learning")]
     pub seed: Option<u64>,
 
     /// Compute threads [default: all cores]
@@ -184,7 +184,7 @@ pub struct Predict {
     #[arg(required = true)]
     pub images: Vec<PathBuf>,
     /// Guesses per image
-    #[arg(long, default_value_t = 5, value_parser = parse::count)]
+    #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
     pub top: usize,
     /// Print one JSON object per image
     #[arg(long)]

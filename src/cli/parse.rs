@@ -13,6 +13,16 @@ pub fn count64(text: &str) -> Result<u64, String> {
     count(text).map(|number| number as u64)
 }
 
+/// A whole number from 0.
+pub fn whole(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "type 0 or a whole number above".into())
+}
+
+/// A whole number from 0.
+pub fn whole64(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "type 0 or a whole number above".into())
+}
+
 /// A number above 0.
 pub fn positive(text: &str) -> Result<f64, String> {
     number(text).filter(|&number| number > 0.0).ok_or_else(|| "type a number above 0".into())

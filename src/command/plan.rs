@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use paceline::nn::zoo::{self, Entry};
 use paceline::nn::{Input, Mode, Network};
 use paceline::tensor::{Plan as Planned, Wanted};
+use paceline::train::config::SIDE_MAX;
 use paceline::train::replica::BUCKET_BYTES_MAX;
 use serde_json::json;
 
@@ -46,6 +47,9 @@ pub fn run(arguments: &Plan) -> Outcome {
 /// A model's input at a size asked for.
 pub fn input(entry: &Entry, size: Option<usize>) -> Result<Input, Failure> {
     let Some(size) = size else { return Ok(entry.native) };
+    if size > SIDE_MAX {
+        return Err(Failure::refused(format!("--size {size} is too large; type --size with at most {SIDE_MAX}")));
+    }
     match entry.native {
         Input::Tokens { .. } => Ok(Input::Tokens { sequence: size }),
         Input::Image { channels, .. } if size >= entry.smallest => Ok(Input::Image { size: [size, size], channels }),

@@ -91,13 +91,24 @@ impl Checkpoints {
             let _ = self.disk.remove(&part);
             return Err(error);
         }
-        self.disk.remove(&target)?;
-        self.disk.rename(&part, &target)?;
+        self.publish(&part, &target)?;
         if best {
             self.disk.write(&self.folder.join(BEST), name.as_bytes())?;
         }
         self.prune(keep)?;
         Ok(target)
+    }
+
+    /// Gives a finished folder its name. A step that is saved twice, before and after its epoch's evaluation, has the same
+    /// weights both times, so its files can be replaced one by one: the folder is whole at every moment.
+    fn publish(&self, part: &Path, target: &Path) -> Result<(), DiskError> {
+        if !self.disk.is_dir(target) {
+            return self.disk.rename(part, target);
+        }
+        for name in [WEIGHTS, STATE] {
+            self.disk.rename(&part.join(name), &target.join(name))?;
+        }
+        self.disk.remove(part)
     }
 
     fn write(&self, part: &Path, replica: &Replica, position: &Position, card: &Card) -> Result<(), DiskError> {
@@ -169,10 +180,11 @@ impl Checkpoints {
     /// # Errors
     /// When it is damaged or of another model; the replica may then hold a part of it and must not be used.
     pub fn load(&self, path: &Path, replica: &mut Replica) -> Result<Position, TrainError> {
-        load_weights(&self.disk, &path.join(WEIGHTS), replica, &[])?;
+        load_weights(&self.disk, &path.join(WEIGHTS), replica, &[]).map_err(|error| not_resumable(path, error))?;
         let slots = optimizer_inventory(replica);
         let state = path.join(STATE);
-        let loaded = weights::read(&self.disk, &state, Inventory { parameters: &slots, states: &[] }, &[])?;
+        let loaded = weights::read(&self.disk, &state, Inventory { parameters: &slots, states: &[] }, &[])
+            .map_err(|error| not_resumable(path, error.into()))?;
         let count = replica.parameters.len();
         for (index, data) in loaded.parameters.into_iter().enumerate() {
             let range = replica.store.layout().range(index % count);
@@ -189,6 +201,21 @@ impl Checkpoints {
             ))
         })
     }
+}
+
+/// The sentence for a checkpoint that a run cannot go on from: it is another model's, or damaged.
+fn not_resumable(path: &Path, error: TrainError) -> TrainError {
+    let path = path.display();
+    TrainError::Refused(match error {
+        TrainError::Weights(WeightsError::Mismatch { mismatch, .. }) => {
+            let count = mismatch.missing.len() + mismatch.unexpected.len() + mismatch.shapes.len();
+            format!(
+                "{path} is not of the model and optimizer that the run's config.toml names ({count} tensors differ); \
+                 put that file back as it was, or start a new run with another --run"
+            )
+        }
+        other => format!("{other}; remove {path} to resume from the checkpoint before it"),
+    })
 }
 
 /// Loads a weights file into a replica; tensors whose names start with one of `except` keep their start. Returns those.

@@ -7,6 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
 
+/// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
+pub const SIDE_MAX: usize = 8192;
+/// More threads than any one machine has cores.
+pub const THREADS_MAX: usize = 1024;
+
 /// Everything that decides a run's result, and how it reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
@@ -134,11 +139,20 @@ impl Config {
             ("--sequence", Some(self.sequence as u64)),
             ("--classes", self.classes.map(|classes| classes as u64)),
             ("--threads", self.threads.map(|threads| threads as u64)),
+            ("--loader-threads", Some(self.loader_threads as u64)),
             ("--checkpoint-every", self.checkpoint_every),
             ("--keep", Some(self.keep as u64)),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
+        }
+        let bounded = [
+            ("--size", self.size, SIDE_MAX),
+            ("--threads", self.threads, THREADS_MAX),
+            ("--loader-threads", Some(self.loader_threads), THREADS_MAX),
+        ];
+        if let Some((flag, Some(value), most)) = bounded.iter().find(|(_, value, most)| value > &Some(*most)) {
+            return refuse(format!("{flag} {value} is too large; type {flag} with at most {most}"));
         }
         if self.batch % self.accumulate != 0 {
             let (batch, accumulate) = (self.batch, self.accumulate);

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
+use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::Profile;
-use paceline_tensor::{Device, Executor, GraphError, Pass, Plan, Store, Value, Wanted};
+use paceline_tensor::{Device, Executor, Pass, Plan, Store, Value, Wanted};
 
+use crate::error::TrainError;
 use crate::metrics::Tally;
 
 /// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough to overlap
@@ -70,14 +72,14 @@ impl Replica {
     /// Builds and plans a model's graphs, takes their memory and starts the weights.
     ///
     /// # Errors
-    /// When a layer does not fit the input; the error names it.
-    pub fn new(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, GraphError> {
+    /// When a layer does not fit the input, which the error names, or the plan does not fit the machine's memory.
+    pub fn new(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, TrainError> {
         let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
         let train = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
         let eval = Network::new(model, Mode::Eval, micro_batch, input, classes, 0.0)?;
         let (parameters, states) = (train.parameters.clone(), train.states.clone());
-        let train = Half::new(train, device);
-        let eval = Half::new(eval, device);
+        let train = Half::new(train, device)?;
+        let eval = Half::new(eval, device)?;
         let mut store = Store::new(train.executor.plan());
         for (index, parameter) in parameters.iter().enumerate() {
             parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
@@ -209,7 +211,7 @@ impl Replica {
 }
 
 impl Half {
-    fn new(network: Network, device: &Arc<Cpu>) -> Self {
+    fn new(network: Network, device: &Arc<Cpu>) -> Result<Self, TrainError> {
         let (seed, gradients) = match &network.gradients {
             None => (None, Vec::new()),
             Some((seed, gradients)) => {
@@ -218,8 +220,10 @@ impl Half {
         };
         let outputs = vec![network.logits, network.loss];
         let wanted = Wanted { outputs, gradients, bucket_bytes_max: BUCKET_BYTES_MAX, unfused: false };
-        let executor = Executor::new(&Device::Cpu(Arc::clone(device)), Plan::new(network.graph, &wanted));
-        Self { executor, x: network.x, targets: network.targets, logits: network.logits, loss: network.loss, seed }
+        let plan = Plan::new(network.graph, &wanted);
+        check_memory(plan.arena_bytes() as u64, Host::look().memory_bytes)?;
+        let executor = Executor::new(&Device::Cpu(Arc::clone(device)), plan);
+        Ok(Self { executor, x: network.x, targets: network.targets, logits: network.logits, loss: network.loss, seed })
     }
 
     /// Rows of logits.
@@ -262,6 +266,21 @@ impl Half {
     }
 }
 
+/// A plan is known before it runs, so a step that cannot fit is refused instead of being killed half-way. A machine that
+/// does not tell its memory is trusted.
+fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> {
+    if memory_bytes == 0 || needed_bytes <= memory_bytes {
+        return Ok(());
+    }
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    Err(TrainError::Refused(format!(
+        "a step needs {:.1} GB of memory and this machine has {:.1} GB; \
+         type a smaller --batch or --size, or compute the batch in parts with --accumulate 4",
+        gigabytes(needed_bytes),
+        gigabytes(memory_bytes)
+    )))
+}
+
 /// `data`, with zeros up to `length`.
 fn padded<T: Copy + Default>(data: &[T], length: usize) -> std::borrow::Cow<'_, [T]>
 where
@@ -273,4 +292,19 @@ where
     let mut copy = data.to_vec();
     copy.resize(length, T::default());
     copy.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_larger_than_the_memory_is_refused() {
+        assert!(check_memory(10, 10).is_ok() && check_memory(10, 0).is_ok());
+        let error = check_memory(20_000_000_000, 16_000_000_000).unwrap_err();
+        assert!(
+            error.to_string().starts_with("a step needs 20.0 GB of memory and this machine has 16.0 GB"),
+            "{error}"
+        );
+    }
 }

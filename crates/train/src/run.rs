@@ -50,7 +50,9 @@ impl RunDir {
                 path.display()
             )));
         }
-        let config = Config::from_toml(&disk.read_text(&run.config_path())?)?;
+        let file = run.config_path();
+        let config = Config::from_toml(&disk.read_text(&file)?)
+            .map_err(|error| TrainError::Refused(format!("{}: {error}", file.display())))?;
         Ok((run, config))
     }
 

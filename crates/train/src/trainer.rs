@@ -3,7 +3,7 @@
 mod journal;
 mod setup;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use journal::Journal;
 use paceline_data::batch::Batch;
@@ -13,6 +13,7 @@ use paceline_nn::schedule::RunLength;
 use paceline_system::disk::DiskError;
 use paceline_system::event::Line;
 
+use crate::checkpoint::Checkpoints;
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
@@ -107,9 +108,8 @@ impl Trainer {
     /// # Errors
     /// When there is no run, or its checkpoint does not fit.
     pub fn resume(path: PathBuf, around: Surroundings, change: impl FnOnce(&mut Config)) -> Result<Self, TrainError> {
-        let (run, mut config) = RunDir::open(&around.disk, &path)?;
-        change(&mut config);
-        let prepared = prepare(&config, &around)?;
+        let (run, config) = reopen(&path, &around, change)?;
+        let prepared = prepare(&without_weights(&config, &run, &around)?, &around)?;
         Self::assemble_resumed(config, around, prepared, run)
     }
 
@@ -123,9 +123,8 @@ impl Trainer {
         around: Surroundings,
         change: impl FnOnce(&mut Config),
     ) -> Result<Self, TrainError> {
-        let (run, mut config) = RunDir::open(&around.disk, &path)?;
-        change(&mut config);
-        let prepared = prepare_with(model, &config, &around)?;
+        let (run, config) = reopen(&path, &around, change)?;
+        let prepared = prepare_with(model, &without_weights(&config, &run, &around)?, &around)?;
         Self::assemble_resumed(config, around, prepared, run)
     }
 
@@ -143,7 +142,7 @@ impl Trainer {
     fn assemble(config: Config, around: Surroundings, prepared: Prepared, run: RunDir) -> Result<Self, TrainError> {
         let Prepared { replica, train, val, card, notes } = prepared;
         let steps_per_epoch = train.steps() as u64;
-        let total_steps = config.epochs * steps_per_epoch;
+        let total_steps = config.epochs.saturating_mul(steps_per_epoch);
         let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
         let journal = Journal::open(config, around, card, run, length)?;
         Ok(Self { replica, train, val, journal, notes })
@@ -201,14 +200,16 @@ impl Trainer {
     fn epochs(&mut self) -> Result<(Reason, Option<Tally>), TrainError> {
         let mut evaluation = None;
         loop {
-            if let Some(reason) = self.epoch()? {
+            if !self.journal.awaits_evaluation()
+                && let Some(reason) = self.epoch()?
+            {
                 self.journal.save(&self.replica, false)?;
                 return Ok((reason, evaluation));
             }
             let stop = self.journal.stop.clone();
             let tally = evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested())?;
             if stop.requested() {
-                // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run goes on behind it.
+                // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run evaluates first.
                 self.journal.save(&self.replica, false)?;
                 return Ok((Reason::Interrupted, evaluation));
             }
@@ -246,6 +247,42 @@ impl Trainer {
         }
         Ok(None)
     }
+}
+
+/// Opens a run's folder and applies a change to its configuration that does not move the ground under its checkpoint.
+fn reopen(
+    path: &Path,
+    around: &Surroundings,
+    change: impl FnOnce(&mut Config),
+) -> Result<(RunDir, Config), TrainError> {
+    let (run, before) = RunDir::open(&around.disk, path)?;
+    let mut config = before.clone();
+    change(&mut config);
+    let changed = [
+        ("--model", config.model != before.model),
+        ("--data", config.data != before.data),
+        ("--batch", config.batch != before.batch),
+        ("--size", config.size != before.size),
+        ("--sequence", config.sequence != before.sequence),
+        ("--seed", config.seed != before.seed),
+        ("--optimizer", config.optimizer != before.optimizer),
+        ("--weights", config.weights != before.weights),
+    ];
+    match changed.iter().find(|(_, changed)| *changed) {
+        None => Ok((run, config)),
+        Some((flag, _)) => Err(TrainError::Refused(format!(
+            "{flag} cannot change in the middle of a run; leave it out, or start a new run: paceline train --weights {}",
+            path.display()
+        ))),
+    }
+}
+
+/// The configuration to prepare a resumed run with: its checkpoint holds the weights, so the file that it started from
+/// need not be there any more.
+fn without_weights(config: &Config, run: &RunDir, around: &Surroundings) -> Result<Config, TrainError> {
+    let saved = Checkpoints::new(&around.disk, run.checkpoints()).last()?.is_some();
+    let weights = config.weights.clone().filter(|_| !saved);
+    Ok(Config { weights, ..config.clone() })
 }
 
 fn not_a_number(replica: &mut Replica, batch: &Batch, journal: &Journal) -> TrainError {

@@ -52,7 +52,7 @@ impl Journal {
             self.position = self.checkpoints.load(&path, replica)?;
             self.saved_step = Some(self.position.step);
         }
-        if self.position.step >= self.steps_total() {
+        if self.position.step >= self.steps_total() && !self.awaits_evaluation() {
             return Err(TrainError::Refused(format!(
                 "this run is done ({} steps); type --epochs (or --max-steps) with more than it had to train it longer",
                 self.position.step
@@ -67,9 +67,12 @@ impl Journal {
 
     /// Logs an event and tells it to everybody who listens.
     pub fn tell(&mut self, event: Event) -> Result<(), TrainError> {
-        let line = self.log.write(event)?;
-        self.observers.iter_mut().try_for_each(|observer| observer(&line))?;
-        Ok(())
+        let written = self.log.write(event);
+        let told = written.and_then(|line| self.observers.iter_mut().try_for_each(|observer| observer(&line)));
+        told.map_err(|source| {
+            let (step, survivor) = (self.position.step, self.checkpoints.survivor());
+            TrainError::EventNotWritten { step, source, survivor, run: self.run.path().to_owned() }
+        })
     }
 
     pub fn begin(&mut self, parameters: u64, notes: Vec<String>) -> Result<(), TrainError> {
@@ -136,6 +139,11 @@ impl Journal {
             ..Position::default()
         };
         Ok(best)
+    }
+
+    /// Whether an epoch is trained and not evaluated: where a run stands that was interrupted at just that moment.
+    pub fn awaits_evaluation(&self) -> bool {
+        self.position.tally.rows > 0 && self.position.step % self.length.steps_per_epoch == 0
     }
 
     pub fn is_checkpoint_due(&self) -> bool {
