@@ -154,16 +154,16 @@ impl Config {
         if let Some((flag, Some(value), most)) = bounded.iter().find(|(_, value, most)| value > &Some(*most)) {
             return refuse(format!("{flag} {value} is too large; type {flag} with at most {most}"));
         }
-        if self.batch % self.accumulate != 0 {
+        if !self.batch.is_multiple_of(self.accumulate) {
             let (batch, accumulate) = (self.batch, self.accumulate);
             return refuse(format!(
                 "--batch {batch} cannot be cut into {accumulate} equal parts; type an --accumulate that divides it"
             ));
         }
-        if self.time_limit_s.is_some_and(|seconds| !(seconds > 0.0)) {
+        if self.time_limit_s.is_some_and(|seconds| seconds.is_nan() || seconds <= 0.0) {
             return refuse("--time-limit must be above zero; type for example --time-limit 90s or 10m".into());
         }
-        if self.clip_norm.is_some_and(|norm| !(norm > 0.0)) {
+        if self.clip_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
             return refuse("--clip-norm must be above zero; type for example --clip-norm 1.0".into());
         }
         if !(0.0..1.0).contains(&self.label_smoothing) {
