@@ -41,7 +41,7 @@ SIZES = {
     **{f"vgg{depth}{norm}": (4, 32, 3) for depth in (11, 13, 16, 19) for norm in ("", "_bn")},
     **{f"resnet{depth}": (4, 33, 3) for depth in (18, 34, 50, 101, 152)},
     **{f"resnet{depth}v2": (4, 33, 3) for depth in (50, 101, 152)},
-    "googlenet": (4, 47, 3), "inceptionv3": (2, 107, 3), "inceptionresnetv2": (2, 107, 3), "mobilenet": (4, 64, 3),
+    "googlenet": (4, 47, 3), "inceptionv3": (4, 107, 3), "inceptionresnetv2": (4, 107, 3), "mobilenet": (4, 64, 3),
     "xception": (4, 39, 3), "lstm": (3, 12), "gpt": (3, 16),
 }
 NATIVE = {"inceptionv3": 299, "inceptionresnetv2": 299, "xception": 299}
@@ -214,7 +214,7 @@ class Margins:
 
     def note(self, distances, x):
         if distances.numel():
-            self.least = min(self.least, float(distances.min() / x[x.isfinite()].std()))
+            self.least = min(self.least, float(distances.detach().min() / x.detach()[x.isfinite()].std()))
 
     def relu(self, x, *_, **__):
         self.note(x.abs(), x)
