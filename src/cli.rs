@@ -143,10 +143,10 @@ pub struct Train {
     pub seed: Option<u64>,
 
     /// Compute threads [default: all cores]
-    #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Machine and output")]
+    #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub threads: Option<usize>,
     /// Threads that read, decode and augment
-    #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Machine and output")]
+    #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub loader_threads: Option<usize>,
     /// Save every so many updates, besides every epoch's end
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Machine and output")]
@@ -306,7 +306,7 @@ pub struct BenchStep {
     #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
     pub steps: usize,
     /// Compute threads [default: all cores]
-    #[arg(long, value_parser = parse::count, allow_negative_numbers = true)]
+    #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Show where the time goes, by operation and by layer
     #[arg(long)]

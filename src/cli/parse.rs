@@ -2,15 +2,29 @@
 
 use paceline::data::AugmentChoice;
 use paceline::nn::schedule::Schedule;
+use paceline::train::config::THREADS_MAX;
+
+/// The largest batch, class count or length of a sequence: products of a few of them are far from overflowing.
+const COUNT_MAX: usize = 1 << 24;
 
 /// A whole number from 1.
 pub fn count(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&number| number > 0).ok_or_else(|| "type a whole number from 1".into())
+    at_most(text, COUNT_MAX)
 }
 
-/// A whole number from 1.
+/// A number of threads.
+pub fn threads(text: &str) -> Result<usize, String> {
+    at_most(text, THREADS_MAX)
+}
+
+fn at_most(text: &str, most: usize) -> Result<usize, String> {
+    let refusal = || format!("type a whole number from 1 to {most}");
+    text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(refusal)
+}
+
+/// A whole number from 1: epochs and steps, of which there can be any number.
 pub fn count64(text: &str) -> Result<u64, String> {
-    count(text).map(|number| number as u64)
+    text.parse().ok().filter(|&number| number > 0).ok_or_else(|| "type a whole number from 1".into())
 }
 
 /// A whole number from 0.
@@ -80,7 +94,7 @@ mod tests {
 
     #[test]
     fn numbers_that_cannot_work_are_refused() {
-        assert!(["0", "-1", "1.5", "many", ""].iter().all(|text| count(text).is_err()));
+        assert!(["0", "-1", "1.5", "many", "", "99999999999999999999"].iter().all(|text| count(text).is_err()));
         assert!(["0", "-0.1", "nan", "inf"].iter().all(|text| positive(text).is_err()));
         assert_eq!(count("12"), Ok(12));
     }
