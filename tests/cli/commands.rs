@@ -5,7 +5,8 @@ use crate::place::{Place, QUICK};
 #[test]
 fn a_run_is_evaluated_predicted_with_and_exported() {
     let place = Place::new();
-    place.run("train --model lenet5 --data shapes --batch 100 --epochs 1 --lr 0.02 --run run --quiet");
+    place
+        .run("train --model lenet5 --data shapes --batch 100 --epochs 1 --optimizer adam --lr 0.003 --run run --quiet");
     let epoch = place.events("run").into_iter().find(|event| event["event"] == "epoch").unwrap();
     for target in ["run", "run/checkpoints/step-00000080", "run/checkpoints/step-00000080/weights.safetensors"] {
         let found = place.json(&format!("evaluate {target} --json"));

@@ -3,6 +3,7 @@
 mod commands;
 mod data;
 mod events;
+mod examples;
 mod failures;
 mod place;
 mod refusals;

@@ -7,7 +7,7 @@ fn names_that_do_not_exist_are_answered_with_names_that_do() {
     let place = Place::new();
     for (arguments, words) in [
         ("train --model resnet5", ["resnet50", "paceline models"]),
-        ("plan --model vgg61", ["vgg16", "paceline models"]),
+        ("plan --model vgg17", ["vgg16", "paceline models"]),
         ("bench step --model lenet", ["lenet5", "paceline models"]),
         ("train --data imagenet", ["shapes", "cifar10:DIR"]),
         ("train --optimizer adamx", ["adamw", "one of"]),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use paceline_data::augment::{Augment, Moment, Op, Scratch};
 use paceline_data::batch::Batch;
 use paceline_data::decode::decode_image;
+use paceline_data::pixels::Pixels;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::{Input, zoo};
 use paceline_system::disk::Disk;
@@ -46,6 +47,12 @@ impl Predictor {
         let [height, width, channels] = *card.input.as_slice() else {
             return Err(TrainError::Refused(format!("{} reads text; predict works on images", card.model)));
         };
+        if ![1, 3].contains(&channels) {
+            return Err(TrainError::Refused(format!(
+                "{} reads images of {channels} channels; predict works on grey and colour images",
+                card.model
+            )));
+        }
         let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
         let rule = Optimizer::Sgd.rule(&HyperParameters::default()).expect("the defaults are in range");
         let options = ReplicaOptions {
@@ -79,6 +86,9 @@ impl Predictor {
         decode_image(&bytes, &mut self.scratch.image).map_err(|problem| {
             TrainError::Refused(format!("{} is not a JPEG or PNG image: {problem}", image.display()))
         })?;
+        if self.card.input[2] == 1 {
+            make_grey(&mut self.scratch.image);
+        }
         let mut batch = Batch { targets: vec![0], size: 1, ..Batch::default() };
         batch.images.resize(self.card.input.iter().product(), 0.0);
         self.augment.apply(&mut self.scratch, Moment { seed: 0, epoch: 0, sample: 0 }, &mut batch.images);
@@ -89,5 +99,28 @@ impl Predictor {
             probability,
         };
         Ok(metrics::top(&logits, count).into_iter().map(guess).collect())
+    }
+}
+
+/// Colours to the grey that looks as bright (ITU-R BT.601, in thousandths).
+fn make_grey(image: &mut Pixels) {
+    let grey = |rgb: &[u8]| {
+        let [red, green, blue] = [rgb[0], rgb[1], rgb[2]].map(u32::from);
+        ((299 * red + 587 * green + 114 * blue + 500) / 1000) as u8
+    };
+    image.data = image.data.chunks_exact(3).map(grey).collect();
+    image.channels = 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grey_keeps_black_white_and_brightness() {
+        let data = [[0, 0, 0], [255, 255, 255], [0, 255, 0], [255, 0, 0]].concat();
+        let mut image = Pixels { height: 2, width: 2, channels: 3, data };
+        make_grey(&mut image);
+        assert_eq!((image.channels, image.data), (1, vec![0, 255, 150, 76]));
     }
 }

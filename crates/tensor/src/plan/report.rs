@@ -129,11 +129,18 @@ fn human(bytes: u64) -> String {
     format!("{value:.2} GiB")
 }
 
+/// A number with commas between thousands.
+fn grouped(number: u64) -> String {
+    let (rest, last) = (number / 1000, number % 1000);
+    if rest == 0 { last.to_string() } else { format!("{},{last:03}", grouped(rest)) }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let giga = |flops: u64| flops as f64 / 1e9;
-        writeln!(f, "parameters       {} ({})", self.parameters, human(self.parameters * DType::F32.bytes() as u64))?;
-        writeln!(f, "states           {}", self.states)?;
+        let (parameters, bytes) = (grouped(self.parameters), human(self.parameters * DType::F32.bytes() as u64));
+        writeln!(f, "parameters       {parameters} ({bytes})")?;
+        writeln!(f, "states           {}", grouped(self.states))?;
         writeln!(f, "forward          {:.3} GFLOP", giga(self.forward_flops))?;
         writeln!(f, "step             {:.3} GFLOP, at least {} moved", giga(self.flops), human(self.bytes_moved))?;
         writeln!(f, "activations      {}", human(self.activation_bytes))?;
