@@ -38,9 +38,10 @@ use Counted::{Trained, WithStatistics};
 /// Counts are at 1000 classes, or at the class count of the entry for the small models. torchvision's figures are those
 /// of its model table (count and `_ops`); Keras' counts are those of keras.io, its GMACs were counted layer by layer
 /// with `tools/fixtures.py --macs`. Those of the language models follow from their sizes.
-const PUBLISHED: [(&str, usize, Counted, f64); 28] = [
+const PUBLISHED: [(&str, usize, Counted, f64); 29] = [
     ("mlp", 1_841_162, Trained, 0.00184),
     ("lenet5", 61_706, Trained, 0.000_417),
+    ("cnn5", 539_178, Trained, 0.0245),
     ("resnet9", 6_573_120, Trained, 0.379),
     ("resnet20", 272_474, Trained, 0.0409),
     ("alexnet", 61_100_840, Trained, 0.714),
@@ -57,14 +58,14 @@ const PUBLISHED: [(&str, usize, Counted, f64); 28] = [
     ("resnet50", 25_557_032, Trained, 4.089),
     ("resnet101", 44_549_160, Trained, 7.801),
     ("resnet152", 60_192_808, Trained, 11.514),
-    ("resnet50v2", 25_613_800, WithStatistics, 3.49),
-    ("resnet101v2", 44_675_560, WithStatistics, 7.20),
-    ("resnet152v2", 60_380_648, WithStatistics, 10.91),
+    ("resnet50v2", 25_613_800, WithStatistics, 3.482),
+    ("resnet101v2", 44_675_560, WithStatistics, 7.194),
+    ("resnet152v2", 60_380_648, WithStatistics, 10.907),
     ("googlenet", 6_624_904, Trained, 1.498),
-    ("inceptionv3", 23_851_784, WithStatistics, 5.72),
-    ("inceptionresnetv2", 55_873_736, WithStatistics, 13.17),
-    ("mobilenet", 4_253_864, WithStatistics, 0.568),
-    ("xception", 22_910_480, WithStatistics, 8.36),
+    ("inceptionv3", 23_851_784, WithStatistics, 5.713),
+    ("inceptionresnetv2", 55_873_736, WithStatistics, 13.156),
+    ("mobilenet", 4_253_864, WithStatistics, 0.569),
+    ("xception", 22_910_480, WithStatistics, 8.357),
     ("lstm", 946_625, Trained, 0.120),
     ("gpt", 826_368, Trained, 0.1185),
 ];
@@ -129,4 +130,32 @@ fn the_smallest_size_is_exact() {
             assert!(smaller.is_err(), "{} runs at {} too", entry.name, entry.smallest - 1);
         }
     }
+}
+
+/// A model's line in the table of `docs/models.md`.
+fn row(entry: &zoo::Entry) -> String {
+    let network = Network::new(entry, Mode::Eval, 1, entry.native, entry.classes, 0.0).unwrap();
+    let native = match entry.native {
+        Input::Image { size: [height, width], channels } => format!("{height}×{width}×{channels}"),
+        Input::Tokens { sequence } => format!("{sequence} tokens"),
+    };
+    let (parameters, statistics) = (grouped(network.parameter_count()), grouped(network.state_count()));
+    let gmacs = format!("{:.4}", network.graph.macs() as f64 / 1e9);
+    let (name, classes, smallest) = (entry.name, entry.classes, entry.smallest);
+    format!("| `{name}` | {classes} | {parameters} | {statistics} | {gmacs} | {native} | {smallest} |")
+}
+
+fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let groups: Vec<&str> =
+        digits.as_bytes().rchunks(3).rev().map(|group| std::str::from_utf8(group).unwrap()).collect();
+    groups.join(",")
+}
+
+#[test]
+fn the_table_in_the_docs_is_true() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/models.md");
+    let docs = std::fs::read_to_string(path).unwrap();
+    let missing: Vec<String> = zoo::all().iter().map(row).filter(|row| !docs.contains(row.as_str())).collect();
+    assert!(missing.is_empty(), "docs/models.md needs these lines:\n{}", missing.join("\n"));
 }

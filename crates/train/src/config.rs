@@ -2,7 +2,7 @@
 
 use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
-use paceline_nn::schedule::LearningRate;
+use paceline_nn::schedule::{LearningRate, Schedule};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
@@ -81,18 +81,18 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            model: "resnet9".into(),
+            model: "cnn5".into(),
             data: "shapes".into(),
             size: None,
             sequence: 128,
             classes: None,
             batch: 64,
             accumulate: 1,
-            epochs: 5,
+            epochs: 4,
             max_steps: None,
             time_limit_s: None,
             early_stop: None,
-            optimizer: Optimizer::Nesterov,
+            optimizer: Optimizer::Adam,
             label_smoothing: 0.0,
             clip_norm: None,
             augment: AugmentChoice::Standard,
@@ -104,7 +104,7 @@ impl Default for Config {
             weights_except: Vec::new(),
             checkpoint_every: None,
             keep: 2,
-            learning_rate: LearningRate::constant(0.05),
+            learning_rate: LearningRate { schedule: Schedule::Cosine { end: 0.0 }, ..LearningRate::constant(0.002) },
             hyper_parameters: HyperParameters::default(),
         }
     }
@@ -154,16 +154,16 @@ impl Config {
         if let Some((flag, Some(value), most)) = bounded.iter().find(|(_, value, most)| value > &Some(*most)) {
             return refuse(format!("{flag} {value} is too large; type {flag} with at most {most}"));
         }
-        if self.batch % self.accumulate != 0 {
+        if !self.batch.is_multiple_of(self.accumulate) {
             let (batch, accumulate) = (self.batch, self.accumulate);
             return refuse(format!(
                 "--batch {batch} cannot be cut into {accumulate} equal parts; type an --accumulate that divides it"
             ));
         }
-        if self.time_limit_s.is_some_and(|seconds| !(seconds > 0.0)) {
+        if self.time_limit_s.is_some_and(|seconds| seconds.is_nan() || seconds <= 0.0) {
             return refuse("--time-limit must be above zero; type for example --time-limit 90s or 10m".into());
         }
-        if self.clip_norm.is_some_and(|norm| !(norm > 0.0)) {
+        if self.clip_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
             return refuse("--clip-norm must be above zero; type for example --clip-norm 1.0".into());
         }
         if !(0.0..1.0).contains(&self.label_smoothing) {

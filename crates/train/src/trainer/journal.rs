@@ -143,12 +143,12 @@ impl Journal {
 
     /// Whether an epoch is trained and not evaluated: where a run stands that was interrupted at just that moment.
     pub fn awaits_evaluation(&self) -> bool {
-        self.position.tally.rows > 0 && self.position.step % self.length.steps_per_epoch == 0
+        self.position.tally.rows > 0 && self.position.step.is_multiple_of(self.length.steps_per_epoch)
     }
 
     pub fn is_checkpoint_due(&self) -> bool {
-        let at_epoch_end = self.position.step % self.length.steps_per_epoch == 0;
-        !at_epoch_end && self.config.checkpoint_every.is_some_and(|every| self.position.step % every == 0)
+        let at_epoch_end = self.position.step.is_multiple_of(self.length.steps_per_epoch);
+        !at_epoch_end && self.config.checkpoint_every.is_some_and(|every| self.position.step.is_multiple_of(every))
     }
 
     /// Saves the run where it stands, unless that was done already.
@@ -179,7 +179,7 @@ impl Journal {
 
     /// Whether the run ends after a step that is not an epoch's last.
     pub fn ends_inside_epoch(&self) -> Option<Reason> {
-        let at_epoch_end = self.position.step % self.length.steps_per_epoch == 0;
+        let at_epoch_end = self.position.step.is_multiple_of(self.length.steps_per_epoch);
         self.limit().filter(|reason| !at_epoch_end || *reason == Reason::Interrupted)
     }
 

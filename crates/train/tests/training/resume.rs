@@ -83,7 +83,8 @@ fn a_run_longer_than_planned_goes_on_where_it_ended() {
 fn what_would_move_the_ground_under_a_checkpoint_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     train(Config { epochs: 1, ..config() }, folder.path()).unwrap();
-    let changes: [(&str, fn(&mut Config)); 4] = [
+    type Change = (&'static str, fn(&mut Config));
+    let changes: [Change; 4] = [
         ("--batch", |config| config.batch = 8),
         ("--seed", |config| config.seed += 1),
         ("--optimizer", |config| config.optimizer = Optimizer::Adam),

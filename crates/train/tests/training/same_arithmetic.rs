@@ -50,6 +50,6 @@ fn a_batch_in_parts_learns_as_a_whole_one() {
     for parts in [2, 4] {
         let parted = run(parts);
         let worst = whole.iter().zip(&parted).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst < 1e-5 && worst >= 0.0, "{parts} parts differ by {worst}");
+        assert!((0.0..1e-5).contains(&worst), "{parts} parts differ by {worst}");
     }
 }

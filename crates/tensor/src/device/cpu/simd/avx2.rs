@@ -1,4 +1,5 @@
 //! AVX2 with FMA: eight floats.
+#![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 // Every block below holds for the reason the trait gives: the machine has AVX2 and FMA and the pointers are valid.
 #![allow(clippy::undocumented_unsafe_blocks)]

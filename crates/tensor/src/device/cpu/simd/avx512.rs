@@ -1,4 +1,5 @@
 //! AVX-512: sixteen floats.
+#![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 // Every block below holds for the reason the trait gives: the machine has AVX-512F and the pointers are valid.
 #![allow(clippy::undocumented_unsafe_blocks)]
