@@ -309,7 +309,7 @@ pub struct BenchStep {
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Show where the time goes, by operation and by layer
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     pub profile: bool,
     /// Print one JSON object
     #[arg(long)]

@@ -127,9 +127,12 @@ impl Terminal {
         if let Some(report) = report {
             text += &format!("report  {}\n", report.display());
         }
-        if !matches!(outcome.reason, Reason::Done | Reason::EarlyStop) {
-            text += &format!("resume  paceline train --resume {}\n", outcome.run.display());
-        }
+        let run = outcome.run.display();
+        text += &match outcome.reason {
+            Reason::Done | Reason::EarlyStop => String::new(),
+            Reason::MaxSteps => format!("resume  paceline train --resume {run} --max-steps {}\n", 2 * outcome.step),
+            Reason::TimeLimit | Reason::Interrupted => format!("resume  paceline train --resume {run}\n"),
+        };
         print(&text);
     }
 }

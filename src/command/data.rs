@@ -44,8 +44,8 @@ pub fn run(arguments: &Data) -> Outcome {
 
 fn write_sheet(arguments: &Inspect, train: &Dataset, disk: &Disk) -> Result<Option<PathBuf>, Failure> {
     let Some(png) = contact_sheet(train, 12)? else { return Ok(None) };
-    let path =
-        arguments.sheet.clone().unwrap_or_else(|| PathBuf::from(format!("{}-contact-sheet.png", train.info().name)));
+    let name: String = train.info().name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
+    let path = arguments.sheet.clone().unwrap_or_else(|| PathBuf::from(format!("{name}-contact-sheet.png")));
     disk.write(&path, &png)?;
     Ok(Some(path))
 }

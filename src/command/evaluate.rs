@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use paceline::train::checkpoint::{find_weights, load_weights};
+use paceline::train::checkpoint::find_weights;
 use paceline::train::evaluate::evaluate;
-use paceline::train::run::RunDir;
-use paceline::train::trainer::prepare;
+use paceline::train::run::read_config;
+use paceline::train::trainer::prepare_evaluation;
 use serde_json::json;
 
 use super::{Outcome, print, surroundings};
@@ -20,15 +20,13 @@ pub fn run(arguments: &Evaluate) -> Outcome {
     // RUN/checkpoints/step-N/weights.safetensors: the run's configuration stands three folders up.
     let run = weights.ancestors().find(|folder| around.disk.exists(&folder.join("config.toml")));
     let run = run.unwrap_or_else(|| Path::new(&arguments.run));
-    let (_, mut config) = RunDir::open(&around.disk, run)?;
+    let mut config = read_config(&around.disk, run)?;
     if let Some(data) = &arguments.data {
         config.data.clone_from(data);
     }
-    config.weights = None;
-    let mut prepared = prepare(&config, &around)?;
-    load_weights(&around.disk, &weights, &mut prepared.replica, &[])?;
+    let mut examined = prepare_evaluation(&weights, &config, &around)?;
     let start = around.clock.seconds();
-    let tally = evaluate(&mut prepared.replica, &mut prepared.val, |_, _| true)?;
+    let tally = evaluate(&mut examined.replica, &mut examined.val, |_, _| true)?;
     let seconds = around.clock.seconds() - start;
     if tally.rows == 0 {
         return Err(Failure::refused("the validation set is empty"));

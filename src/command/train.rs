@@ -27,6 +27,7 @@ pub fn run(arguments: Train) -> Outcome {
         None => {
             let mut config = base(&disk, arguments.config.as_deref())?;
             apply(&arguments, &mut config);
+            make_absolute(&mut config);
             Trainer::start(config, around, arguments.run.clone())?
         }
     };
@@ -51,6 +52,16 @@ fn base(disk: &Disk, file: Option<&Path>) -> Result<Config, Failure> {
         .read_text(file)
         .map_err(|error| Failure::refused(format!("{error}; recipes/ has configurations to start from")))?;
     Config::from_toml(&text).map_err(|error: TrainError| Failure::refused(format!("{}: {error}", file.display())))
+}
+
+/// A run can be resumed from any folder, so the paths in its configuration do not depend on this one.
+fn make_absolute(config: &mut Config) {
+    let absolute =
+        |path: &str| std::path::absolute(path).map_or_else(|_| path.to_owned(), |path| path.display().to_string());
+    if let Some((kind @ ("cifar10" | "mnist" | "folder" | "text"), path)) = config.data.split_once(':') {
+        config.data = format!("{kind}:{}", absolute(path));
+    }
+    config.weights = config.weights.as_deref().map(absolute);
 }
 
 /// Flags override what the configuration says.

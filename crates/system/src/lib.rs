@@ -8,6 +8,7 @@ pub mod clock;
 pub mod disk;
 pub mod event;
 pub mod host;
+pub mod lock;
 pub mod random;
 pub mod signal;
 pub mod threads;

@@ -247,7 +247,8 @@ impl Card {
     /// # Errors
     /// When the card does not describe one, or contradicts itself: it came from a file.
     pub fn input(&self) -> Result<Input, TrainError> {
-        let refuse = |what: &str| Err(TrainError::Refused(format!("the weights file is for {}, but {what}", self.model)));
+        let refuse =
+            |what: &str| Err(TrainError::Refused(format!("the weights file is for {}, but {what}", self.model)));
         if self.class_names.is_empty() {
             return refuse("it names no classes");
         }

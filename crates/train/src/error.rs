@@ -13,6 +13,12 @@ pub enum TrainError {
     /// The user asked for something that cannot work; the sentence says what to type. Nothing was overwritten.
     #[error("{0}")]
     Refused(String),
+    /// The folder for a new run holds one already.
+    #[error("{} already holds a run; type paceline train --resume {} to continue it, or another --run", run.display(), run.display())]
+    RunExists {
+        /// The folder.
+        run: PathBuf,
+    },
     /// The data cannot be had.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -70,7 +76,7 @@ impl TrainError {
     /// Whether the user's input was refused (exit code 2) rather than the run failing (exit code 1).
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Refused(_) | Self::Graph(_) | Self::Weights(_) | Self::Disk(_) => true,
+            Self::Refused(_) | Self::RunExists { .. } | Self::Graph(_) | Self::Weights(_) | Self::Disk(_) => true,
             Self::CheckpointNotSaved { .. } | Self::EventNotWritten { .. } => true,
             Self::Data(error) => !matches!(error, DataError::Stalled { .. } | DataError::Thread(_)),
             Self::NotANumber { .. } => false,

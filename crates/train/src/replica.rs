@@ -103,7 +103,8 @@ impl Replica {
         let trains = train.is_some();
         let (train, eval) = (train.map(Planned::new), Planned::new(eval));
         let elements = eval.plan.parameters().length();
-        let slots = if trains { 2 + options.rule.optimizer().state_slots() + usize::from(options.accumulate > 1) } else { 1 };
+        let slots =
+            if trains { 2 + options.rule.optimizer().state_slots() + usize::from(options.accumulate > 1) } else { 1 };
         let arenas = eval.plan.arena_bytes() + train.as_ref().map_or(0, |train| train.plan.arena_bytes());
         check_memory((arenas + slots * elements * size_of::<f32>()) as u64, Host::look().memory_bytes)?;
         let mut store = Store::new(train.as_ref().map_or(&eval.plan, |train| &train.plan));
@@ -209,10 +210,14 @@ impl Replica {
         let parameter = (0..self.parameters.len()).find(|&index| !is_finite(self.store.parameter(index)));
         let state = || (0..self.states.len()).find(|&index| !is_finite(self.store.state(index)));
         let slot = || {
-            let spoiled = |range: &Range<usize>| self.optimizer_state.iter().any(|slot| !is_finite(&slot[range.clone()]));
+            let spoiled =
+                |range: &Range<usize>| self.optimizer_state.iter().any(|slot| !is_finite(&slot[range.clone()]));
             self.store.layout().ranges().iter().position(spoiled)
         };
-        parameter.map(named).or_else(|| state().map(|index| self.states[index].name.clone())).or_else(|| slot().map(named))
+        parameter
+            .map(named)
+            .or_else(|| state().map(|index| self.states[index].name.clone()))
+            .or_else(|| slot().map(named))
     }
 
     /// Scales the gradients down to a norm over all parameters, and returns the norm they had.

@@ -22,7 +22,7 @@ use crate::replica::Replica;
 use crate::run::RunDir;
 use crate::step::{Rules, Stepped, step};
 
-pub use setup::{Prepared, Surroundings, prepare, prepare_with};
+pub use setup::{Examined, Prepared, Surroundings, prepare, prepare_evaluation, prepare_with};
 
 /// Why a run ended without failing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -284,7 +284,10 @@ fn reopen(
     let notes = if learning(&config) == learning(&before) {
         Vec::new()
     } else {
-        vec!["the learning rate, momentum, weight decay or clipping changed here; config.toml has the new ones".to_owned()]
+        vec![
+            "the learning rate, momentum, weight decay or clipping changed here; config.toml has the new ones"
+                .to_owned(),
+        ]
     };
     Ok((run, config, notes))
 }

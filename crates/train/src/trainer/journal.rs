@@ -85,7 +85,9 @@ impl Journal {
         if self.position.step >= self.steps_total() && !self.awaits_evaluation() {
             let step = self.position.step;
             let flag = if step < self.length.total_steps { "--max-steps" } else { "--epochs" };
-            return Err(TrainError::Refused(format!("this run is done ({step} steps); type a higher {flag} to train it longer")));
+            return Err(TrainError::Refused(format!(
+                "this run is done ({step} steps); type a higher {flag} to train it longer"
+            )));
         }
         Ok(self.disk.write(&self.run.config_path(), self.config.to_toml().as_bytes())?)
     }
@@ -171,7 +173,9 @@ impl Journal {
         };
         if data_wait_s > 0.1 * epoch_s {
             let epoch = step / self.length.steps_per_epoch;
-            let message = format!("training waited {data_wait_s:.1} s of {epoch_s:.1} s for data in epoch {epoch}; more --loader-threads may help");
+            let message = format!(
+                "training waited {data_wait_s:.1} s of {epoch_s:.1} s for data in epoch {epoch}; more --loader-threads may help"
+            );
             self.tell(Event::Warning { message })?;
         }
         Ok(best)

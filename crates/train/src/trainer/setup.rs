@@ -15,7 +15,7 @@ use paceline_system::signal::Stop;
 use paceline_system::threads;
 use paceline_tensor::device::cpu::Cpu;
 
-use crate::checkpoint::{Card, find_weights, load_weights};
+use crate::checkpoint::{Card, find_weights, load_weights, read_card};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::replica::{Replica, ReplicaOptions};
@@ -81,6 +81,53 @@ pub fn prepare_with(model: &dyn Model, config: &Config, around: &Surroundings) -
         }
     };
     assemble(model, config, around, (train, val), Sizing { input, resize: config.size, note: None })
+}
+
+/// A trained model and a validation set, without anything that only training needs.
+#[derive(Debug)]
+pub struct Examined {
+    /// The model, with the weights of the file.
+    pub replica: Replica,
+    /// Validation batches.
+    pub val: Loader,
+}
+
+/// Prepares an evaluation: the model that `weights` describes, on the validation half of `data`.
+///
+/// # Errors
+/// When the data has other classes than the model was trained for, or other samples.
+pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings) -> Result<Examined, TrainError> {
+    let card = read_card(&around.disk, weights)?;
+    let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
+    let (_, val) = open(config, around)?;
+    let found = &val.info().class_names;
+    if *found != card.class_names {
+        let differ = found.iter().zip(&card.class_names).find(|(here, there)| here != there);
+        let differ = differ.map_or_else(
+            || format!("{} classes instead of {}", found.len(), card.class_names.len()),
+            |(here, there)| format!("`{here}` where it learned `{there}`"),
+        );
+        let (data, model) = (&config.data, &card.model);
+        return Err(TrainError::Refused(format!(
+            "{data} has {differ}, so its answers would mean nothing for this {model}; type --data with the classes it was trained on"
+        )));
+    }
+    let input = card.input()?;
+    let evaluation = match input {
+        Input::Image { .. } => Augment::new(card.preprocess.clone())?,
+        Input::Tokens { .. } => Augment::evaluation(val.info(), None)?,
+    };
+    let micro_batch = config.micro_batch();
+    let options = LoaderOptions { threads: config.loader_threads, ..LoaderOptions::evaluation(micro_batch) };
+    let val = Loader::new(Arc::new(val), evaluation, options, around.clock.clone())?;
+    let rule =
+        config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
+    let (classes, seed) = (card.class_names.len(), config.seed);
+    let options = ReplicaOptions { input, classes, micro_batch, accumulate: 1, smoothing: 0.0, seed, rule };
+    let cpu = Arc::new(Cpu::new(config.threads.unwrap_or_else(threads::available)));
+    let mut replica = Replica::for_evaluation(entry, options, &cpu)?;
+    load_weights(&around.disk, weights, &mut replica, &[])?;
+    Ok(Examined { replica, val })
 }
 
 fn open(config: &Config, around: &Surroundings) -> Result<(Dataset, Dataset), TrainError> {
