@@ -46,7 +46,9 @@ fn make_run(folder: &Path, model: &str, size: usize) -> PathBuf {
     let run_shown = run.display();
     paceline(
         folder,
-        &format!("paceline train --model {model} --data folder:photos --size {size} --batch 4 --max-steps 1 --run {run_shown} --quiet"),
+        &format!(
+            "paceline train --model {model} --data folder:photos --size {size} --batch 4 --max-steps 1 --run {run_shown} --quiet"
+        ),
     );
     run
 }
