@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use paceline::nn::weights::{self, Inventory, Slot};
-use paceline::nn::{Input, Mode, Network, onnx, zoo};
+use paceline::nn::{Mode, Network, onnx, zoo};
 use paceline::system::disk::Disk;
 use paceline::train::checkpoint::{find_weights, read_card};
 
@@ -25,16 +25,7 @@ pub fn run(arguments: &Export) -> Outcome {
         )));
     }
     let entry = zoo::find(&card.model).map_err(Failure::refused)?;
-    let input = match *card.input.as_slice() {
-        [height, width, channels] => Input::Image { size: [height, width], channels },
-        [sequence] => Input::Tokens { sequence },
-        _ => {
-            return Err(Failure::refused(format!(
-                "{} describes an input that is neither image nor text",
-                file.display()
-            )));
-        }
-    };
+    let input = card.input()?;
     let network = Network::new(entry, Mode::Eval, 1, input, card.class_names.len(), 0.0)?;
     let inventory = Inventory { parameters: &network.parameters, states: &network.states };
     let loaded = weights::read(&disk, &file, inventory, &[]).map_err(Failure::refused)?;
@@ -48,8 +39,7 @@ pub fn run(arguments: &Export) -> Outcome {
     let metadata = BTreeMap::from([
         ("model".to_owned(), card.model.clone()),
         ("classes".to_owned(), card.class_names.join("\n")),
-        ("mean".to_owned(), format!("{:?}", card.mean)),
-        ("std".to_owned(), format!("{:?}", card.std)),
+        ("preprocess".to_owned(), serde_json::to_string(&card.preprocess).expect("operations are JSON")),
     ]);
     let bytes = onnx::export(&network, &values, &metadata).map_err(Failure::refused)?;
     disk.write(&arguments.onnx, &bytes)?;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use paceline::nn::zoo::{self, Entry};
 use paceline::nn::{Input, Mode, Network};
-use paceline::tensor::{Plan as Planned, Wanted};
+use paceline::tensor::Plan as Planned;
 use paceline::train::config::SIDE_MAX;
 use paceline::train::replica::BUCKET_BYTES_MAX;
 use serde_json::json;
@@ -19,12 +19,7 @@ pub fn run(arguments: &Plan) -> Outcome {
     let (input, batch) = (input(entry, arguments.size)?, arguments.batch);
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let network = Network::new(entry, mode, batch, input, arguments.classes.unwrap_or(entry.classes), 0.0)?;
-    let gradients = match &network.gradients {
-        Some((_, gradients)) => network.graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect(),
-        None => Vec::new(),
-    };
-    let outputs = vec![network.logits, network.loss];
-    let wanted = Wanted { outputs, gradients, bucket_bytes_max: BUCKET_BYTES_MAX, unfused: false };
+    let wanted = network.wanted(BUCKET_BYTES_MAX);
     let report = Planned::new(network.graph, &wanted).report();
     if arguments.json {
         let mut value = serde_json::to_value(&report).expect("a report is JSON");

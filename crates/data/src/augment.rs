@@ -30,7 +30,8 @@ pub enum AugmentChoice {
 }
 
 /// One operation on an image.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Op {
     /// Adds `pad` black pixels on every side, then takes a random window of the old size.
     RandomCrop {

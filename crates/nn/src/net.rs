@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use paceline_tensor::gradient::{self, Gradients};
 use paceline_tensor::window::Padding;
-use paceline_tensor::{DType, Graph, GraphError, Op, Shape, Value};
+use paceline_tensor::{DType, Graph, GraphError, Op, Shape, Value, Wanted};
 
 use crate::init::Init;
 use crate::layer::Pad;
@@ -125,6 +125,15 @@ impl Network {
             loss,
             gradients,
         })
+    }
+
+    /// What a plan of this network has to provide: logits, loss and, for training, every parameter's gradient.
+    pub fn wanted(&self, bucket_bytes_max: usize) -> Wanted {
+        let gradients = match &self.gradients {
+            Some((_, gradients)) => self.graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect(),
+            None => Vec::new(),
+        };
+        Wanted { outputs: vec![self.logits, self.loss], gradients, bucket_bytes_max, unfused: false }
     }
 
     /// The number of trained elements.

@@ -8,11 +8,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use paceline_data::augment::Op;
 use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
-use paceline_nn::{ForeignLayout, Init, Parameter};
+use paceline_nn::{ForeignLayout, Init, Input, Parameter};
 use paceline_system::disk::{Disk, DiskError};
 use serde::{Deserialize, Serialize};
 
+use crate::config::SIDE_MAX;
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::replica::Replica;
@@ -37,6 +39,10 @@ pub struct Position {
     pub data_wait_s: f64,
     /// The best validation accuracy so far.
     pub best_top1: Option<f64>,
+    /// The step whose checkpoint reached it.
+    pub best_step: Option<u64>,
+    /// Samples in the training set: another number would be another order.
+    pub samples: u64,
     /// Epochs since it rose.
     pub stale_epochs: u64,
 }
@@ -50,10 +56,8 @@ pub struct Card {
     pub input: Vec<usize>,
     /// The classes' names, or the vocabulary.
     pub class_names: Vec<String>,
-    /// What was subtracted from each channel (of pixels from 0 to 1).
-    pub mean: Vec<f32>,
-    /// What each channel was divided by.
-    pub std: Vec<f32>,
+    /// What evaluation does to an image before the model sees it; empty for text.
+    pub preprocess: Vec<Op>,
     /// Updates made.
     pub step: u64,
 }
@@ -83,7 +87,7 @@ impl Checkpoints {
         best: bool,
         keep: usize,
     ) -> Result<PathBuf, DiskError> {
-        let name = format!("step-{:08}", position.step);
+        let name = folder_name(position.step);
         let (target, part) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
         let written = self.write(&part, replica, position, card);
         if let Err(error) = written {
@@ -93,10 +97,22 @@ impl Checkpoints {
         }
         self.publish(&part, &target)?;
         if best {
-            self.disk.write(&self.folder.join(BEST), name.as_bytes())?;
+            self.mark_best(position.step)?;
         }
         self.prune(keep)?;
         Ok(target)
+    }
+
+    /// Marks a step's checkpoint as the best. A resumed run does it again, in case the mark was lost in a crash.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn mark_best(&self, step: u64) -> Result<(), DiskError> {
+        let path = self.folder.join(folder_name(step));
+        if self.disk.is_dir(&path) && self.best() != Some(path) {
+            self.disk.write(&self.folder.join(BEST), folder_name(step).as_bytes())?;
+        }
+        Ok(())
     }
 
     /// Gives a finished folder its name. A step that is saved twice, before and after its epoch's evaluation, has the same
@@ -169,10 +185,13 @@ impl Checkpoints {
     fn prune(&self, keep: usize) -> Result<(), DiskError> {
         let (all, best) = (self.list()?, self.best());
         let old = all.len().saturating_sub(keep);
-        all[..old]
-            .iter()
-            .filter(|(_, path)| Some(path) != best.as_ref())
-            .try_for_each(|(_, path)| self.disk.remove(path))
+        for (step, path) in all[..old].iter().filter(|(_, path)| Some(path) != best.as_ref()) {
+            // Under a name that `list` does not know, so that a crash half-way leaves nothing that looks whole.
+            let doomed = self.folder.join(format!(".{}.old", folder_name(*step)));
+            self.disk.rename(path, &doomed)?;
+            self.disk.remove(&doomed)?;
+        }
+        Ok(())
     }
 
     /// Loads a checkpoint into a replica.
@@ -216,6 +235,35 @@ fn not_resumable(path: &Path, error: TrainError) -> TrainError {
         }
         other => format!("{other}; remove {path} to resume from the checkpoint before it"),
     })
+}
+
+fn folder_name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+impl Card {
+    /// The model's input.
+    ///
+    /// # Errors
+    /// When the card does not describe one, or contradicts itself: it came from a file.
+    pub fn input(&self) -> Result<Input, TrainError> {
+        let refuse = |what: &str| Err(TrainError::Refused(format!("the weights file is for {}, but {what}", self.model)));
+        if self.class_names.is_empty() {
+            return refuse("it names no classes");
+        }
+        match *self.input.as_slice() {
+            [sequence] if sequence > 0 => Ok(Input::Tokens { sequence }),
+            [height, width, channels] if (1..=SIDE_MAX).contains(&height) && (1..=SIDE_MAX).contains(&width) => {
+                let channels_fit = |op: &Op| !matches!(op, Op::Normalise { mean, .. } if mean.len() != channels);
+                if self.preprocess.iter().all(channels_fit) && (1..=4).contains(&channels) {
+                    Ok(Input::Image { size: [height, width], channels })
+                } else {
+                    refuse("its means are not those of its channels")
+                }
+            }
+            _ => refuse("it describes an input that is neither image nor text"),
+        }
+    }
 }
 
 /// Loads a weights file into a replica; tensors whose names start with one of `except` keep their start. Returns those.

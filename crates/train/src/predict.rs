@@ -44,7 +44,7 @@ impl Predictor {
     /// When the file does not say which model it is for, or the model does not read images.
     pub fn open(disk: &Disk, weights: &Path, threads: usize) -> Result<Self, TrainError> {
         let card = read_card(disk, weights)?;
-        let [height, width, channels] = *card.input.as_slice() else {
+        let Input::Image { channels, .. } = card.input()? else {
             return Err(TrainError::Refused(format!("{} reads text; predict works on images", card.model)));
         };
         if ![1, 3].contains(&channels) {
@@ -56,7 +56,7 @@ impl Predictor {
         let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
         let rule = Optimizer::Sgd.rule(&HyperParameters::default()).expect("the defaults are in range");
         let options = ReplicaOptions {
-            input: Input::Image { size: [height, width], channels },
+            input: card.input()?,
             classes: card.class_names.len(),
             micro_batch: 1,
             accumulate: 1,
@@ -64,11 +64,9 @@ impl Predictor {
             seed: 0,
             rule,
         };
-        let mut replica = Replica::new(entry, options, &Arc::new(Cpu::new(threads)))?;
+        let mut replica = Replica::for_evaluation(entry, options, &Arc::new(Cpu::new(threads)))?;
         load_weights(disk, weights, &mut replica, &[])?;
-        let side = height.min(width);
-        let normalise = Op::Normalise { mean: card.mean.clone(), std: card.std.clone() };
-        let augment = Augment::new(vec![Op::ResizeShorter { side }, Op::CentreCrop { height, width }, normalise])?;
+        let augment = evaluation_of(&card)?;
         Ok(Self { replica, card, augment, scratch: Scratch::default() })
     }
 
@@ -100,6 +98,17 @@ impl Predictor {
         };
         Ok(metrics::top(&logits, count).into_iter().map(guess).collect())
     }
+}
+
+/// What evaluation did to the images, for images of any size: where the data's own were of one size and not resized,
+/// these are.
+fn evaluation_of(card: &Card) -> Result<Augment, TrainError> {
+    let (height, width) = (card.input[0], card.input[1]);
+    let mut ops = card.preprocess.clone();
+    if !ops.iter().any(|op| matches!(op, Op::Resize { .. } | Op::CentreCrop { .. })) {
+        ops.insert(0, Op::Resize { height, width });
+    }
+    Ok(Augment::new(ops)?)
 }
 
 /// Colours to the grey that looks as bright (ITU-R BT.601, in thousandths).

@@ -59,7 +59,7 @@ pub fn step(
 
     // nn: the optimizer, unless the step would spoil the weights.
     let learning_rate = rules.learning_rate.rate(step, rules.length);
-    let finite = tally.loss.is_finite() && norm.is_none_or(f64::is_finite);
+    let finite = tally.loss.is_finite() && norm.map_or_else(|| replica.gradients_are_finite(), f64::is_finite);
     if finite {
         phases.time("update", || replica.update(step, learning_rate));
     }

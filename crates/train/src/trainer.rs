@@ -108,9 +108,9 @@ impl Trainer {
     /// # Errors
     /// When there is no run, or its checkpoint does not fit.
     pub fn resume(path: PathBuf, around: Surroundings, change: impl FnOnce(&mut Config)) -> Result<Self, TrainError> {
-        let (run, config) = reopen(&path, &around, change)?;
+        let (run, config, notes) = reopen(&path, &around, change)?;
         let prepared = prepare(&without_weights(&config, &run, &around)?, &around)?;
-        Self::assemble_resumed(config, around, prepared, run)
+        Self::assemble_resumed(config, around, Prepared { notes, ..prepared }, run)
     }
 
     /// As [`Trainer::resume`] for a model of one's own.
@@ -123,9 +123,9 @@ impl Trainer {
         around: Surroundings,
         change: impl FnOnce(&mut Config),
     ) -> Result<Self, TrainError> {
-        let (run, config) = reopen(&path, &around, change)?;
+        let (run, config, notes) = reopen(&path, &around, change)?;
         let prepared = prepare_with(model, &without_weights(&config, &run, &around)?, &around)?;
-        Self::assemble_resumed(config, around, prepared, run)
+        Self::assemble_resumed(config, around, Prepared { notes, ..prepared }, run)
     }
 
     fn assemble_resumed(
@@ -144,7 +144,8 @@ impl Trainer {
         let steps_per_epoch = train.steps() as u64;
         let total_steps = config.epochs.saturating_mul(steps_per_epoch);
         let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
-        let journal = Journal::open(config, around, card, run, length)?;
+        let samples = train.dataset().len() as u64;
+        let journal = Journal::open(config, around, card, run, (length, samples))?;
         Ok(Self { replica, train, val, journal, notes })
     }
 
@@ -200,9 +201,9 @@ impl Trainer {
     fn epochs(&mut self) -> Result<(Reason, Option<Tally>), TrainError> {
         let mut evaluation = None;
         loop {
-            if !self.journal.awaits_evaluation()
-                && let Some(reason) = self.epoch()?
-            {
+            let ended = if self.journal.awaits_evaluation() { None } else { self.epoch()? };
+            self.journal.tell_damage(&self.train.dataset().damaged())?;
+            if let Some(reason) = ended {
                 self.journal.save(&self.replica, false)?;
                 return Ok((reason, evaluation));
             }
@@ -254,27 +255,38 @@ fn reopen(
     path: &Path,
     around: &Surroundings,
     change: impl FnOnce(&mut Config),
-) -> Result<(RunDir, Config), TrainError> {
+) -> Result<(RunDir, Config, Vec<String>), TrainError> {
     let (run, before) = RunDir::open(&around.disk, path)?;
     let mut config = before.clone();
     change(&mut config);
     let changed = [
         ("--model", config.model != before.model),
         ("--data", config.data != before.data),
-        ("--batch", config.batch != before.batch),
         ("--size", config.size != before.size),
         ("--sequence", config.sequence != before.sequence),
+        ("--classes", config.classes != before.classes),
+        ("--batch", config.batch != before.batch),
+        ("--accumulate", config.accumulate != before.accumulate),
+        ("--augment", config.augment != before.augment),
+        ("--label-smoothing", config.label_smoothing != before.label_smoothing),
         ("--seed", config.seed != before.seed),
         ("--optimizer", config.optimizer != before.optimizer),
         ("--weights", config.weights != before.weights),
+        ("--except", config.weights_except != before.weights_except),
     ];
-    match changed.iter().find(|(_, changed)| *changed) {
-        None => Ok((run, config)),
-        Some((flag, _)) => Err(TrainError::Refused(format!(
+    if let Some((flag, _)) = changed.iter().find(|(_, changed)| *changed) {
+        return Err(TrainError::Refused(format!(
             "{flag} cannot change in the middle of a run; leave it out, or start a new run: paceline train --weights {}",
             path.display()
-        ))),
+        )));
     }
+    let learning = |config: &Config| (config.learning_rate.clone(), config.hyper_parameters, config.clip_norm);
+    let notes = if learning(&config) == learning(&before) {
+        Vec::new()
+    } else {
+        vec!["the learning rate, momentum, weight decay or clipping changed here; config.toml has the new ones".to_owned()]
+    };
+    Ok((run, config, notes))
 }
 
 /// The configuration to prepare a resumed run with: its checkpoint holds the weights, so the file that it started from

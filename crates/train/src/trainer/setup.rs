@@ -112,6 +112,7 @@ fn assemble(
     let info = train.info().clone();
     let training = Augment::training(config.augment, &info, sizing.resize)?;
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
+    let card = card(config, &info, sizing.input, &evaluation);
     let loader = |dataset: Dataset, augment, options: LoaderOptions| {
         Loader::new(
             Arc::new(dataset),
@@ -145,7 +146,6 @@ fn assemble(
             notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
         }
     }
-    let card = card(config, &info, sizing.input);
     Ok(Prepared { replica, train, val, card, notes })
 }
 
@@ -165,11 +165,11 @@ fn with_flag(error: TrainError) -> TrainError {
     }
 }
 
-fn card(config: &Config, info: &Info, input: Input) -> Card {
-    let input = match input {
-        Input::Image { size: [height, width], channels } => vec![height, width, channels],
-        Input::Tokens { sequence } => vec![sequence],
+fn card(config: &Config, info: &Info, input: Input, evaluation: &Augment) -> Card {
+    let (input, preprocess) = match input {
+        Input::Image { size: [height, width], channels } => (vec![height, width, channels], evaluation.ops().to_vec()),
+        Input::Tokens { sequence } => (vec![sequence], Vec::new()),
     };
     let (model, class_names) = (config.model.clone(), info.class_names.clone());
-    Card { model, input, class_names, mean: info.mean.clone(), std: info.std.clone(), step: 0 }
+    Card { model, input, class_names, preprocess, step: 0 }
 }
