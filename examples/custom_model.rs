@@ -17,8 +17,7 @@ fn model(net: &mut Net, mut x: Value, classes: usize) -> Result<Value, GraphErro
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let epochs = arguments.next().map_or(Ok(5), |text| text.parse())?;
-    let learning_rate = LearningRate::constant(0.01);
-    let config = Config { model: "mine".into(), data: "shapes".into(), epochs, learning_rate, ..Config::default() };
+    let config = Config { model: "mine".into(), data: "shapes".into(), epochs, ..Config::default() };
     let mut trainer = Trainer::start_with(&model, config, Surroundings::default(), arguments.next().map(Into::into))?;
     let outcome = trainer.run()?;
     let accuracy = outcome.evaluation.map_or(0.0, |tally| tally.accuracy());

@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // A run's folder stands for its best checkpoint; a .safetensors file works too.
         weights: Some(first.display().to_string()),
         weights_except: vec!["fc3".into()],
-        learning_rate: LearningRate::constant(0.005),
+        learning_rate: LearningRate::constant(0.0005),
         epochs: 3,
         ..config
     };

@@ -47,7 +47,7 @@ fn a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on_with_the_same_bi
         eprintln!("skipped: a_full_disk_leaves_the_checkpoint_before needs the right to mount");
         return;
     };
-    let train = format!("train {QUICK} --epochs 1 --checkpoint-every 2 --run");
+    let train = format!("train {QUICK} --optimizer momentum --epochs 1 --checkpoint-every 2 --run");
     let survivor = "small/run/checkpoints/step-00000004";
     place.fails(
         &format!("{train} small/run"),

@@ -8,6 +8,8 @@ mod same_arithmetic;
 use std::path::Path;
 
 use paceline_nn::layer::{Conv, Window};
+use paceline_nn::optim::Optimizer;
+use paceline_nn::schedule::LearningRate;
 use paceline_nn::{Net, weights};
 use paceline_system::disk::Disk;
 use paceline_system::event::{Event, Line};
@@ -35,6 +37,8 @@ fn config() -> Config {
         data: "synthetic:8x8x3/4/48".into(),
         batch: 16,
         epochs: 4,
+        optimizer: Optimizer::Nesterov,
+        learning_rate: LearningRate::constant(0.05),
         threads: Some(2),
         ..Config::default()
     }
