@@ -1,1 +1,41 @@
-//! paceline
+//! Paceline: distributed deep-learning training, from a laptop core to a GPU cluster.
+//!
+//! This crate is the binary `paceline` and the library a Rust user depends on. Everything a model of one's own needs is
+//! in the [`prelude`]; the parts are the crates re-exported below, in the order in which a mini-batch meets them.
+//!
+//! ```no_run
+//! use paceline::prelude::*;
+//!
+//! fn model(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
+//!     let x = net.conv("conv", x, Conv::new(16, 3).pad(1))?;
+//!     let x = net.relu(x)?;
+//!     let x = net.global_average_pool(x)?;
+//!     net.linear("fc", x, classes)
+//! }
+//!
+//! let config = Config { model: "mine".into(), data: "shapes".into(), epochs: 3, ..Config::default() };
+//! let mut trainer = Trainer::start_with(&model, config, Surroundings::default(), None)?;
+//! let outcome = trainer.run()?;
+//! println!("{:.1}%", 100.0 * outcome.evaluation.map_or(0.0, |tally| tally.accuracy()));
+//! # Ok::<(), TrainError>(())
+//! ```
+
+pub use paceline_data as data;
+pub use paceline_lab as lab;
+pub use paceline_nn as nn;
+pub use paceline_system as system;
+pub use paceline_tensor as tensor;
+pub use paceline_train as train;
+
+/// What a program that trains a model of its own needs.
+pub mod prelude {
+    pub use paceline_data::{AugmentChoice, Dataset, Spec};
+    pub use paceline_nn::init::Init;
+    pub use paceline_nn::layer::{Conv, Norm, Window};
+    pub use paceline_nn::optim::{HyperParameters, Optimizer};
+    pub use paceline_nn::schedule::{LearningRate, Schedule, WarmUp};
+    pub use paceline_nn::{Input, Mode, Model, Net, Network, zoo};
+    pub use paceline_tensor::{DType, Device, Graph, GraphError, Shape, Unary, Value};
+    pub use paceline_train::trainer::Surroundings;
+    pub use paceline_train::{Config, Outcome, Reason, TrainError, Trainer};
+}

@@ -1,1 +1,33 @@
-fn main() {}
+//! The binary `paceline`: reads what the user typed, calls the library, and says what happened.
+//!
+//! Exit codes: 0 done, 1 failed, 2 refused (bad input; nothing was started or overwritten).
+
+mod cli;
+mod command;
+mod failure;
+mod terminal;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command {
+        Command::Train(arguments) => command::train::run(*arguments),
+        Command::Evaluate(arguments) => command::evaluate::run(&arguments),
+        Command::Predict(arguments) => command::predict::run(&arguments),
+        Command::Export(arguments) => command::export::run(&arguments),
+        Command::Plan(arguments) => command::plan::run(&arguments),
+        Command::Models(arguments) => command::models::run(&arguments),
+        Command::Data(arguments) => command::data::run(&arguments),
+        Command::Bench(arguments) => command::bench::run(&arguments),
+        Command::Report(arguments) => command::report::run(&arguments),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}

@@ -37,7 +37,7 @@ FOLDER = pathlib.Path(__file__).parent.parent / "crates/nn/tests/fixtures"
 # Model: (batch, image side, channels), or (batch, sequence). The smallest sizes that leave more than one pixel to the
 # last normalisation, whose variance over a few numbers would magnify rounding.
 SIZES = {
-    "mlp": (4, 32, 3), "lenet5": (4, 28, 1), "resnet9": (4, 32, 3), "resnet20": (4, 32, 3), "alexnet": (4, 63, 3),
+    "mlp": (4, 32, 3), "lenet5": (4, 28, 1), "cnn5": (4, 32, 3), "resnet9": (4, 32, 3), "resnet20": (4, 32, 3), "alexnet": (4, 63, 3),
     **{f"vgg{depth}{norm}": (4, 32, 3) for depth in (11, 13, 16, 19) for norm in ("", "_bn")},
     **{f"resnet{depth}": (4, 33, 3) for depth in (18, 34, 50, 101, 152)},
     **{f"resnet{depth}v2": (4, 33, 3) for depth in (50, 101, 152)},

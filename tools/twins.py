@@ -100,6 +100,13 @@ def lenet5(net, x, classes):
     return net.linear("fc3", x, classes)
 
 
+def cnn5(net, x, classes):
+    for index, (channels, halves) in enumerate(((32, True), (64, True), (128, False), (128, True), (256, False))):
+        x = F.relu(net.norm(f"bn{index + 1}", net.conv(f"conv{index + 1}", x, channels, 3, pad=1), **TORCH))
+        x = F.max_pool2d(x, 2) if halves else x
+    return net.linear("fc", x.amax((2, 3)), classes)
+
+
 def resnet9(net, x, classes):
     def unit(name, x, channels):
         return F.relu(net.norm(f"{name}bn", net.conv(f"{name}conv", x, channels, 3, pad=1), **TORCH))
@@ -305,7 +312,7 @@ def gpt(net, x, classes):
 
 
 TWINS = {
-    "mlp": mlp, "lenet5": lenet5, "resnet9": resnet9, "resnet20": resnet20,
+    "mlp": mlp, "lenet5": lenet5, "cnn5": cnn5, "resnet9": resnet9, "resnet20": resnet20,
     "resnet50v2": resnet_v2((3, 4, 6, 3)), "resnet101v2": resnet_v2((3, 4, 23, 3)),
     "resnet152v2": resnet_v2((3, 8, 36, 3)),
     "inceptionv3": inceptionv3, "inceptionresnetv2": inceptionresnetv2, "mobilenet": mobilenet, "xception": xception,

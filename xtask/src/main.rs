@@ -42,7 +42,7 @@ fn ci() -> Result<()> {
     cargo(&["fmt", "--all", "--check"], &[])?;
     tidy::check(&root())?;
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
-    cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+    cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     cargo(&["test", "--workspace"], &[])
 }
 
@@ -76,7 +76,11 @@ fn versus(arguments: &[&str]) -> Result<()> {
         let rate = text.split("\"images_per_s\":").nth(1).context("the bench printed no images_per_s")?;
         ours.push(rate.split([',', '}']).next().unwrap_or("").trim().parse::<f64>()?);
         let text = output(Command::new(&python).args([*peer, model, size, batch, "5", "f32", "channels_last"]))?;
-        let rate = text.split(" img/s").next().and_then(|head| head.rsplit(' ').next()).context("no img/s in the peer's output")?;
+        let rate = text
+            .split(" img/s")
+            .next()
+            .and_then(|head| head.rsplit(' ').next())
+            .context("no img/s in the peer's output")?;
         theirs.push(rate.parse::<f64>()?);
         println!("round {round}: paceline {:.2}, peer {:.2} images/s", ours[round - 1], theirs[round - 1]);
     }
@@ -85,7 +89,10 @@ fn versus(arguments: &[&str]) -> Result<()> {
         (rates[rates.len() / 2], 100.0 * (rates[rates.len() - 1] / rates[0] - 1.0))
     };
     let ((ours, our_spread), (theirs, their_spread)) = (median(&mut ours), median(&mut theirs));
-    println!("{model} {size}² batch {batch} f32: {ours:.2} (spread {our_spread:.0}%) / {theirs:.2} (spread {their_spread:.0}%) = {:.2}", ours / theirs);
+    println!(
+        "{model} {size}² batch {batch} f32: {ours:.2} (spread {our_spread:.0}%) / {theirs:.2} (spread {their_spread:.0}%) = {:.2}",
+        ours / theirs
+    );
     Ok(())
 }
 

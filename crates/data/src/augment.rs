@@ -15,6 +15,9 @@ use crate::resize::Resizer;
 /// Names the stream of augmentation, apart from those of shuffles and generated data.
 const AUGMENT: u64 = 0x4155_474D;
 
+/// The largest side images may be brought to: a bound on what a mistyped number can allocate.
+const SIDE_MAX: usize = 8192;
+
 /// What the user can ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -27,7 +30,8 @@ pub enum AugmentChoice {
 }
 
 /// One operation on an image.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Op {
     /// Adds `pad` black pixels on every side, then takes a random window of the old size.
     RandomCrop {
@@ -134,7 +138,11 @@ impl Augment {
     ///
     /// Standard is: CIFAR-10 pad 4, random crop, flip · shapes pad 2, random crop, flip · MNIST pad 2, random crop ·
     /// folders random resized crop and flip as torchvision's reference · synthetic nothing.
-    pub fn training(choice: AugmentChoice, info: &Info, size: Option<usize>) -> Self {
+    ///
+    /// # Errors
+    /// When the size is no size of an image.
+    pub fn training(choice: AugmentChoice, info: &Info, size: Option<usize>) -> Result<Self, DataError> {
+        check_size(size)?;
         if choice == AugmentChoice::None {
             return Self::evaluation(info, size);
         }
@@ -156,7 +164,11 @@ impl Augment {
     }
 
     /// The list for evaluation: resized where asked; folders by their shorter side to 256/224 of the size, then the middle.
-    pub fn evaluation(info: &Info, size: Option<usize>) -> Self {
+    ///
+    /// # Errors
+    /// When the size is no size of an image.
+    pub fn evaluation(info: &Info, size: Option<usize>) -> Result<Self, DataError> {
+        check_size(size)?;
         if info.source != Source::Folder {
             return Self::ending(resize_to(info, size).into_iter().collect(), info);
         }
@@ -166,12 +178,12 @@ impl Augment {
     }
 
     /// Adds the set's own normalisation.
-    fn ending(mut ops: Vec<Op>, info: &Info) -> Self {
+    fn ending(mut ops: Vec<Op>, info: &Info) -> Result<Self, DataError> {
         // A text has no pixels: its list is never used, and any table will do.
         let (mean, std) =
             if info.mean.is_empty() { (vec![0.0], vec![1.0]) } else { (info.mean.clone(), info.std.clone()) };
         ops.push(Op::Normalise { mean, std });
-        Self::new(ops).expect("presets are well-formed")
+        Self::new(ops)
     }
 
     /// The operations.
@@ -181,12 +193,9 @@ impl Augment {
 
     /// Whether images of any size come out in one size.
     pub fn fixes_size(&self) -> bool {
-        let fixes = |op: &Op| matches!(op, Op::Resize { .. } | Op::CentreCrop { .. } | Op::RandomResizedCrop { .. });
-        self.ops.iter().any(fixes)
-            && !matches!(
-                self.ops.iter().rev().find(|op| matches!(op, Op::ResizeShorter { .. }) || fixes(op)),
-                Some(Op::ResizeShorter { .. })
-            )
+        let keeps = |op: &&Op| matches!(op, Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Normalise { .. });
+        let last = self.ops.iter().rev().find(|op| !keeps(op));
+        matches!(last, Some(Op::Resize { .. } | Op::CentreCrop { .. } | Op::RandomResizedCrop { .. }))
     }
 
     /// Height, width and channels of what comes out for images of `kind`, or nothing for tokens.
@@ -318,6 +327,15 @@ fn random_window(rows: usize, columns: usize, scale: [f32; 2], ratio: [f32; 2], 
 /// Height and width with the shorter of them brought to `side`.
 fn shorter_to(height: usize, width: usize, side: usize) -> [usize; 2] {
     if height <= width { [side, (width * side / height).max(1)] } else { [(height * side / width).max(1), side] }
+}
+
+fn check_size(size: Option<usize>) -> Result<(), DataError> {
+    match size {
+        Some(side) if !(1..=SIDE_MAX).contains(&side) => Err(DataError::refused(format!(
+            "no image is {side} pixels wide; type --size with a number from 1 to {SIDE_MAX}"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn target_size(info: &Info, size: Option<usize>) -> [usize; 2] {

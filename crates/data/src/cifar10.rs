@@ -2,7 +2,7 @@
 //!
 //! A record is one byte of class and three planes of 1,024 bytes. They are turned into pixels once, at opening, and held
 //! in memory (180 MB). Lengths and classes are always checked; checksums only on request ([`verify`]), since they cost
-//! half a second.
+//! a third of a second.
 
 use std::path::{Path, PathBuf};
 

@@ -2,7 +2,8 @@
 //!
 //! Every thread takes the next step's number, makes that batch whole and puts it on a shelf; training takes them from
 //! the shelf by number. At most `prefetch` batches are made or waiting at any moment, and their buffers come back
-//! through [`Epoch::recycle`], so a running loader allocates nothing. An error takes the place of the batch it belongs
+//! through [`Epoch::recycle`], so batches are allocated only while
+//! the first ones are made. An error takes the place of the batch it belongs
 //! to. Which thread made a batch changes nothing: a batch is a pure function of (seed, epoch, step, rank).
 
 use std::collections::BTreeMap;
@@ -133,7 +134,7 @@ impl Loader {
 
     /// Steps in a whole epoch.
     pub fn steps(&self) -> usize {
-        Order { shuffle: false, ..self.order }.epoch(0).steps(&self.shared.layout)
+        self.shared.layout.steps(self.order.len)
     }
 
     /// What the loader reads.

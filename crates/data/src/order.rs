@@ -59,6 +59,14 @@ impl Layout {
         self.batch * self.shard.world
     }
 
+    /// How many steps `samples` samples make.
+    pub fn steps(&self, samples: usize) -> usize {
+        match self.last {
+            LastBatch::Keep => samples.div_ceil(self.global_batch()),
+            LastBatch::Drop => samples / self.global_batch(),
+        }
+    }
+
     /// Refuses what cannot work on a set of `len` samples.
     ///
     /// # Errors
@@ -129,10 +137,7 @@ impl Epoch {
 
     /// How many steps the rest of the epoch has.
     pub fn steps(&self, layout: &Layout) -> usize {
-        match layout.last {
-            LastBatch::Keep => self.samples().len().div_ceil(layout.global_batch()),
-            LastBatch::Drop => self.samples().len() / layout.global_batch(),
-        }
+        layout.steps(self.samples().len())
     }
 
     /// The samples of one rank's batch at `step`, counted from this point of the epoch.

@@ -7,6 +7,7 @@
 pub mod init;
 pub mod layer;
 pub mod net;
+pub mod onnx;
 pub mod optim;
 pub mod parameter;
 pub mod schedule;

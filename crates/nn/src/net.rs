@@ -3,15 +3,17 @@
 //! The same model function builds the training graph (batch statistics, dropout, loss, gradients) and the evaluation
 //! graph (running statistics, no dropout); parameters are matched by their order, which is the order of the calls.
 
+mod fixed;
+mod learned;
+
 use std::collections::HashMap;
 
 use paceline_tensor::gradient::{self, Gradients};
-use paceline_tensor::op::BatchNorm;
-use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
-use paceline_tensor::{DType, Graph, GraphError, Op, Shape, Unary, Value};
+use paceline_tensor::window::Padding;
+use paceline_tensor::{DType, Graph, GraphError, Op, Shape, Value, Wanted};
 
 use crate::init::Init;
-use crate::layer::{Conv, Norm, Pad, Window};
+use crate::layer::Pad;
 use crate::parameter::{ForeignLayout, Parameter, State};
 
 type Result<T> = std::result::Result<T, GraphError>;
@@ -125,6 +127,15 @@ impl Network {
         })
     }
 
+    /// What a plan of this network has to provide: logits, loss and, for training, every parameter's gradient.
+    pub fn wanted(&self, bucket_bytes_max: usize) -> Wanted {
+        let gradients = match &self.gradients {
+            Some((_, gradients)) => self.graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect(),
+            None => Vec::new(),
+        };
+        Wanted { outputs: vec![self.logits, self.loss], gradients, bucket_bytes_max, unfused: false }
+    }
+
     /// The number of trained elements.
     pub fn parameter_count(&self) -> usize {
         self.parameters.iter().map(|parameter| parameter.shape.elements()).sum()
@@ -193,326 +204,6 @@ impl Net {
         result
     }
 
-    /// A convolution, with `name.weight` and `name.bias`.
-    ///
-    /// # Errors
-    /// When the kernel does not fit the image, or the groups the channels.
-    pub fn conv(&mut self, name: &str, x: Value, conv: Conv) -> Result<Value> {
-        let layer = self.path(name);
-        let size = self.image(&layer, "conv2d", x)?;
-        let depth = size[2] / conv.groups.max(1);
-        let padding = resolve(conv.padding, size, conv.kernel, conv.stride);
-        let geometry = Conv2d {
-            kernel: conv.kernel,
-            stride: conv.stride,
-            padding,
-            dilation: [conv.dilation; 2],
-            groups: conv.groups,
-        };
-        let fan_in = conv.kernel[0] * conv.kernel[1] * depth;
-        let default = Init::UniformFanIn { fan_in };
-        let shape = Shape::from([conv.kernel[0], conv.kernel[1], depth, conv.channels]);
-        let weight = self.parameter(&layer, "weight", shape, conv.init.unwrap_or(default), ForeignLayout::Convolution);
-        let mut inputs = vec![x, weight];
-        if conv.bias {
-            let bias_init = conv.bias_init.unwrap_or(default);
-            inputs.push(self.parameter(&layer, "bias", [conv.channels].into(), bias_init, ForeignLayout::Same));
-        }
-        self.graph.push_one(&layer, Op::Conv2d { conv: geometry, bias: conv.bias, relu: false }, &inputs)
-    }
-
-    /// A linear layer over the last dim, with `name.weight` `[outputs, inputs]` and `name.bias`, started as PyTorch does.
-    ///
-    /// # Errors
-    /// Never for a value with at least one dim.
-    pub fn linear(&mut self, name: &str, x: Value, outputs: usize) -> Result<Value> {
-        let fan_in = self.channels(x);
-        self.linear_with(name, x, outputs, Init::UniformFanIn { fan_in }, Some(Init::UniformFanIn { fan_in }))
-    }
-
-    /// A linear layer with its own start; without `bias` it has none.
-    ///
-    /// # Errors
-    /// Never for a value with at least one dim.
-    pub fn linear_with(
-        &mut self,
-        name: &str,
-        x: Value,
-        outputs: usize,
-        init: Init,
-        bias: Option<Init>,
-    ) -> Result<Value> {
-        let layer = self.path(name);
-        let shape = self.shape(x).clone();
-        let (rows, width) = (shape.elements() / shape.last(), shape.last());
-        let layout =
-            self.flattened.get(&x).map_or(ForeignLayout::Same, |&image| ForeignLayout::FlattenedImage { image });
-        let weight = self.parameter(&layer, "weight", [outputs, width].into(), init, layout);
-        let flat = if shape.len() == 2 { x } else { self.reshape(x, [rows, width])? };
-        let mut inputs = vec![flat, weight];
-        if let Some(bias) = bias {
-            inputs.push(self.parameter(&layer, "bias", [outputs].into(), bias, ForeignLayout::Same));
-        }
-        let op = Op::MatMul { trans_a: false, trans_b: true, bias: bias.is_some(), relu: false };
-        let y = self.graph.push_one(&layer, op, &inputs)?;
-        if shape.len() == 2 { Ok(y) } else { self.reshape(y, shape.with(shape.len() - 1, outputs)) }
-    }
-
-    /// A batch normalisation over the last dim with PyTorch's defaults, with `name.{weight,bias,running_mean,running_var}`.
-    ///
-    /// # Errors
-    /// Never for a value with at least one dim.
-    pub fn batch_norm(&mut self, name: &str, x: Value) -> Result<Value> {
-        self.batch_norm_with(name, x, Norm::TORCH)
-    }
-
-    /// A batch normalisation with its own constants.
-    ///
-    /// # Errors
-    /// Never for a value with at least one dim.
-    pub fn batch_norm_with(&mut self, name: &str, x: Value, norm: Norm) -> Result<Value> {
-        let layer = self.path(name);
-        let channels = Shape::from([self.channels(x)]);
-        let start = Init::Constant(norm.scale_start);
-        let gamma = norm.scale.then(|| self.parameter(&layer, "weight", channels.clone(), start, ForeignLayout::Same));
-        let beta = self.parameter(&layer, "bias", channels.clone(), Init::Constant(0.0), ForeignLayout::Same);
-        let mean = self.state(&layer, "running_mean", channels.clone(), 0.0);
-        let variance = self.state(&layer, "running_var", channels, 1.0);
-        let mut inputs = vec![x, beta, mean, variance];
-        inputs.extend(gamma);
-        let Norm { epsilon, momentum, scale, .. } = norm;
-        let norm = BatchNorm { epsilon, momentum, scale, residual: false, relu: false };
-        let op = if self.mode == Mode::Train { Op::BatchNorm(norm) } else { Op::BatchNormInference(norm) };
-        self.graph.push_one(&layer, op, &inputs)
-    }
-
-    /// A layer normalisation over the last dim, with `name.weight` and `name.bias`.
-    ///
-    /// # Errors
-    /// Never for a value with at least one dim.
-    pub fn layer_norm(&mut self, name: &str, x: Value) -> Result<Value> {
-        let layer = self.path(name);
-        let width = Shape::from([self.channels(x)]);
-        let gamma = self.parameter(&layer, "weight", width.clone(), Init::Constant(1.0), ForeignLayout::Same);
-        let beta = self.parameter(&layer, "bias", width, Init::Constant(0.0), ForeignLayout::Same);
-        self.graph.push_one(&layer, Op::LayerNorm { epsilon: 1e-5 }, &[x, gamma, beta])
-    }
-
-    /// A function of each element.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn unary(&mut self, x: Value, function: Unary) -> Result<Value> {
-        self.unnamed(Op::Unary(function), &[x])
-    }
-
-    /// max(x, 0)
-    ///
-    /// # Errors
-    /// Never.
-    pub fn relu(&mut self, x: Value) -> Result<Value> {
-        self.unary(x, Unary::Relu)
-    }
-
-    /// a + b; b may be a suffix of a's shape.
-    ///
-    /// # Errors
-    /// When the shapes do not fit.
-    pub fn add(&mut self, a: Value, b: Value) -> Result<Value> {
-        self.unnamed(Op::Add, &[a, b])
-    }
-
-    /// a · b, element by element; b may be a suffix of a's shape.
-    ///
-    /// # Errors
-    /// When the shapes do not fit.
-    pub fn mul(&mut self, a: Value, b: Value) -> Result<Value> {
-        self.unnamed(Op::Mul, &[a, b])
-    }
-
-    /// factor · x
-    ///
-    /// # Errors
-    /// Never.
-    pub fn scale(&mut self, x: Value, factor: f32) -> Result<Value> {
-        self.unnamed(Op::Scale(factor), &[x])
-    }
-
-    /// The largest value of each window.
-    ///
-    /// # Errors
-    /// When the window does not fit the image.
-    pub fn max_pool(&mut self, x: Value, window: Window) -> Result<Value> {
-        self.pool(PoolKind::Max, x, window)
-    }
-
-    /// The mean of each window.
-    ///
-    /// # Errors
-    /// When the window does not fit the image.
-    pub fn average_pool(&mut self, x: Value, window: Window) -> Result<Value> {
-        self.pool(PoolKind::Average, x, window)
-    }
-
-    /// The mean over windows spread evenly so that the output has `size` (height, width).
-    ///
-    /// # Errors
-    /// When x is not an image.
-    pub fn adaptive_average_pool(&mut self, x: Value, size: [usize; 2]) -> Result<Value> {
-        self.unnamed(Op::Pool2d(Pool2d { kind: PoolKind::Average, windows: Windows::Adaptive { output: size } }), &[x])
-    }
-
-    /// The mean over the whole image: `[N,H,W,C]` to `[N,C]`.
-    ///
-    /// # Errors
-    /// When x is not an image.
-    pub fn global_average_pool(&mut self, x: Value) -> Result<Value> {
-        let pooled = self.adaptive_average_pool(x, [1, 1])?;
-        let shape = self.shape(pooled).clone();
-        self.reshape(pooled, [shape[0], shape.last()])
-    }
-
-    /// The largest value of the whole image: `[N,H,W,C]` to `[N,C]`.
-    ///
-    /// # Errors
-    /// When x is not an image.
-    pub fn global_max_pool(&mut self, x: Value) -> Result<Value> {
-        let pooled = self.unnamed(Op::Pool2d(Pool2d::global(PoolKind::Max)), &[x])?;
-        let shape = self.shape(pooled).clone();
-        self.reshape(pooled, [shape[0], shape.last()])
-    }
-
-    /// All but the first dim in one. A linear layer that follows knows that its inputs were an image, so that weight
-    /// files of frameworks with another order of dims load into it.
-    ///
-    /// # Errors
-    /// Never.
-    pub fn flatten(&mut self, x: Value) -> Result<Value> {
-        let shape = self.shape(x).clone();
-        let flat = self.reshape(x, [shape[0], shape.elements() / shape[0]])?;
-        if let Some([_, height, width, channels]) = shape.nhwc() {
-            self.flattened.insert(flat, [height, width, channels]);
-        }
-        Ok(flat)
-    }
-
-    /// Zeroes elements with this probability while training; nothing in evaluation.
-    ///
-    /// # Errors
-    /// When the probability is not in 0..1.
-    pub fn dropout(&mut self, x: Value, probability: f32) -> Result<Value> {
-        self.dropouts += 1;
-        if self.mode == Mode::Eval || !self.drops || probability == 0.0 {
-            return Ok(x);
-        }
-        let y = self.unnamed(Op::Dropout { probability, salt: self.dropouts }, &[x])?;
-        if let Some(&image) = self.flattened.get(&x) {
-            self.flattened.insert(y, image);
-        }
-        Ok(y)
-    }
-
-    /// Joins values along the last dim.
-    ///
-    /// # Errors
-    /// When the other dims differ.
-    pub fn concat(&mut self, parts: &[Value]) -> Result<Value> {
-        let dim = self.shape(parts[0]).len() - 1;
-        self.unnamed(Op::Concat { dim }, parts)
-    }
-
-    /// The part `start..start+length` of one dim.
-    ///
-    /// # Errors
-    /// When the part is not inside.
-    pub fn slice(&mut self, x: Value, dim: usize, start: usize, length: usize) -> Result<Value> {
-        self.unnamed(Op::Slice { dim, start, length }, &[x])
-    }
-
-    /// Zeros around an image, as a layer of its own (where a maximum must see them).
-    ///
-    /// # Errors
-    /// When x is not an image.
-    pub fn zero_pad(&mut self, x: Value, padding: Padding) -> Result<Value> {
-        let rows = self.unnamed(Op::Pad { dim: 1, before: padding.top, after: padding.bottom }, &[x])?;
-        self.unnamed(Op::Pad { dim: 2, before: padding.left, after: padding.right }, &[rows])
-    }
-
-    /// The same elements under another shape.
-    ///
-    /// # Errors
-    /// When the number of elements differs.
-    pub fn reshape(&mut self, x: Value, shape: impl Into<Shape>) -> Result<Value> {
-        self.unnamed(Op::Reshape(shape.into()), &[x])
-    }
-
-    /// The dims in another order.
-    ///
-    /// # Errors
-    /// When `order` does not name each dim once.
-    pub fn permute(&mut self, x: Value, order: &[usize]) -> Result<Value> {
-        self.unnamed(Op::Permute { order: order.to_vec() }, &[x])
-    }
-
-    /// The matrix product of the last two dims, b's swapped if `trans_b`.
-    ///
-    /// # Errors
-    /// When the shapes do not fit.
-    pub fn matmul(&mut self, a: Value, b: Value, trans_b: bool) -> Result<Value> {
-        self.unnamed(Op::MatMul { trans_a: false, trans_b, bias: false, relu: false }, &[a, b])
-    }
-
-    /// Softmax over the last dim; `causal` hides later positions.
-    ///
-    /// # Errors
-    /// When a causal softmax is not over squares.
-    pub fn softmax(&mut self, x: Value, causal: bool) -> Result<Value> {
-        self.unnamed(Op::Softmax { causal }, &[x])
-    }
-
-    /// A table of vectors looked up by token, with `name.weight` `[rows, width]`.
-    ///
-    /// # Errors
-    /// When x does not hold tokens.
-    pub fn embedding(&mut self, name: &str, x: Value, rows: usize, width: usize, init: Init) -> Result<Value> {
-        let layer = self.path(name);
-        let table = self.parameter(&layer, "weight", [rows, width].into(), init, ForeignLayout::Same);
-        self.graph.push_one(&layer, Op::Embedding, &[x, table])
-    }
-
-    /// A learned tensor that is added or multiplied by the model itself, with the given full name.
-    pub fn learned(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> Value {
-        let layer = self.path("");
-        self.parameter(&layer, name, shape.into(), init, ForeignLayout::Same)
-    }
-
-    /// An LSTM layer over `[B,T,I]`, with PyTorch's names `name.weight_ih_lN` and so on.
-    ///
-    /// # Errors
-    /// When x does not have three dims.
-    pub fn lstm(&mut self, name: &str, layer_number: usize, x: Value, hidden: usize) -> Result<Value> {
-        let layer = self.path(name);
-        let init = Init::UniformFanIn { fan_in: hidden };
-        let mut inputs = vec![x];
-        let width = self.channels(x);
-        let shapes = [("weight_ih", vec![4 * hidden, width]), ("weight_hh", vec![4 * hidden, hidden])];
-        let biases = [("bias_ih", vec![4 * hidden]), ("bias_hh", vec![4 * hidden])];
-        for (kind, shape) in shapes.into_iter().chain(biases) {
-            let name = format!("{kind}_l{layer_number}");
-            inputs.push(self.parameter(&layer, &name, Shape::new(shape), init, ForeignLayout::Same));
-        }
-        self.graph.push_one(&layer, Op::Lstm, &inputs)
-    }
-
-    fn pool(&mut self, kind: PoolKind, x: Value, window: Window) -> Result<Value> {
-        let layer = self.path("pool");
-        let size = self.image(&layer, "pool2d", x)?;
-        let padding = resolve(window.padding, size, window.kernel, window.stride);
-        let Window { kernel, stride, ceil, count_padding, .. } = window;
-        let windows = Windows::Sliding { kernel, stride, padding, ceil, count_padding };
-        self.graph.push_one(&layer, Op::Pool2d(Pool2d { kind, windows }), &[x])
-    }
-
     fn unnamed(&mut self, op: Op, inputs: &[Value]) -> Result<Value> {
         let layer = self.path(op.name());
         self.graph.push_one(&layer, op, inputs)
@@ -561,6 +252,7 @@ fn resolve(padding: Pad, [height, width, _]: [usize; 3], kernel: [usize; 2], str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layer::{Conv, Window};
 
     fn lenet(net: &mut Net, x: Value, classes: usize) -> Result<Value> {
         let x = net.conv("conv1", x, Conv::new(6, 5).pad(2))?;

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 
 use paceline_system::disk::{Disk, DiskError};
 use paceline_tensor::Shape;
-use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
+use safetensors::{SafeTensorError, SafeTensors};
 use serde_json::json;
 
 use crate::parameter::{ForeignLayout, Parameter, State};
@@ -38,7 +38,7 @@ pub enum Slot {
 
 /// Where the elements of a model's tensors come from, in this engine's layout. Called once for each tensor, so that a
 /// device's memory can be fetched piece by piece.
-pub type Values<'a> = &'a dyn Fn(Slot) -> Cow<'a, [f32]>;
+pub type Values<'f, 'data> = &'f dyn Fn(Slot) -> Cow<'data, [f32]>;
 
 /// The tensors of a model: what a file must hold.
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +128,7 @@ pub fn write(
     disk: &Disk,
     path: &Path,
     inventory: Inventory<'_>,
-    values: Values<'_>,
+    values: Values<'_, '_>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<(), WeightsError> {
     let header = header(inventory, metadata);
@@ -182,16 +182,10 @@ fn write_elements(writer: &mut dyn Write, elements: &[f32]) -> io::Result<()> {
 /// When the file is unreadable, damaged or for another model.
 pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, WeightsError> {
     let bytes = disk.read(path)?;
-    let damaged = |reason: safetensors::SafeTensorError| WeightsError::NotSafetensors {
-        path: path.to_owned(),
-        reason: reason.to_string(),
-    };
-    let file = SafeTensors::deserialize(&bytes).map_err(damaged)?;
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| not_safetensors(path, &error))?;
     let tensors = by_name(&file);
     check(path, inventory, &tensors, except)?;
-    let mut loaded =
-        Loaded { metadata: header.metadata().clone().unwrap_or_default().into_iter().collect(), ..Loaded::default() };
+    let mut loaded = Loaded { metadata: metadata(path, &bytes)?, ..Loaded::default() };
     for (slot, name, shape, layout) in inventory.entries() {
         let elements = match tensors.get(name).filter(|_| !is_left_out(name, except)) {
             Some(tensor) => Some(elements(path, name, tensor, shape, layout)?),
@@ -206,6 +200,23 @@ pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str])
         }
     }
     Ok(loaded)
+}
+
+/// The notes that a file carries about itself.
+///
+/// # Errors
+/// When the file is unreadable or damaged.
+pub fn read_metadata(disk: &Disk, path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
+    metadata(path, &disk.read(path)?)
+}
+
+fn metadata(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, WeightsError> {
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| not_safetensors(path, &error))?;
+    Ok(header.metadata().clone().unwrap_or_default().into_iter().collect())
+}
+
+fn not_safetensors(path: &Path, error: &SafeTensorError) -> WeightsError {
+    WeightsError::NotSafetensors { path: path.to_owned(), reason: error.to_string() }
 }
 
 /// The file's tensors under the names that a model uses: without batch counters, and without the wrapper's prefix if

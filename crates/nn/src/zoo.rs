@@ -6,6 +6,7 @@
 
 mod alexnet;
 mod cifar;
+mod cnn5;
 mod googlenet;
 mod gpt;
 mod inception_resnet_v2;
@@ -67,9 +68,10 @@ fn suggestion(near: &[&str]) -> String {
     format!("did you mean {}? ", names.join(" or "))
 }
 
-static ALL: [Entry; 28] = [
+static ALL: [Entry; 29] = [
     mlp::MLP,
     lenet::LENET5,
+    cnn5::CNN5,
     cifar::RESNET9,
     cifar::RESNET20,
     alexnet::ALEXNET,

@@ -190,7 +190,7 @@ macro_rules! follows_pytorch {
 }
 
 follows_pytorch! {
-    mlp lenet5 resnet9 resnet20 alexnet
+    mlp lenet5 cnn5 resnet9 resnet20 alexnet
     vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn
     resnet18 resnet34 resnet50 resnet101 resnet152
     resnet50v2 resnet101v2 resnet152v2

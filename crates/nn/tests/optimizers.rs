@@ -7,7 +7,7 @@
 use std::sync::Mutex;
 
 use paceline_nn::optim::{
-    Buffers, HyperParameters, Moment, Optimizer, Rule, Segment, clip_factor, global_norm, scale, serial,
+    Buffers, HyperParameters, Moment, Optimizer, Rule, Runner, Segment, clip_factor, global_norm, scale, serial,
 };
 
 #[derive(serde::Deserialize)]
@@ -66,7 +66,7 @@ fn threads(tasks: usize, body: &(dyn Fn(usize) + Sync)) {
 type Snapshot = (Vec<f32>, Vec<Vec<f32>>);
 
 /// Two steps of 100,000 weights, with the segments of each step applied in the given groups.
-fn train(rule: &Rule, groups: &[&[Segment]], run: &dyn Fn(usize, &(dyn Fn(usize) + Sync))) -> Snapshot {
+fn train(rule: &Rule, groups: &[&[Segment]], run: Runner<'_>) -> Snapshot {
     let mut weights: Vec<f32> = (0..100_000).map(|index| ((index * 37) % 101) as f32 / 50.0 - 1.0).collect();
     let mut state = rule.new_state(weights.len());
     for step in 0..2 {

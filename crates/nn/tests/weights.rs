@@ -9,7 +9,7 @@ use std::path::Path;
 
 use paceline_nn::layer::{Conv, Window};
 use paceline_nn::weights::{self, Inventory, Loaded, Slot, WeightsError};
-use paceline_nn::{Input, Mode, Net, Network};
+use paceline_nn::{Input, Mode, Net, Network, zoo};
 use paceline_system::disk::Disk;
 use paceline_tensor::{GraphError, Value};
 use proptest::prelude::*;
@@ -67,6 +67,7 @@ fn what_is_written_comes_back() {
         assert_eq!(found.as_deref(), Some(&*start(&network, Slot::State(index))));
     }
     assert_eq!(loaded.metadata["model"], "small");
+    assert_eq!(weights::read_metadata(&Disk::real(), &path).unwrap(), loaded.metadata);
     assert!(loaded.left_out.is_empty());
     let first = Disk::real().read(&path).unwrap();
     write(&network, &path);
@@ -223,4 +224,45 @@ st.save_file(half, sys.argv[2])
     let loaded = read(&network, &theirs, &[]).unwrap();
     let halved = loaded.parameters[0].as_ref().unwrap()[(3 + 2) * 8 + 5];
     assert!((halved - conv).abs() <= conv.abs() / 1024.0, "{halved} is not {conv} in half precision");
+}
+
+#[test]
+fn torchvision_loads_a_resnet18_written_here() {
+    let test = "torchvision_loads_a_resnet18_written_here";
+    let Some(python) = python::with(test, &["torch", "torchvision", "safetensors"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("resnet18.safetensors");
+    let input = Input::Image { size: [64, 64], channels: 3 };
+    let network = Network::new(zoo::find("resnet18").unwrap(), Mode::Eval, 1, input, 1000, 0.0).unwrap();
+    write(&network, &path);
+    // Each element times its place modulo 1009, in PyTorch's order: a transposed tensor gives another sum.
+    let script = r#"
+import sys, torch, torchvision, safetensors.torch as st
+model = torchvision.models.resnet18()
+model.load_state_dict(st.load_file(sys.argv[1]), strict=True)
+for name, value in model.state_dict().items():
+    if "num_batches" not in name:
+        flat = value.double().flatten()
+        print(name, float((flat * (torch.arange(len(flat)) % 1009)).sum()))
+"#;
+    let printed = python::run(&python, script, &[&path]);
+    let found: BTreeMap<&str, f64> = printed
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, sum)| (name, sum.parse().unwrap()))
+        .collect();
+    let parameters = network.parameters.iter().enumerate().map(|(index, parameter)| {
+        let native = start(&network, Slot::Parameter(index));
+        (&parameter.name, parameter.layout.to_foreign(&parameter.shape, &native))
+    });
+    let states = network.states.iter().enumerate();
+    let states = states.map(|(index, state)| (&state.name, start(&network, Slot::State(index)).into_owned()));
+    let mut compared = 0;
+    for (name, elements) in parameters.chain(states) {
+        let expected: f64 = elements.iter().enumerate().map(|(index, &x)| f64::from(x) * (index % 1009) as f64).sum();
+        let found = found[name.as_str()];
+        assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1e6), "{name}: {found} is not {expected}");
+        compared += 1;
+    }
+    assert_eq!((compared, found.len()), (102, 102));
 }

@@ -33,9 +33,16 @@ pub struct Profile {
 
 impl Executor {
     /// Takes the memory that the plan asks for.
+    ///
+    /// # Panics
+    /// When the plan has tensors that are not made of four-byte words, which is all that the CPU's kernels know.
     pub fn new(device: &Device, plan: Plan) -> Self {
         let words = match device {
-            Device::Cpu(_) => plan.arena_bytes() / DType::F32.bytes(),
+            Device::Cpu(_) => {
+                let graph = plan.graph();
+                assert!(graph.values().all(|value| graph.dtype(value) != DType::Bf16), "the CPU computes in f32");
+                plan.arena_bytes() / DType::F32.bytes()
+            }
             Device::Null(_) => 0,
         };
         Self { plan, device: device.clone(), arena: Buffer::zeroed(words) }
@@ -44,6 +51,11 @@ impl Executor {
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Fills the whole arena with NaN: a result that depends on memory that no node wrote, then shows.
+    pub fn poison(&mut self) {
+        self.arena.fill(f32::NAN);
     }
 
     /// Fills an input.

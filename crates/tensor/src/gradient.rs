@@ -110,6 +110,37 @@ impl Builder<'_> {
                 inputs.extend((pool.kind == PoolKind::Max).then(|| node.outputs[1]));
                 parts.push((0, self.one(Op::Pool2dGrad { pool: *pool, input: shape }, &inputs)?));
             }
+            Op::Reshape(_) | Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } | Op::Permute { .. } => {
+                return self.layout(node, dy, wants);
+            }
+            Op::Dropout { .. } => parts.push((0, self.one(node.op.clone(), &[dy])?)),
+            Op::Softmax { .. } => parts.push((0, self.one(Op::SoftmaxGrad, &[dy, node.outputs[0]])?)),
+            Op::CrossEntropy { smoothing } => {
+                let op = Op::CrossEntropyGrad { smoothing: *smoothing };
+                parts.push((0, self.one(op, &[dy, input(0), input(1)])?));
+            }
+            Op::Embedding => {
+                let rows = self.graph.shape(input(1))[0];
+                parts.push((1, self.one(Op::EmbeddingGrad { rows }, &[dy, input(0)])?));
+            }
+            Op::Lstm => {
+                let saved = [dy, input(0), input(1), input(2), node.outputs[0], node.outputs[1], node.outputs[2]];
+                let outputs = self.graph.push(self.layer, Op::LstmGrad, &saved)?;
+                parts.extend(outputs.iter().copied().enumerate());
+                // Both biases are added to the same sums, so they share one gradient.
+                parts.push((4, outputs[3]));
+            }
+            op => return Err(self.refuse(op)),
+        }
+        parts.retain(|&(index, _)| wants(index));
+        Ok(parts)
+    }
+
+    /// What only moves elements moves gradients back.
+    fn layout(&mut self, node: &Node, dy: Value, wants: &dyn Fn(usize) -> bool) -> Parts {
+        let input = |index: usize| node.inputs[index];
+        let mut parts = Vec::new();
+        match &node.op {
             Op::Reshape(_) => parts.push((0, self.one(Op::Reshape(self.graph.shape(input(0)).clone()), &[dy])?)),
             Op::Slice { dim, start, length } => {
                 let after = self.graph.shape(input(0))[*dim] - start - length;
@@ -134,26 +165,8 @@ impl Builder<'_> {
                 order.iter().enumerate().for_each(|(position, &dim)| inverse[dim] = position);
                 parts.push((0, self.one(Op::Permute { order: inverse }, &[dy])?));
             }
-            Op::Dropout { .. } => parts.push((0, self.one(node.op.clone(), &[dy])?)),
-            Op::Softmax { .. } => parts.push((0, self.one(Op::SoftmaxGrad, &[dy, node.outputs[0]])?)),
-            Op::CrossEntropy { smoothing } => {
-                let op = Op::CrossEntropyGrad { smoothing: *smoothing };
-                parts.push((0, self.one(op, &[dy, input(0), input(1)])?));
-            }
-            Op::Embedding => {
-                let rows = self.graph.shape(input(1))[0];
-                parts.push((1, self.one(Op::EmbeddingGrad { rows }, &[dy, input(0)])?));
-            }
-            Op::Lstm => {
-                let saved = [dy, input(0), input(1), input(2), node.outputs[0], node.outputs[1], node.outputs[2]];
-                let outputs = self.graph.push(self.layer, Op::LstmGrad, &saved)?;
-                parts.extend(outputs.iter().copied().enumerate());
-                // Both biases are added to the same sums, so they share one gradient.
-                parts.push((4, outputs[3]));
-            }
             op => return Err(self.refuse(op)),
         }
-        parts.retain(|&(index, _)| wants(index));
         Ok(parts)
     }
 

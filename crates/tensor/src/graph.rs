@@ -127,11 +127,12 @@ impl Graph {
     /// When the inputs' shapes or types do not fit; the error names `layer`.
     pub fn push(&mut self, layer: &str, op: Op, inputs: &[Value]) -> Result<Vec<Value>, GraphError> {
         let infos: Vec<(&Shape, DType)> = inputs.iter().map(|&value| (self.shape(value), self.dtype(value))).collect();
-        let outputs = op.infer(&infos).map_err(|message| GraphError {
-            layer: layer.to_owned(),
-            op: op.name().to_owned(),
-            message,
-        })?;
+        let refuse = |message| GraphError { layer: layer.to_owned(), op: op.name().to_owned(), message };
+        let outputs = op.infer(&infos).map_err(refuse)?;
+        let is_state = |value: &Value| matches!(self.info(*value).source, Source::State(_));
+        if matches!(op, Op::BatchNorm(_)) && !inputs[2..4].iter().all(is_state) {
+            return Err(refuse("the running statistics must be states, because they are updated in place".into()));
+        }
         let node = self.nodes.len();
         let outputs = outputs
             .into_iter()

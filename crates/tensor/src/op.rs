@@ -4,6 +4,7 @@
 //! touches this file, `gradient.rs`, one kernel file and its line in the device's dispatch, plus a row of the op table
 //! in `tests/ops.rs`.
 
+mod accept;
 mod cost;
 mod infer;
 

@@ -8,11 +8,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use paceline_data::augment::Op;
 use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
-use paceline_nn::{ForeignLayout, Init, Parameter};
+use paceline_nn::{ForeignLayout, Init, Input, Parameter};
 use paceline_system::disk::{Disk, DiskError};
 use serde::{Deserialize, Serialize};
 
+use crate::config::SIDE_MAX;
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::replica::Replica;
@@ -37,6 +39,10 @@ pub struct Position {
     pub data_wait_s: f64,
     /// The best validation accuracy so far.
     pub best_top1: Option<f64>,
+    /// The step whose checkpoint reached it.
+    pub best_step: Option<u64>,
+    /// Samples in the training set: another number would be another order.
+    pub samples: u64,
     /// Epochs since it rose.
     pub stale_epochs: u64,
 }
@@ -50,10 +56,8 @@ pub struct Card {
     pub input: Vec<usize>,
     /// The classes' names, or the vocabulary.
     pub class_names: Vec<String>,
-    /// What was subtracted from each channel (of pixels from 0 to 1).
-    pub mean: Vec<f32>,
-    /// What each channel was divided by.
-    pub std: Vec<f32>,
+    /// What evaluation does to an image before the model sees it; empty for text.
+    pub preprocess: Vec<Op>,
     /// Updates made.
     pub step: u64,
 }
@@ -75,8 +79,15 @@ impl Checkpoints {
     ///
     /// # Errors
     /// When the disk refuses; earlier checkpoints are untouched then.
-    pub fn save(&self, replica: &Replica, position: &Position, card: &Card, best: bool, keep: usize) -> Result<PathBuf, DiskError> {
-        let name = format!("step-{:08}", position.step);
+    pub fn save(
+        &self,
+        replica: &Replica,
+        position: &Position,
+        card: &Card,
+        best: bool,
+        keep: usize,
+    ) -> Result<PathBuf, DiskError> {
+        let name = folder_name(position.step);
         let (target, part) = (self.folder.join(&name), self.folder.join(format!(".{name}.part")));
         let written = self.write(&part, replica, position, card);
         if let Err(error) = written {
@@ -84,13 +95,36 @@ impl Checkpoints {
             let _ = self.disk.remove(&part);
             return Err(error);
         }
-        self.disk.remove(&target)?;
-        self.disk.rename(&part, &target)?;
+        self.publish(&part, &target)?;
         if best {
-            self.disk.write(&self.folder.join(BEST), name.as_bytes())?;
+            self.mark_best(position.step)?;
         }
         self.prune(keep)?;
         Ok(target)
+    }
+
+    /// Marks a step's checkpoint as the best. A resumed run does it again, in case the mark was lost in a crash.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub fn mark_best(&self, step: u64) -> Result<(), DiskError> {
+        let path = self.folder.join(folder_name(step));
+        if self.disk.is_dir(&path) && self.best() != Some(path) {
+            self.disk.write(&self.folder.join(BEST), folder_name(step).as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Gives a finished folder its name. A step that is saved twice, before and after its epoch's evaluation, has the same
+    /// weights both times, so its files can be replaced one by one: the folder is whole at every moment.
+    fn publish(&self, part: &Path, target: &Path) -> Result<(), DiskError> {
+        if !self.disk.is_dir(target) {
+            return self.disk.rename(part, target);
+        }
+        for name in [WEIGHTS, STATE] {
+            self.disk.rename(&part.join(name), &target.join(name))?;
+        }
+        self.disk.remove(part)
     }
 
     fn write(&self, part: &Path, replica: &Replica, position: &Position, card: &Card) -> Result<(), DiskError> {
@@ -151,7 +185,13 @@ impl Checkpoints {
     fn prune(&self, keep: usize) -> Result<(), DiskError> {
         let (all, best) = (self.list()?, self.best());
         let old = all.len().saturating_sub(keep);
-        all[..old].iter().filter(|(_, path)| Some(path) != best.as_ref()).try_for_each(|(_, path)| self.disk.remove(path))
+        for (step, path) in all[..old].iter().filter(|(_, path)| Some(path) != best.as_ref()) {
+            // Under a name that `list` does not know, so that a crash half-way leaves nothing that looks whole.
+            let doomed = self.folder.join(format!(".{}.old", folder_name(*step)));
+            self.disk.rename(path, &doomed)?;
+            self.disk.remove(&doomed)?;
+        }
+        Ok(())
     }
 
     /// Loads a checkpoint into a replica.
@@ -159,10 +199,11 @@ impl Checkpoints {
     /// # Errors
     /// When it is damaged or of another model; the replica may then hold a part of it and must not be used.
     pub fn load(&self, path: &Path, replica: &mut Replica) -> Result<Position, TrainError> {
-        load_weights(&self.disk, &path.join(WEIGHTS), replica, &[])?;
+        load_weights(&self.disk, &path.join(WEIGHTS), replica, &[]).map_err(|error| not_resumable(path, error))?;
         let slots = optimizer_inventory(replica);
         let state = path.join(STATE);
-        let loaded = weights::read(&self.disk, &state, Inventory { parameters: &slots, states: &[] }, &[])?;
+        let loaded = weights::read(&self.disk, &state, Inventory { parameters: &slots, states: &[] }, &[])
+            .map_err(|error| not_resumable(path, error.into()))?;
         let count = replica.parameters.len();
         for (index, data) in loaded.parameters.into_iter().enumerate() {
             let range = replica.store.layout().range(index % count);
@@ -172,8 +213,56 @@ impl Checkpoints {
         }
         let position = loaded.metadata.get(POSITION_KEY).and_then(|text| serde_json::from_str(text).ok());
         position.ok_or_else(|| {
-            TrainError::Refused(format!("{} does not say where the run stood; remove {} to resume from the one before", state.display(), path.display()))
+            TrainError::Refused(format!(
+                "{} does not say where the run stood; remove {} to resume from the one before",
+                state.display(),
+                path.display()
+            ))
         })
+    }
+}
+
+/// The sentence for a checkpoint that a run cannot go on from: it is another model's, or damaged.
+fn not_resumable(path: &Path, error: TrainError) -> TrainError {
+    let path = path.display();
+    TrainError::Refused(match error {
+        TrainError::Weights(WeightsError::Mismatch { mismatch, .. }) => {
+            let count = mismatch.missing.len() + mismatch.unexpected.len() + mismatch.shapes.len();
+            format!(
+                "{path} is not of the model and optimizer that the run's config.toml names ({count} tensors differ); \
+                 put that file back as it was, or start a new run with another --run"
+            )
+        }
+        other => format!("{other}; remove {path} to resume from the checkpoint before it"),
+    })
+}
+
+fn folder_name(step: u64) -> String {
+    format!("step-{step:08}")
+}
+
+impl Card {
+    /// The model's input.
+    ///
+    /// # Errors
+    /// When the card does not describe one, or contradicts itself: it came from a file.
+    pub fn input(&self) -> Result<Input, TrainError> {
+        let refuse = |what: &str| Err(TrainError::Refused(format!("the weights file is for {}, but {what}", self.model)));
+        if self.class_names.is_empty() {
+            return refuse("it names no classes");
+        }
+        match *self.input.as_slice() {
+            [sequence] if sequence > 0 => Ok(Input::Tokens { sequence }),
+            [height, width, channels] if (1..=SIDE_MAX).contains(&height) && (1..=SIDE_MAX).contains(&width) => {
+                let channels_fit = |op: &Op| !matches!(op, Op::Normalise { mean, .. } if mean.len() != channels);
+                if self.preprocess.iter().all(channels_fit) && (1..=4).contains(&channels) {
+                    Ok(Input::Image { size: [height, width], channels })
+                } else {
+                    refuse("its means are not those of its channels")
+                }
+            }
+            _ => refuse("it describes an input that is neither image nor text"),
+        }
     }
 }
 
@@ -181,7 +270,12 @@ impl Checkpoints {
 ///
 /// # Errors
 /// When the file is damaged or does not fit.
-pub fn load_weights(disk: &Disk, path: &Path, replica: &mut Replica, except: &[&str]) -> Result<Vec<String>, TrainError> {
+pub fn load_weights(
+    disk: &Disk,
+    path: &Path,
+    replica: &mut Replica,
+    except: &[&str],
+) -> Result<Vec<String>, TrainError> {
     let inventory = Inventory { parameters: &replica.parameters, states: &replica.states };
     let loaded = weights::read(disk, path, inventory, except)?;
     for (index, data) in loaded.parameters.into_iter().enumerate() {
@@ -215,7 +309,10 @@ pub fn find_weights(disk: &Disk, path: &Path) -> Result<PathBuf, TrainError> {
 }
 
 fn no_weights(path: &Path) -> TrainError {
-    TrainError::Refused(format!("there are no weights at {}; type a run's folder, a checkpoint's, or a .safetensors file", path.display()))
+    TrainError::Refused(format!(
+        "there are no weights at {}; type a run's folder, a checkpoint's, or a .safetensors file",
+        path.display()
+    ))
 }
 
 /// What a weights file written here says of itself.
@@ -226,7 +323,10 @@ pub fn read_card(disk: &Disk, path: &Path) -> Result<Card, TrainError> {
     let metadata = weights::read_metadata(disk, path)?;
     let card = metadata.get(CARD_KEY).and_then(|text| serde_json::from_str(text).ok());
     card.ok_or_else(|| {
-        TrainError::Refused(format!("{} does not say which model it is for; type a checkpoint of `paceline train`", path.display()))
+        TrainError::Refused(format!(
+            "{} does not say which model it is for; type a checkpoint of `paceline train`",
+            path.display()
+        ))
     })
 }
 
@@ -239,7 +339,9 @@ fn optimizer_inventory(replica: &Replica) -> Vec<Parameter> {
         decay: false,
         layout: ForeignLayout::Same,
     };
-    (0..replica.optimizer_state.len()).flat_map(|slot| replica.parameters.iter().map(move |p| tensor(slot, p))).collect()
+    (0..replica.optimizer_state.len())
+        .flat_map(|slot| replica.parameters.iter().map(move |p| tensor(slot, p)))
+        .collect()
 }
 
 fn to_json(value: &impl Serialize) -> String {

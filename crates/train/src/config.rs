@@ -2,10 +2,15 @@
 
 use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
-use paceline_nn::schedule::LearningRate;
+use paceline_nn::schedule::{LearningRate, Schedule};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
+
+/// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
+pub const SIDE_MAX: usize = 8192;
+/// More threads than any one machine has cores.
+pub const THREADS_MAX: usize = 1024;
 
 /// Everything that decides a run's result, and how it reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -76,18 +81,18 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            model: "resnet9".into(),
+            model: "cnn5".into(),
             data: "shapes".into(),
             size: None,
             sequence: 128,
             classes: None,
             batch: 64,
             accumulate: 1,
-            epochs: 5,
+            epochs: 4,
             max_steps: None,
             time_limit_s: None,
             early_stop: None,
-            optimizer: Optimizer::Nesterov,
+            optimizer: Optimizer::Adam,
             label_smoothing: 0.0,
             clip_norm: None,
             augment: AugmentChoice::Standard,
@@ -99,7 +104,7 @@ impl Default for Config {
             weights_except: Vec::new(),
             checkpoint_every: None,
             keep: 2,
-            learning_rate: LearningRate::constant(0.05),
+            learning_rate: LearningRate { schedule: Schedule::Cosine { end: 0.0 }, ..LearningRate::constant(0.002) },
             hyper_parameters: HyperParameters::default(),
         }
     }
@@ -134,24 +139,37 @@ impl Config {
             ("--sequence", Some(self.sequence as u64)),
             ("--classes", self.classes.map(|classes| classes as u64)),
             ("--threads", self.threads.map(|threads| threads as u64)),
+            ("--loader-threads", Some(self.loader_threads as u64)),
             ("--checkpoint-every", self.checkpoint_every),
             ("--keep", Some(self.keep as u64)),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
         }
-        if self.batch % self.accumulate != 0 {
-            let (batch, accumulate) = (self.batch, self.accumulate);
-            return refuse(format!("--batch {batch} cannot be cut into {accumulate} equal parts; type an --accumulate that divides it"));
+        let bounded = [
+            ("--size", self.size, SIDE_MAX),
+            ("--threads", self.threads, THREADS_MAX),
+            ("--loader-threads", Some(self.loader_threads), THREADS_MAX),
+        ];
+        if let Some((flag, Some(value), most)) = bounded.iter().find(|(_, value, most)| value > &Some(*most)) {
+            return refuse(format!("{flag} {value} is too large; type {flag} with at most {most}"));
         }
-        if self.time_limit_s.is_some_and(|seconds| !(seconds > 0.0)) {
+        if !self.batch.is_multiple_of(self.accumulate) {
+            let (batch, accumulate) = (self.batch, self.accumulate);
+            return refuse(format!(
+                "--batch {batch} cannot be cut into {accumulate} equal parts; type an --accumulate that divides it"
+            ));
+        }
+        if self.time_limit_s.is_some_and(|seconds| seconds.is_nan() || seconds <= 0.0) {
             return refuse("--time-limit must be above zero; type for example --time-limit 90s or 10m".into());
         }
-        if self.clip_norm.is_some_and(|norm| !(norm > 0.0)) {
+        if self.clip_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
             return refuse("--clip-norm must be above zero; type for example --clip-norm 1.0".into());
         }
         if !(0.0..1.0).contains(&self.label_smoothing) {
-            return refuse("--label-smoothing must be from 0 to below 1; type for example --label-smoothing 0.1".into());
+            return refuse(
+                "--label-smoothing must be from 0 to below 1; type for example --label-smoothing 0.1".into(),
+            );
         }
         self.learning_rate.check().map_err(|error| TrainError::Refused(error.to_string()))?;
         self.hyper_parameters.check().map_err(|error| TrainError::Refused(error.to_string()))

@@ -37,6 +37,18 @@ pub enum TrainError {
         /// The run's folder.
         run: PathBuf,
     },
+    /// An event could not be written, or not be told to a listener that writes it.
+    #[error("the events of step {step} could not be written: {source}. {survivor}. Free some space, then type: paceline train --resume {}", run.display())]
+    EventNotWritten {
+        /// The step that was to be told.
+        step: u64,
+        /// What the disk said.
+        source: DiskError,
+        /// Which checkpoint is there, as a sentence.
+        survivor: String,
+        /// The run's folder.
+        run: PathBuf,
+    },
     /// The loss or a gradient stopped being a number.
     #[error(
         "the loss is not a number at step {step}: the first layer with such a result is `{layer}` ({op}). {survivor}. \
@@ -58,7 +70,8 @@ impl TrainError {
     /// Whether the user's input was refused (exit code 2) rather than the run failing (exit code 1).
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Refused(_) | Self::Graph(_) | Self::Weights(_) | Self::CheckpointNotSaved { .. } | Self::Disk(_) => true,
+            Self::Refused(_) | Self::Graph(_) | Self::Weights(_) | Self::Disk(_) => true,
+            Self::CheckpointNotSaved { .. } | Self::EventNotWritten { .. } => true,
             Self::Data(error) => !matches!(error, DataError::Stalled { .. } | DataError::Thread(_)),
             Self::NotANumber { .. } => false,
         }

@@ -10,7 +10,11 @@ use crate::replica::Replica;
 ///
 /// # Errors
 /// When the data cannot be had.
-pub fn evaluate(replica: &mut Replica, loader: &mut Loader, mut progress: impl FnMut(usize, usize) -> bool) -> Result<Tally, TrainError> {
+pub fn evaluate(
+    replica: &mut Replica,
+    loader: &mut Loader,
+    mut progress: impl FnMut(usize, usize) -> bool,
+) -> Result<Tally, TrainError> {
     let mut tally = Tally::default();
     let mut epoch = loader.epoch(0, 0);
     let total = epoch.end();

@@ -56,7 +56,11 @@ impl Tally {
 fn place(row: &[f32], target: usize) -> usize {
     let value = row[target];
     let stands_before = |class: usize, x: f32| x > value || (x == value && class < target) || x.is_nan();
-    if value.is_nan() { row.len() } else { row.iter().enumerate().filter(|&(class, &x)| stands_before(class, x)).count() }
+    if value.is_nan() {
+        row.len()
+    } else {
+        row.iter().enumerate().filter(|&(class, &x)| stands_before(class, x)).count()
+    }
 }
 
 /// The `k` largest entries of a row of logits as (class, probability), largest first.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use paceline_data::augment::{Augment, Moment, Op, Scratch};
 use paceline_data::batch::Batch;
 use paceline_data::decode::decode_image;
+use paceline_data::pixels::Pixels;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::{Input, zoo};
 use paceline_system::disk::Disk;
@@ -43,13 +44,19 @@ impl Predictor {
     /// When the file does not say which model it is for, or the model does not read images.
     pub fn open(disk: &Disk, weights: &Path, threads: usize) -> Result<Self, TrainError> {
         let card = read_card(disk, weights)?;
-        let [height, width, channels] = *card.input.as_slice() else {
+        let Input::Image { channels, .. } = card.input()? else {
             return Err(TrainError::Refused(format!("{} reads text; predict works on images", card.model)));
         };
+        if ![1, 3].contains(&channels) {
+            return Err(TrainError::Refused(format!(
+                "{} reads images of {channels} channels; predict works on grey and colour images",
+                card.model
+            )));
+        }
         let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
         let rule = Optimizer::Sgd.rule(&HyperParameters::default()).expect("the defaults are in range");
         let options = ReplicaOptions {
-            input: Input::Image { size: [height, width], channels },
+            input: card.input()?,
             classes: card.class_names.len(),
             micro_batch: 1,
             accumulate: 1,
@@ -57,11 +64,9 @@ impl Predictor {
             seed: 0,
             rule,
         };
-        let mut replica = Replica::new(entry, options, &Arc::new(Cpu::new(threads)))?;
+        let mut replica = Replica::for_evaluation(entry, options, &Arc::new(Cpu::new(threads)))?;
         load_weights(disk, weights, &mut replica, &[])?;
-        let side = height.min(width);
-        let normalise = Op::Normalise { mean: card.mean.clone(), std: card.std.clone() };
-        let augment = Augment::new(vec![Op::ResizeShorter { side }, Op::CentreCrop { height, width }, normalise])?;
+        let augment = evaluation_of(&card)?;
         Ok(Self { replica, card, augment, scratch: Scratch::default() })
     }
 
@@ -76,13 +81,55 @@ impl Predictor {
     /// When the file cannot be read or is not an image.
     pub fn predict(&mut self, disk: &Disk, image: &Path, count: usize) -> Result<Vec<Guess>, TrainError> {
         let bytes = disk.read(image)?;
-        decode_image(&bytes, &mut self.scratch.image)
-            .map_err(|problem| TrainError::Refused(format!("{} is not a JPEG or PNG image: {problem}", image.display())))?;
+        decode_image(&bytes, &mut self.scratch.image).map_err(|problem| {
+            TrainError::Refused(format!("{} is not a JPEG or PNG image: {problem}", image.display()))
+        })?;
+        if self.card.input[2] == 1 {
+            make_grey(&mut self.scratch.image);
+        }
         let mut batch = Batch { targets: vec![0], size: 1, ..Batch::default() };
         batch.images.resize(self.card.input.iter().product(), 0.0);
         self.augment.apply(&mut self.scratch, Moment { seed: 0, epoch: 0, sample: 0 }, &mut batch.images);
         let (logits, _) = self.replica.evaluate(&batch);
-        let guess = |(class, probability): (usize, f64)| Guess { class, name: self.card.class_names[class].clone(), probability };
+        let guess = |(class, probability): (usize, f64)| Guess {
+            class,
+            name: self.card.class_names[class].clone(),
+            probability,
+        };
         Ok(metrics::top(&logits, count).into_iter().map(guess).collect())
+    }
+}
+
+/// What evaluation did to the images, for images of any size: where the data's own were of one size and not resized,
+/// these are.
+fn evaluation_of(card: &Card) -> Result<Augment, TrainError> {
+    let (height, width) = (card.input[0], card.input[1]);
+    let mut ops = card.preprocess.clone();
+    if !ops.iter().any(|op| matches!(op, Op::Resize { .. } | Op::CentreCrop { .. })) {
+        ops.insert(0, Op::Resize { height, width });
+    }
+    Ok(Augment::new(ops)?)
+}
+
+/// Colours to the grey that looks as bright (ITU-R BT.601, in thousandths).
+fn make_grey(image: &mut Pixels) {
+    let grey = |rgb: &[u8]| {
+        let [red, green, blue] = [rgb[0], rgb[1], rgb[2]].map(u32::from);
+        ((299 * red + 587 * green + 114 * blue + 500) / 1000) as u8
+    };
+    image.data = image.data.chunks_exact(3).map(grey).collect();
+    image.channels = 1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grey_keeps_black_white_and_brightness() {
+        let data = [[0, 0, 0], [255, 255, 255], [0, 255, 0], [255, 0, 0]].concat();
+        let mut image = Pixels { height: 2, width: 2, channels: 3, data };
+        make_grey(&mut image);
+        assert_eq!((image.channels, image.data), (1, vec![0, 255, 150, 76]));
     }
 }

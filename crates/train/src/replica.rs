@@ -1,20 +1,26 @@
 //! One copy of a model, ready to be trained and evaluated: graphs, memory, optimizer state. It knows nothing of data,
 //! files or other replicas.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
+use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::Profile;
-use paceline_tensor::{Device, Executor, GraphError, Pass, Plan, Store, Value, Wanted};
+use paceline_tensor::{Device, Executor, Pass, Plan, Store, Value};
 
+use crate::error::TrainError;
 use crate::metrics::Tally;
 
 /// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough to overlap
 /// with the backward pass (25 MiB is also what PyTorch's DDP found to work).
 pub const BUCKET_BYTES_MAX: usize = 25 << 20;
+
+const EVALUATES: &str = "a replica built for evaluation does not train";
 
 /// How a replica is built.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +48,6 @@ struct Half {
     x: Value,
     targets: Value,
     logits: Value,
-    loss: Value,
     seed: Option<Value>,
 }
 
@@ -51,7 +56,8 @@ struct Half {
 pub struct Replica {
     options: ReplicaOptions,
     device: Arc<Cpu>,
-    train: Half,
+    /// None if it only evaluates.
+    train: Option<Half>,
     eval: Half,
     /// Weights, gradients and running statistics.
     pub store: Store,
@@ -70,15 +76,37 @@ impl Replica {
     /// Builds and plans a model's graphs, takes their memory and starts the weights.
     ///
     /// # Errors
-    /// When a layer does not fit the input; the error names it.
-    pub fn new(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, GraphError> {
+    /// When a layer does not fit the input, which the error names, or the plan does not fit the machine's memory.
+    pub fn new(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, TrainError> {
         let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
         let train = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
+        Self::assemble(model, options, device, Some(train))
+    }
+
+    /// As [`Replica::new`], without the memory that only training needs; it can only evaluate.
+    ///
+    /// # Errors
+    /// As [`Replica::new`].
+    pub fn for_evaluation(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, TrainError> {
+        Self::assemble(model, options, device, None)
+    }
+
+    fn assemble(
+        model: &dyn Model,
+        options: ReplicaOptions,
+        device: &Arc<Cpu>,
+        train: Option<Network>,
+    ) -> Result<Self, TrainError> {
+        let ReplicaOptions { input, classes, micro_batch, .. } = options;
         let eval = Network::new(model, Mode::Eval, micro_batch, input, classes, 0.0)?;
-        let (parameters, states) = (train.parameters.clone(), train.states.clone());
-        let train = Half::new(train, device);
-        let eval = Half::new(eval, device);
-        let mut store = Store::new(train.executor.plan());
+        let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
+        let trains = train.is_some();
+        let (train, eval) = (train.map(Planned::new), Planned::new(eval));
+        let elements = eval.plan.parameters().length();
+        let slots = if trains { 2 + options.rule.optimizer().state_slots() + usize::from(options.accumulate > 1) } else { 1 };
+        let arenas = eval.plan.arena_bytes() + train.as_ref().map_or(0, |train| train.plan.arena_bytes());
+        check_memory((arenas + slots * elements * size_of::<f32>()) as u64, Host::look().memory_bytes)?;
+        let mut store = Store::new(train.as_ref().map_or(&eval.plan, |train| &train.plan));
         for (index, parameter) in parameters.iter().enumerate() {
             parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
         }
@@ -86,15 +114,15 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = parameters.iter().zip(store.layout().ranges());
-        let segments = segments.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect();
-        let elements = store.parameters.len();
+        let segments =
+            segments.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect();
         Ok(Self {
-            optimizer_state: options.rule.new_state(elements),
-            accumulated: if options.accumulate > 1 { vec![0.0; elements] } else { Vec::new() },
+            optimizer_state: if trains { options.rule.new_state(elements) } else { Vec::new() },
+            accumulated: if trains && options.accumulate > 1 { vec![0.0; elements] } else { Vec::new() },
             options,
             device: Arc::clone(device),
-            train,
-            eval,
+            train: train.map(|train| Half::new(train, device)),
+            eval: Half::new(eval, device),
             store,
             parameters,
             states,
@@ -107,9 +135,9 @@ impl Replica {
         &self.options
     }
 
-    /// The plan of the training step.
+    /// The plan of the training step, or of an evaluation if it only evaluates.
     pub fn plan(&self) -> &Plan {
-        self.train.executor.plan()
+        self.train.as_ref().unwrap_or(&self.eval).executor.plan()
     }
 
     /// The number of trained elements.
@@ -122,13 +150,13 @@ impl Replica {
     /// # Panics
     /// When the batch has another size than planned.
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Tally {
-        let parts = self.options.accumulate;
+        let ReplicaOptions { accumulate: parts, micro_batch, seed, .. } = self.options;
         let mut tally = Tally::default();
         for part in 0..parts {
-            self.train.fill(batch, part, self.options.micro_batch, 1.0 / parts as f32);
-            let pass = Pass { seed: self.options.seed, step: step * parts as u64 + part as u64 };
-            self.train.executor.run(&mut self.store, pass);
-            tally.merge(&self.train.tally(batch, part));
+            let train = self.train.as_mut().expect(EVALUATES);
+            train.fill(batch, part, micro_batch, 1.0 / parts as f32);
+            train.executor.run(&mut self.store, Pass { seed, step: step * parts as u64 + part as u64 });
+            tally.merge(&train.tally(batch, part));
             if parts > 1 {
                 self.accumulate(part == 0, part + 1 == parts);
             }
@@ -137,23 +165,61 @@ impl Replica {
     }
 
     /// As one part of [`Replica::compute`], timing every node.
+    ///
+    /// # Panics
+    /// When the replica was built for evaluation.
     pub fn profile(&mut self, batch: &Batch, step: u64) -> Profile {
-        self.train.fill(batch, 0, self.options.micro_batch, 1.0);
-        self.train.executor.profile(&mut self.store, Pass { seed: self.options.seed, step })
+        let ReplicaOptions { micro_batch, seed, .. } = self.options;
+        let train = self.train.as_mut().expect(EVALUATES);
+        train.fill(batch, 0, micro_batch, 1.0);
+        train.executor.profile(&mut self.store, Pass { seed, step })
     }
 
     /// The layer and operation whose result is not finite for this batch, looking at each in order.
+    ///
+    /// # Panics
+    /// When the replica was built for evaluation.
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64) -> Option<(String, &'static str)> {
-        (0..self.options.accumulate).find_map(|part| {
-            self.train.fill(batch, part, self.options.micro_batch, 1.0);
-            let pass = Pass { seed: self.options.seed, step: step * self.options.accumulate as u64 + part as u64 };
-            self.train.executor.find_non_finite(&mut self.store, pass)
+        let ReplicaOptions { accumulate: parts, micro_batch, seed, .. } = self.options;
+        let train = self.train.as_mut().expect(EVALUATES);
+        (0..parts).find_map(|part| {
+            train.fill(batch, part, micro_batch, 1.0);
+            let pass = Pass { seed, step: step * parts as u64 + part as u64 };
+            train.executor.find_non_finite(&mut self.store, pass)
         })
+    }
+
+    /// Whether every gradient is a number: one pass over memory, a thousandth of a step.
+    pub fn gradients_are_finite(&self) -> bool {
+        const CHUNK: usize = 1 << 16;
+        let gradients = &self.store.gradients;
+        let spoiled = AtomicBool::new(false);
+        self.device.pool().run(gradients.len().div_ceil(CHUNK), |task, _| {
+            let end = gradients.len().min((task + 1) * CHUNK);
+            if !is_finite(&gradients[task * CHUNK..end]) {
+                spoiled.store(true, Ordering::Relaxed);
+            }
+        });
+        !spoiled.into_inner()
+    }
+
+    /// The first tensor that holds something that is not a number: a parameter, a state or a buffer of the optimizer.
+    pub fn spoiled_tensor(&self) -> Option<String> {
+        let named = |index: usize| self.parameters[index].name.clone();
+        let parameter = (0..self.parameters.len()).find(|&index| !is_finite(self.store.parameter(index)));
+        let state = || (0..self.states.len()).find(|&index| !is_finite(self.store.state(index)));
+        let slot = || {
+            let spoiled = |range: &Range<usize>| self.optimizer_state.iter().any(|slot| !is_finite(&slot[range.clone()]));
+            self.store.layout().ranges().iter().position(spoiled)
+        };
+        parameter.map(named).or_else(|| state().map(|index| self.states[index].name.clone())).or_else(|| slot().map(named))
     }
 
     /// Scales the gradients down to a norm over all parameters, and returns the norm they had.
     pub fn clip(&mut self, norm_max: f64) -> f64 {
-        let norm = optim::global_norm(&self.store.gradients, &self.segments);
+        let pool = self.device.pool();
+        let run = |tasks: usize, body: &(dyn Fn(usize) + Sync)| pool.run(tasks, |task, _| body(task));
+        let norm = optim::global_norm(&self.store.gradients, &self.segments, &run);
         if let Some(factor) = optim::clip_factor(norm, norm_max) {
             optim::scale(&mut self.store.gradients, &self.segments, factor);
         }
@@ -184,11 +250,6 @@ impl Replica {
         (logits, tally)
     }
 
-    /// The mean training loss that the last part's graph computed, label smoothing included.
-    pub fn graph_loss(&self) -> f32 {
-        self.train.executor.read::<f32>(self.train.loss)[0]
-    }
-
     fn accumulate(&mut self, first: bool, last: bool) {
         if first {
             self.accumulated.copy_from_slice(&self.store.gradients);
@@ -205,18 +266,24 @@ impl Replica {
     }
 }
 
+/// A network whose plan is made and whose memory is not yet taken.
+struct Planned {
+    plan: Plan,
+    ends: (Value, Value, Value, Option<Value>),
+}
+
+impl Planned {
+    fn new(network: Network) -> Self {
+        let seed = network.gradients.as_ref().map(|(seed, _)| *seed);
+        let (wanted, ends) = (network.wanted(BUCKET_BYTES_MAX), (network.x, network.targets, network.logits, seed));
+        Self { plan: Plan::new(network.graph, &wanted), ends }
+    }
+}
+
 impl Half {
-    fn new(network: Network, device: &Arc<Cpu>) -> Self {
-        let (seed, gradients) = match &network.gradients {
-            None => (None, Vec::new()),
-            Some((seed, gradients)) => {
-                (Some(*seed), network.graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect())
-            }
-        };
-        let outputs = vec![network.logits, network.loss];
-        let wanted = Wanted { outputs, gradients, bucket_bytes_max: BUCKET_BYTES_MAX, unfused: false };
-        let executor = Executor::new(&Device::Cpu(Arc::clone(device)), Plan::new(network.graph, &wanted));
-        Self { executor, x: network.x, targets: network.targets, logits: network.logits, loss: network.loss, seed }
+    fn new(planned: Planned, device: &Arc<Cpu>) -> Self {
+        let (x, targets, logits, seed) = planned.ends;
+        Self { executor: Executor::new(&Device::Cpu(Arc::clone(device)), planned.plan), x, targets, logits, seed }
     }
 
     /// Rows of logits.
@@ -259,6 +326,26 @@ impl Half {
     }
 }
 
+/// A plan is known before it runs, so a step that cannot fit is refused instead of being killed half-way. A machine that
+/// does not tell its memory is trusted.
+fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> {
+    if memory_bytes == 0 || needed_bytes <= memory_bytes {
+        return Ok(());
+    }
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    Err(TrainError::Refused(format!(
+        "a step needs {:.1} GB of memory and this machine has {:.1} GB; \
+         type a smaller --batch or --size, or compute the batch in parts with --accumulate 4",
+        gigabytes(needed_bytes),
+        gigabytes(memory_bytes)
+    )))
+}
+
+fn is_finite(values: &[f32]) -> bool {
+    // Without a branch per element, so that it runs at the speed of memory: the exponent of a number is not all ones.
+    values.iter().fold(true, |finite, value| finite & value.is_finite())
+}
+
 /// `data`, with zeros up to `length`.
 fn padded<T: Copy + Default>(data: &[T], length: usize) -> std::borrow::Cow<'_, [T]>
 where
@@ -270,4 +357,19 @@ where
     let mut copy = data.to_vec();
     copy.resize(length, T::default());
     copy.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_larger_than_the_memory_is_refused() {
+        assert!(check_memory(10, 10).is_ok() && check_memory(10, 0).is_ok());
+        let error = check_memory(20_000_000_000, 16_000_000_000).unwrap_err();
+        assert!(
+            error.to_string().starts_with("a step needs 20.0 GB of memory and this machine has 16.0 GB"),
+            "{error}"
+        );
+    }
 }

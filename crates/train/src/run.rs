@@ -31,7 +31,9 @@ impl RunDir {
                 "{shown} already holds a run; type paceline train --resume {shown} to continue it, or another --run"
             )));
         }
-        let made = disk.create_dir(&run.checkpoints()).and_then(|()| disk.write(&run.config_path(), config.to_toml().as_bytes()));
+        let made = disk
+            .create_dir(&run.checkpoints())
+            .and_then(|()| disk.write(&run.config_path(), config.to_toml().as_bytes()));
         made.map_err(|error| TrainError::Refused(format!("{error}; type --run with a folder that can be written")))?;
         Ok(run)
     }
@@ -48,7 +50,9 @@ impl RunDir {
                 path.display()
             )));
         }
-        let config = Config::from_toml(&disk.read_text(&run.config_path())?)?;
+        let file = run.config_path();
+        let config = Config::from_toml(&disk.read_text(&file)?)
+            .map_err(|error| TrainError::Refused(format!("{}: {error}", file.display())))?;
         Ok((run, config))
     }
 
@@ -74,7 +78,9 @@ fn free_name(disk: &Disk, model: &str) -> PathBuf {
     let name = format!("{time}-{model}");
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     let mut names = std::iter::once(name.clone()).chain(numbered);
-    names.find_map(|name| Some(Path::new("runs").join(name)).filter(|path| !disk.exists(path))).expect("an endless list")
+    names
+        .find_map(|name| Some(Path::new("runs").join(name)).filter(|path| !disk.exists(path)))
+        .expect("an endless list")
 }
 
 #[cfg(test)]

@@ -27,9 +27,10 @@ pub fn fit(entry: &Entry, info: &Info, asked: Option<usize>) -> Result<Sizing, T
         (SampleKind::Tokens { sequence }, Input::Tokens { .. }) => {
             Ok(Sizing { input: Input::Tokens { sequence }, resize: None, note: None })
         }
-        (SampleKind::Tokens { .. }, Input::Image { .. }) => {
-            Err(TrainError::Refused(format!("{name} reads images and {} is text; type --model lstm or --model gpt", info.name)))
-        }
+        (SampleKind::Tokens { .. }, Input::Image { .. }) => Err(TrainError::Refused(format!(
+            "{name} reads images and {} is text; type --model lstm or --model gpt",
+            info.name
+        ))),
         (SampleKind::Image { .. }, Input::Tokens { .. }) => {
             Err(TrainError::Refused(format!("{name} reads text and {} has images; type --data text:FILE", info.name)))
         }
@@ -43,11 +44,16 @@ pub fn fit(entry: &Entry, info: &Info, asked: Option<usize>) -> Result<Sizing, T
                 return Ok(Sizing { input: image([side, side], channels), resize: Some(side), note: None });
             }
             if info.source == Source::Folder {
-                let note = format!("images are cropped and scaled to {}×{}, {name}'s own size (--size to change)", native[0], native[1]);
+                let note = format!(
+                    "images are cropped and scaled to {}×{}, {name}'s own size (--size to change)",
+                    native[0], native[1]
+                );
                 return Ok(Sizing { input: image(native, channels), resize: Some(native[0]), note: Some(note) });
             }
             if height.min(width) < smallest {
-                let note = format!("images of {width}×{height} are resized to {smallest}×{smallest}, the least that {name} works on (--size to change)");
+                let note = format!(
+                    "images of {width}×{height} are resized to {smallest}×{smallest}, the least that {name} works on (--size to change)"
+                );
                 return Ok(Sizing { input: image([smallest; 2], channels), resize: Some(smallest), note: Some(note) });
             }
             Ok(Sizing { input: image([height, width], channels), resize: None, note: None })

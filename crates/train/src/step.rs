@@ -42,7 +42,12 @@ pub struct Stepped {
 ///
 /// # Errors
 /// When the data cannot be had.
-pub fn step(replica: &mut Replica, epoch: &mut Epoch<'_>, step: u64, rules: &Rules<'_>) -> Result<Option<Stepped>, TrainError> {
+pub fn step(
+    replica: &mut Replica,
+    epoch: &mut Epoch<'_>,
+    step: u64,
+    rules: &Rules<'_>,
+) -> Result<Option<Stepped>, TrainError> {
     let mut phases = Phases::start(rules.clock);
 
     // data: the loader has decoded and augmented ahead; usually the batch is waiting.
@@ -54,7 +59,7 @@ pub fn step(replica: &mut Replica, epoch: &mut Epoch<'_>, step: u64, rules: &Rul
 
     // nn: the optimizer, unless the step would spoil the weights.
     let learning_rate = rules.learning_rate.rate(step, rules.length);
-    let finite = tally.loss.is_finite() && norm.is_none_or(f64::is_finite);
+    let finite = tally.loss.is_finite() && norm.map_or_else(|| replica.gradients_are_finite(), f64::is_finite);
     if finite {
         phases.time("update", || replica.update(step, learning_rate));
     }

@@ -3,7 +3,7 @@
 mod journal;
 mod setup;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use journal::Journal;
 use paceline_data::batch::Batch;
@@ -13,6 +13,7 @@ use paceline_nn::schedule::RunLength;
 use paceline_system::disk::DiskError;
 use paceline_system::event::Line;
 
+use crate::checkpoint::Checkpoints;
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
@@ -91,7 +92,12 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`Trainer::start`].
-    pub fn start_with(model: &dyn Model, config: Config, around: Surroundings, asked: Option<PathBuf>) -> Result<Self, TrainError> {
+    pub fn start_with(
+        model: &dyn Model,
+        config: Config,
+        around: Surroundings,
+        asked: Option<PathBuf>,
+    ) -> Result<Self, TrainError> {
         let prepared = prepare_with(model, &config, &around)?;
         let run = RunDir::create(&around.disk, asked.as_deref(), &config)?;
         Self::assemble(config, around, prepared, run)
@@ -102,10 +108,9 @@ impl Trainer {
     /// # Errors
     /// When there is no run, or its checkpoint does not fit.
     pub fn resume(path: PathBuf, around: Surroundings, change: impl FnOnce(&mut Config)) -> Result<Self, TrainError> {
-        let (run, mut config) = RunDir::open(&around.disk, &path)?;
-        change(&mut config);
-        let prepared = prepare(&config, &around)?;
-        Self::assemble_resumed(config, around, prepared, run)
+        let (run, config, notes) = reopen(&path, &around, change)?;
+        let prepared = prepare(&without_weights(&config, &run, &around)?, &around)?;
+        Self::assemble_resumed(config, around, Prepared { notes, ..prepared }, run)
     }
 
     /// As [`Trainer::resume`] for a model of one's own.
@@ -118,13 +123,17 @@ impl Trainer {
         around: Surroundings,
         change: impl FnOnce(&mut Config),
     ) -> Result<Self, TrainError> {
-        let (run, mut config) = RunDir::open(&around.disk, &path)?;
-        change(&mut config);
-        let prepared = prepare_with(model, &config, &around)?;
-        Self::assemble_resumed(config, around, prepared, run)
+        let (run, config, notes) = reopen(&path, &around, change)?;
+        let prepared = prepare_with(model, &without_weights(&config, &run, &around)?, &around)?;
+        Self::assemble_resumed(config, around, Prepared { notes, ..prepared }, run)
     }
 
-    fn assemble_resumed(config: Config, around: Surroundings, prepared: Prepared, run: RunDir) -> Result<Self, TrainError> {
+    fn assemble_resumed(
+        config: Config,
+        around: Surroundings,
+        prepared: Prepared,
+        run: RunDir,
+    ) -> Result<Self, TrainError> {
         let mut trainer = Self::assemble(config, around, prepared, run)?;
         trainer.journal.resume(&mut trainer.replica)?;
         Ok(trainer)
@@ -133,9 +142,10 @@ impl Trainer {
     fn assemble(config: Config, around: Surroundings, prepared: Prepared, run: RunDir) -> Result<Self, TrainError> {
         let Prepared { replica, train, val, card, notes } = prepared;
         let steps_per_epoch = train.steps() as u64;
-        let total_steps = config.epochs * steps_per_epoch;
+        let total_steps = config.epochs.saturating_mul(steps_per_epoch);
         let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
-        let journal = Journal::open(config, around, card, run, length)?;
+        let samples = train.dataset().len() as u64;
+        let journal = Journal::open(config, around, card, run, (length, samples))?;
         Ok(Self { replica, train, val, journal, notes })
     }
 
@@ -191,14 +201,16 @@ impl Trainer {
     fn epochs(&mut self) -> Result<(Reason, Option<Tally>), TrainError> {
         let mut evaluation = None;
         loop {
-            if let Some(reason) = self.epoch()? {
+            let ended = if self.journal.awaits_evaluation() { None } else { self.epoch()? };
+            self.journal.tell_damage(&self.train.dataset().damaged())?;
+            if let Some(reason) = ended {
                 self.journal.save(&self.replica, false)?;
                 return Ok((reason, evaluation));
             }
             let stop = self.journal.stop.clone();
             let tally = evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested())?;
             if stop.requested() {
-                // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run goes on behind it.
+                // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run evaluates first.
                 self.journal.save(&self.replica, false)?;
                 return Ok((Reason::Interrupted, evaluation));
             }
@@ -236,6 +248,53 @@ impl Trainer {
         }
         Ok(None)
     }
+}
+
+/// Opens a run's folder and applies a change to its configuration that does not move the ground under its checkpoint.
+fn reopen(
+    path: &Path,
+    around: &Surroundings,
+    change: impl FnOnce(&mut Config),
+) -> Result<(RunDir, Config, Vec<String>), TrainError> {
+    let (run, before) = RunDir::open(&around.disk, path)?;
+    let mut config = before.clone();
+    change(&mut config);
+    let changed = [
+        ("--model", config.model != before.model),
+        ("--data", config.data != before.data),
+        ("--size", config.size != before.size),
+        ("--sequence", config.sequence != before.sequence),
+        ("--classes", config.classes != before.classes),
+        ("--batch", config.batch != before.batch),
+        ("--accumulate", config.accumulate != before.accumulate),
+        ("--augment", config.augment != before.augment),
+        ("--label-smoothing", config.label_smoothing != before.label_smoothing),
+        ("--seed", config.seed != before.seed),
+        ("--optimizer", config.optimizer != before.optimizer),
+        ("--weights", config.weights != before.weights),
+        ("--except", config.weights_except != before.weights_except),
+    ];
+    if let Some((flag, _)) = changed.iter().find(|(_, changed)| *changed) {
+        return Err(TrainError::Refused(format!(
+            "{flag} cannot change in the middle of a run; leave it out, or start a new run: paceline train --weights {}",
+            path.display()
+        )));
+    }
+    let learning = |config: &Config| (config.learning_rate.clone(), config.hyper_parameters, config.clip_norm);
+    let notes = if learning(&config) == learning(&before) {
+        Vec::new()
+    } else {
+        vec!["the learning rate, momentum, weight decay or clipping changed here; config.toml has the new ones".to_owned()]
+    };
+    Ok((run, config, notes))
+}
+
+/// The configuration to prepare a resumed run with: its checkpoint holds the weights, so the file that it started from
+/// need not be there any more.
+fn without_weights(config: &Config, run: &RunDir, around: &Surroundings) -> Result<Config, TrainError> {
+    let saved = Checkpoints::new(&around.disk, run.checkpoints()).last()?.is_some();
+    let weights = config.weights.clone().filter(|_| !saved);
+    Ok(Config { weights, ..config.clone() })
 }
 
 fn not_a_number(replica: &mut Replica, batch: &Batch, journal: &Journal) -> TrainError {

@@ -99,6 +99,49 @@ fn random_windows_have_the_asked_area_and_ratio() {
 }
 
 #[test]
+fn presets_bring_every_set_to_the_asked_size() {
+    use crate::dataset::Split;
+    let info = |source, [height, width, channels]: [usize; 3]| Info {
+        source,
+        name: "set".into(),
+        split: Split::Train,
+        len: 1,
+        kind: SampleKind::Image { height, width, channels },
+        classes: 1,
+        class_names: vec!["a".into()],
+        mean: vec![0.5; channels],
+        std: vec![0.5; channels],
+    };
+    let sets = [
+        info(Source::Cifar10, [32, 32, 3]),
+        info(Source::Shapes, [32, 32, 3]),
+        info(Source::Mnist, [28, 28, 1]),
+        info(Source::Folder, [224, 224, 3]),
+        info(Source::Synthetic, [20, 30, 4]),
+    ];
+    for info in &sets {
+        let SampleKind::Image { height, width, channels } = info.kind else { panic!("an image") };
+        for (size, expected) in
+            [(None, [height, width, channels]), (Some(128), [128, 128, channels]), (Some(1), [1, 1, channels])]
+        {
+            let evaluation = Augment::evaluation(info, size).unwrap();
+            let training = Augment::training(AugmentChoice::Standard, info, size).unwrap();
+            for augment in [evaluation, training] {
+                assert_eq!(augment.output(info.kind), Some(expected), "{:?}", augment.ops());
+                let mut scratch = Scratch::default();
+                scratch.image.reshape(height, width, channels);
+                augment.apply(&mut scratch, moment(0, 0), &mut vec![0.0; expected.iter().product()]);
+                assert!(info.source != Source::Folder || augment.fixes_size());
+            }
+        }
+        assert!(Augment::evaluation(info, Some(0)).unwrap_err().to_string().contains("type --size"));
+    }
+    let mirrors =
+        |info| Augment::training(AugmentChoice::Standard, info, None).unwrap().ops().contains(&Op::HorizontalFlip);
+    assert_eq!(sets.each_ref().map(mirrors), [true, true, false, true, false], "a mirrored digit is another sign");
+}
+
+#[test]
 fn nonsense_is_refused() {
     assert!(Augment::new(vec![]).is_err());
     assert!(Augment::new(vec![PLAIN(), PLAIN()]).is_err());

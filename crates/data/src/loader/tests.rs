@@ -109,7 +109,7 @@ fn an_error_comes_in_the_place_of_its_batch_and_ends_the_epoch() {
     for (damaged_max, expected) in [(0, vec![true, true, true, false]), (1, vec![true; 6])] {
         let options = OpenOptions { damaged_max, ..OpenOptions::default() };
         let val = Arc::new(Dataset::open(&spec, &options, &Disk::real()).unwrap().1);
-        let augment = Augment::training(AugmentChoice::Standard, val.info(), Some(8));
+        let augment = Augment::training(AugmentChoice::Standard, val.info(), Some(8)).unwrap();
         let options = LoaderOptions { threads: 3, ..LoaderOptions::evaluation(2) };
         let mut loader = Loader::new(Arc::clone(&val), augment, options, Clock::real()).unwrap();
         assert_eq!(loader.epoch(0, 0).map(|batch| batch.is_ok()).collect::<Vec<_>>(), expected);

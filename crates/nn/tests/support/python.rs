@@ -1,6 +1,7 @@
 //! Runs a Python script from a test where a Python with the right packages exists: `PACELINE_PYTHON`, or `python3`.
 
 use std::ffi::OsStr;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -10,7 +11,13 @@ pub fn with(test: &str, packages: &[&str]) -> Option<PathBuf> {
     let import = format!("import {}", packages.join(", "));
     let found = Command::new(&python).args(["-c", &import]).output().is_ok_and(|output| output.status.success());
     if !found {
-        println!("skipped: {test}: `{}` cannot import {}", python.display(), packages.join(", "));
+        // Straight to the terminal: the harness keeps what a passing test prints.
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: {test}: `{}` cannot import {}",
+            python.display(),
+            packages.join(", ")
+        );
     }
     found.then_some(python)
 }

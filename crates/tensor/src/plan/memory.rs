@@ -8,6 +8,7 @@ pub(super) struct Memory {
     pub places: Vec<Place>,
     pub arena_bytes: usize,
     storages: Vec<Storage>,
+    storage_of: Vec<Option<usize>>,
 }
 
 /// Values that share bytes, from the first one's birth to the last one's death, in node numbers.
@@ -18,7 +19,7 @@ struct Storage {
     bytes: usize,
     /// Set for what does not live in the arena.
     fixed: Option<Place>,
-    /// Inputs are filled by the host and may be read by several runs: nothing overwrites them.
+    /// Inputs are filled by the host and may be read by several runs: they live to the end and nothing overwrites them.
     is_input: bool,
 }
 
@@ -44,7 +45,8 @@ pub(super) fn assign(graph: &Graph, wanted: &Wanted) -> Memory {
         };
         storage_of[value.index()] = Some(storages.len());
         let is_input = place.is_none();
-        storages.push(Storage { birth: 0, death: death[value.index()], bytes: info.bytes(), fixed: place, is_input });
+        let death = if is_input { graph.nodes().len() } else { death[value.index()] };
+        storages.push(Storage { birth: 0, death, bytes: info.bytes(), fixed: place, is_input });
     }
     for (index, node) in graph.nodes().iter().enumerate() {
         for (position, &output) in node.outputs.iter().enumerate() {
@@ -67,7 +69,7 @@ pub(super) fn assign(graph: &Graph, wanted: &Wanted) -> Memory {
             storage.map_or(Place::None, |index| storages[index].fixed.unwrap_or(Place::Arena(offsets[index])))
         })
         .collect();
-    Memory { places, arena_bytes, storages }
+    Memory { places, arena_bytes, storages, storage_of }
 }
 
 /// The node that reads each value last; wanted outputs live to the end.
@@ -127,11 +129,19 @@ fn offsets(storages: &[Storage]) -> (Vec<usize>, usize) {
     (offsets, arena_bytes)
 }
 
-/// Bytes of results of the forward pass that the backward pass still reads.
+/// Bytes of results of the forward pass that the backward pass reads.
 pub(super) fn activation_bytes(graph: &Graph, memory: &Memory, forward_nodes: usize) -> usize {
-    let last = graph.nodes().len();
-    let crosses = |storage: &&Storage| {
-        storage.fixed.is_none() && storage.birth < forward_nodes && (forward_nodes..last).contains(&storage.death)
-    };
-    memory.storages.iter().filter(crosses).map(|storage| storage.bytes).sum()
+    let backward = &graph.nodes()[forward_nodes..];
+    let mut read = vec![false; memory.storages.len()];
+    let inputs = backward.iter().flat_map(|node| &node.inputs);
+    inputs.filter_map(|input| memory.storage_of[input.index()]).for_each(|storage| read[storage] = true);
+    let is_activation =
+        |storage: &Storage| storage.fixed.is_none() && !storage.is_input && storage.birth < forward_nodes;
+    memory
+        .storages
+        .iter()
+        .zip(read)
+        .filter(|(storage, read)| *read && is_activation(storage))
+        .map(|(s, _)| s.bytes)
+        .sum()
 }

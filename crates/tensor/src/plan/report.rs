@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Place, Plan};
+use super::{ALIGNMENT_BYTES, Place, Plan};
 use crate::dtype::DType;
 
 /// The figures of a plan.
@@ -24,7 +24,7 @@ pub struct Report {
     pub activation_bytes: u64,
     /// Bytes of the arena: activations, gradients of activations and inputs, with reuse.
     pub arena_bytes: u64,
-    /// What the arena would take if no two values shared bytes.
+    /// What the arena would take if no two values shared bytes, each on cache lines of its own.
     pub without_reuse_bytes: u64,
     /// Messages of gradients in the order in which they become ready.
     pub buckets: Vec<BucketReport>,
@@ -69,6 +69,7 @@ impl Plan {
         let elements = |values: &[crate::Value]| values.iter().map(|&value| graph.shape(value).elements() as u64).sum();
         let flops: Vec<u64> = graph.nodes().iter().map(|node| graph.flops(node)).collect();
         let in_arena = |value: &crate::Value| matches!(self.place(*value), Place::Arena(_));
+        let lines = |value: crate::Value| graph.info(value).bytes().next_multiple_of(ALIGNMENT_BYTES) as u64;
         let name = |index: usize| graph.info(graph.parameters()[index]).name.clone();
         Report {
             parameters: elements(graph.parameters()),
@@ -78,7 +79,7 @@ impl Plan {
             bytes_moved: graph.nodes().iter().map(|node| graph.bytes_moved(node)).sum(),
             activation_bytes: self.activation_bytes() as u64,
             arena_bytes: self.arena_bytes() as u64,
-            without_reuse_bytes: graph.values().filter(in_arena).map(|value| graph.info(value).bytes() as u64).sum(),
+            without_reuse_bytes: graph.values().filter(in_arena).map(lines).sum(),
             buckets: self
                 .buckets()
                 .iter()
@@ -128,11 +129,18 @@ fn human(bytes: u64) -> String {
     format!("{value:.2} GiB")
 }
 
+/// A number with commas between thousands.
+fn grouped(number: u64) -> String {
+    let (rest, last) = (number / 1000, number % 1000);
+    if rest == 0 { last.to_string() } else { format!("{},{last:03}", grouped(rest)) }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let giga = |flops: u64| flops as f64 / 1e9;
-        writeln!(f, "parameters       {} ({})", self.parameters, human(self.parameters * DType::F32.bytes() as u64))?;
-        writeln!(f, "states           {}", self.states)?;
+        let (parameters, bytes) = (grouped(self.parameters), human(self.parameters * DType::F32.bytes() as u64));
+        writeln!(f, "parameters       {parameters} ({bytes})")?;
+        writeln!(f, "states           {}", grouped(self.states))?;
         writeln!(f, "forward          {:.3} GFLOP", giga(self.forward_flops))?;
         writeln!(f, "step             {:.3} GFLOP, at least {} moved", giga(self.flops), human(self.bytes_moved))?;
         writeln!(f, "activations      {}", human(self.activation_bytes))?;

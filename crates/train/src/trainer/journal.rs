@@ -1,5 +1,6 @@
 //! What a run remembers and tells: its position, events, checkpoints and limits. No arithmetic of the model.
 
+use paceline_data::folder::Damage;
 use paceline_nn::schedule::RunLength;
 use paceline_system::clock::{self, Clock};
 use paceline_system::disk::Disk;
@@ -27,30 +28,64 @@ pub(super) struct Journal {
     disk: Disk,
     card: Card,
     log: EventLog,
-    /// The step of the newest checkpoint, and whether an evaluation has marked it.
-    saved_step: Option<u64>,
+    /// The position of the newest checkpoint.
+    saved: Option<Position>,
+    /// Damaged samples that were told of already.
+    damage_told: usize,
 }
 
 impl Journal {
-    pub fn open(config: Config, around: Surroundings, card: Card, run: RunDir, length: RunLength) -> Result<Self, TrainError> {
+    pub fn open(
+        config: Config,
+        around: Surroundings,
+        card: Card,
+        run: RunDir,
+        (length, samples): (RunLength, u64),
+    ) -> Result<Self, TrainError> {
         let Surroundings { disk, clock, stop, .. } = around;
-        let log = EventLog::open(&disk, clock.clone(), run.path(), 0)?;
+        let log = EventLog::open(&disk, clock.clone(), run.path(), 0)
+            .map_err(|error| TrainError::Refused(format!("{error}; a run needs a folder that can be written")))?;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
-        let (position, observers, saved_step) = (Position::default(), Vec::new(), None);
-        Ok(Self { config, clock, stop, run, checkpoints, length, position, observers, disk, card, log, saved_step })
+        Ok(Self {
+            config,
+            clock,
+            stop,
+            run,
+            checkpoints,
+            length,
+            position: Position { samples, ..Position::default() },
+            observers: Vec::new(),
+            disk,
+            card,
+            log,
+            saved: None,
+            damage_told: 0,
+        })
     }
 
     /// Loads the newest checkpoint, and keeps the configuration as it was changed.
     pub fn resume(&mut self, replica: &mut Replica) -> Result<(), TrainError> {
         if let Some(path) = self.checkpoints.last()? {
+            let samples = self.position.samples;
             self.position = self.checkpoints.load(&path, replica)?;
-            self.saved_step = Some(self.position.step);
+            self.saved = Some(self.position.clone());
+            if self.position.samples != samples {
+                return Err(TrainError::Refused(format!(
+                    "{} had {} training samples when this run stopped and has {samples} now, so its order is another; \
+                     restore the data, or start a new run: paceline train --weights {}",
+                    self.config.data,
+                    self.position.samples,
+                    self.run.path().display()
+                )));
+            }
+            if let Some(step) = self.position.best_step {
+                self.checkpoints.mark_best(step)?;
+            }
         }
-        if self.position.step >= self.steps_total() {
-            return Err(TrainError::Refused(format!(
-                "this run is done ({} steps); type --epochs (or --max-steps) with more than it had to train it longer",
-                self.position.step
-            )));
+        if self.position.step >= self.steps_total() && !self.awaits_evaluation() {
+            let step = self.position.step;
+            let flag = if step < self.length.total_steps { "--max-steps" } else { "--epochs" };
+            return Err(TrainError::Refused(format!("this run is done ({step} steps); type a higher {flag} to train it longer")));
         }
         Ok(self.disk.write(&self.run.config_path(), self.config.to_toml().as_bytes())?)
     }
@@ -61,9 +96,12 @@ impl Journal {
 
     /// Logs an event and tells it to everybody who listens.
     pub fn tell(&mut self, event: Event) -> Result<(), TrainError> {
-        let line = self.log.write(event)?;
-        self.observers.iter_mut().try_for_each(|observer| observer(&line))?;
-        Ok(())
+        let written = self.log.write(event);
+        let told = written.and_then(|line| self.observers.iter_mut().try_for_each(|observer| observer(&line)));
+        told.map_err(|source| {
+            let (step, survivor) = (self.position.step, self.checkpoints.survivor());
+            TrainError::EventNotWritten { step, source, survivor, run: self.run.path().to_owned() }
+        })
     }
 
     pub fn begin(&mut self, parameters: u64, notes: Vec<String>) -> Result<(), TrainError> {
@@ -126,26 +164,48 @@ impl Journal {
         self.position = Position {
             step,
             best_top1: if best { Some(evaluation.accuracy()) } else { best_top1 },
+            best_step: if best { Some(step) } else { self.position.best_step },
             stale_epochs: if best { 0 } else { self.position.stale_epochs + 1 },
+            samples: self.position.samples,
             ..Position::default()
         };
+        if data_wait_s > 0.1 * epoch_s {
+            let epoch = step / self.length.steps_per_epoch;
+            let message = format!("training waited {data_wait_s:.1} s of {epoch_s:.1} s for data in epoch {epoch}; more --loader-threads may help");
+            self.tell(Event::Warning { message })?;
+        }
         Ok(best)
     }
 
+    /// Tells of damaged samples that were skipped since the last time.
+    pub fn tell_damage(&mut self, damaged: &[Damage]) -> Result<(), TrainError> {
+        for (index, damage) in damaged.iter().enumerate().skip(self.damage_told) {
+            let (count, file, problem) = (index + 1, damage.file.display(), &damage.problem);
+            self.tell(Event::Warning { message: format!("skipped {file}, damaged ({problem}); {count} so far") })?;
+        }
+        self.damage_told = self.damage_told.max(damaged.len());
+        Ok(())
+    }
+
+    /// Whether an epoch is trained and not evaluated: where a run stands that was interrupted at just that moment.
+    pub fn awaits_evaluation(&self) -> bool {
+        self.position.tally.rows > 0 && self.position.step.is_multiple_of(self.length.steps_per_epoch)
+    }
+
     pub fn is_checkpoint_due(&self) -> bool {
-        let at_epoch_end = self.position.step % self.length.steps_per_epoch == 0;
-        !at_epoch_end && self.config.checkpoint_every.is_some_and(|every| self.position.step % every == 0)
+        let at_epoch_end = self.position.step.is_multiple_of(self.length.steps_per_epoch);
+        !at_epoch_end && self.config.checkpoint_every.is_some_and(|every| self.position.step.is_multiple_of(every))
     }
 
     /// Saves the run where it stands, unless that was done already.
     pub fn save(&mut self, replica: &Replica, best: bool) -> Result<(), TrainError> {
         let step = self.position.step;
-        if self.saved_step == Some(step) && !best {
+        if self.saved.as_ref() == Some(&self.position) {
             return Ok(());
         }
-        if let Some(index) = replica.parameters.iter().enumerate().position(|(i, _)| !replica.store.parameter(i).iter().all(|w| w.is_finite())) {
-            let (layer, op) = (replica.parameters[index].name.clone(), "parameter".to_owned());
-            return Err(TrainError::NotANumber { step, layer, op, survivor: self.checkpoints.survivor() });
+        if let Some(layer) = replica.spoiled_tensor() {
+            let survivor = self.checkpoints.survivor();
+            return Err(TrainError::NotANumber { step, layer, op: "parameter".to_owned(), survivor });
         }
         let start = self.clock.seconds();
         let card = Card { step, ..self.card.clone() };
@@ -153,14 +213,14 @@ impl Journal {
             let (survivor, run) = (self.checkpoints.survivor(), self.run.path().to_owned());
             TrainError::CheckpointNotSaved { step, source, survivor, run }
         })?;
-        self.saved_step = Some(step);
+        self.saved = Some(self.position.clone());
         let path = path.strip_prefix(self.run.path()).unwrap_or(&path).display().to_string();
         self.tell(Event::Checkpoint { step, path, best, seconds: self.clock.seconds() - start })
     }
 
     /// Whether the run ends after a step that is not an epoch's last.
     pub fn ends_inside_epoch(&self) -> Option<Reason> {
-        let at_epoch_end = self.position.step % self.length.steps_per_epoch == 0;
+        let at_epoch_end = self.position.step.is_multiple_of(self.length.steps_per_epoch);
         self.limit().filter(|reason| !at_epoch_end || *reason == Reason::Interrupted)
     }
 

@@ -7,6 +7,7 @@ use paceline_data::augment::Augment;
 use paceline_data::dataset::{Dataset, Info, OpenOptions, SampleKind};
 use paceline_data::loader::{Loader, LoaderOptions};
 use paceline_data::spec::Spec;
+use paceline_nn::weights::WeightsError;
 use paceline_nn::{Input, Model, zoo};
 use paceline_system::clock::Clock;
 use paceline_system::disk::Disk;
@@ -14,7 +15,7 @@ use paceline_system::signal::Stop;
 use paceline_system::threads;
 use paceline_tensor::device::cpu::Cpu;
 
-use crate::checkpoint::{Card, load_weights};
+use crate::checkpoint::{Card, find_weights, load_weights};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::replica::{Replica, ReplicaOptions};
@@ -109,15 +110,22 @@ fn assemble(
     sizing: Sizing,
 ) -> Result<Prepared, TrainError> {
     let info = train.info().clone();
-    let training = Augment::training(config.augment, &info, sizing.resize);
-    let evaluation = Augment::evaluation(&info, sizing.resize);
+    let training = Augment::training(config.augment, &info, sizing.resize)?;
+    let evaluation = Augment::evaluation(&info, sizing.resize)?;
+    let card = card(config, &info, sizing.input, &evaluation);
     let loader = |dataset: Dataset, augment, options: LoaderOptions| {
-        Loader::new(Arc::new(dataset), augment, LoaderOptions { threads: config.loader_threads, ..options }, around.clock.clone())
+        Loader::new(
+            Arc::new(dataset),
+            augment,
+            LoaderOptions { threads: config.loader_threads, ..options },
+            around.clock.clone(),
+        )
     };
     let train = loader(train, training, LoaderOptions::training(config.batch, config.seed))?;
     let micro_batch = config.micro_batch();
     let val = loader(val, evaluation, LoaderOptions::evaluation(micro_batch))?;
-    let rule = config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
+    let rule =
+        config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
     let options = ReplicaOptions {
         input: sizing.input,
         classes: info.classes,
@@ -132,20 +140,36 @@ fn assemble(
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
     if let Some(file) = &config.weights {
         let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
-        let left_out = load_weights(&around.disk, Path::new(file), &mut replica, &except)?;
+        let path = find_weights(&around.disk, Path::new(file))?;
+        let left_out = load_weights(&around.disk, &path, &mut replica, &except).map_err(with_flag)?;
         if !left_out.is_empty() {
             notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
         }
     }
-    let card = card(config, &info, sizing.input);
     Ok(Prepared { replica, train, val, card, notes })
 }
 
-fn card(config: &Config, info: &Info, input: Input) -> Card {
-    let input = match input {
-        Input::Image { size: [height, width], channels } => vec![height, width, channels],
-        Input::Tokens { sequence } => vec![sequence],
+/// Adds to a refusal of weights what to type, where another head is all that differs.
+fn with_flag(error: TrainError) -> TrainError {
+    let layer = match &error {
+        TrainError::Weights(WeightsError::Mismatch { mismatch, .. })
+            if mismatch.missing.is_empty() && mismatch.unexpected.is_empty() =>
+        {
+            mismatch.shapes.first().and_then(|other| other.name.rsplit_once('.'))
+        }
+        _ => None,
+    };
+    match layer {
+        Some((layer, _)) => TrainError::Refused(format!("{error} Type for example --except {layer}")),
+        None => error,
+    }
+}
+
+fn card(config: &Config, info: &Info, input: Input, evaluation: &Augment) -> Card {
+    let (input, preprocess) = match input {
+        Input::Image { size: [height, width], channels } => (vec![height, width, channels], evaluation.ops().to_vec()),
+        Input::Tokens { sequence } => (vec![sequence], Vec::new()),
     };
     let (model, class_names) = (config.model.clone(), info.class_names.clone());
-    Card { model, input, class_names, mean: info.mean.clone(), std: info.std.clone(), step: 0 }
+    Card { model, input, class_names, preprocess, step: 0 }
 }

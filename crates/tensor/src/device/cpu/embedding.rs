@@ -8,7 +8,7 @@ use super::pool::Pool;
 /// Vocabulary ranges of the gradient: each costs one walk over the ids.
 const RANGES: usize = 16;
 
-/// y[i] = table[ids[i]] for a table `[vocabulary, width]`.
+/// `y[i] = table[ids[i]]` for a table `[vocabulary, width]`.
 ///
 /// # Panics
 /// When an id is outside the table.
@@ -23,7 +23,7 @@ pub fn forward(pool: &Pool, ids: &[i32], (table, width): (&[f32], usize), y: &mu
     });
 }
 
-/// dtable[ids[i]] += dy[i], from zero.
+/// `dtable[ids[i]] += dy[i]`, from zero.
 ///
 /// # Panics
 /// When an id is outside the table.

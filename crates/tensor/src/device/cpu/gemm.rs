@@ -1,6 +1,6 @@
 //! Matrix multiplication.
 //!
-//! One blocked product ([`product`]) serves plain, batched and transposed matrices here and implicit matrices in
+//! One blocked product (`product.rs`) serves plain, batched and transposed matrices here and implicit matrices in
 //! [`super::conv`]. Bits depend on shapes, strides and the instruction set, never on the number of threads.
 #![allow(unsafe_code)]
 

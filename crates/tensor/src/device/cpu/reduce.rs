@@ -1,7 +1,7 @@
 //! Sums in a fixed order: over the leading dims (per column) and over a row.
 //!
-//! A column sum cuts `[rows, columns]` into at most [`TASKS_MAX`] tasks, by the shape alone. Within a task, up to
-//! [`RUN`] rows are added in f32, one accumulator per column, and then flushed into f64 partial sums, which are added in
+//! A column sum cuts `[rows, columns]` into at most `TASKS_MAX` tasks, by the shape alone. Within a task, up to
+//! `RUN` rows are added in f32, one accumulator per column, and then flushed into f64 partial sums, which are added in
 //! the order of the tasks. Narrow matrices are seen as wider ones (several rows side by side), so that vectors are full
 //! whatever the number of channels. One read of every input; the bound is memory bandwidth.
 
@@ -123,7 +123,7 @@ pub(super) fn add_rows<const K: usize>(
     }
 }
 
-/// y[c] = Σ over rows of x[row, c]: the gradient of anything that repeats over leading dims.
+/// `y[c]` = Σ over rows of `x[row, c]`: the gradient of anything that repeats over leading dims.
 pub fn sum_leading(pool: &Pool, x: &[f32], y: &mut [f32], scratch: &mut Vec<f64>) {
     assert!(!y.is_empty() && x.len().is_multiple_of(y.len()), "the sum's shape is a suffix of the input's");
     let shape = (x.len() / y.len(), y.len());

@@ -45,6 +45,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_first(source: *const f32, count: usize) -> Self::Vector;
     /// Writes `LANES` floats.
     unsafe fn store(target: *mut f32, vector: Self::Vector);
+    /// Writes `LANES` floats past the caches, to an address that is a multiple of the vector's size; [`Simd::fence`] must follow
+    /// before another thread may read them.
+    unsafe fn stream(target: *mut f32, vector: Self::Vector);
+    /// Ends a series of [`Simd::stream`].
+    unsafe fn fence();
     /// Writes the first `count` floats.
     unsafe fn store_first(target: *mut f32, vector: Self::Vector, count: usize);
     /// a·b + c, rounded once where the set can.
@@ -53,6 +58,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// The larger of each lane and zero; what is not a number stays so.
     unsafe fn relu(vector: Self::Vector) -> Self::Vector;
+    /// Brings the line at `address` into the second-level cache; the address need not be valid.
+    unsafe fn prefetch(address: *const f32);
     /// Transposes a block of `LANES` × `LANES`; the strides are distances between rows, in floats.
     unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize);
 }

@@ -1,7 +1,8 @@
 //! Depthwise convolution: every channel by itself, vectors across channels.
 //!
-//! Forward and the gradient of the input are one [`sweep`]; a row of outputs is computed four pixels at a time, so that a weight
-//! is loaded once for four multiply-adds. The gradient of the weight sums over pixels and keeps four sums per tap.
+//! Forward and the gradient of the input are one [`sweep`]. Outputs are computed four pixels at a time, so that a weight is
+//! loaded once for four multiply-adds; for these pixels the loop runs along the channels, which lie side by side in memory,
+//! and not along the row, where pixels of many channels would fall into the same few cache sets.
 #![allow(unsafe_code)]
 
 mod grad_weight;
@@ -63,27 +64,56 @@ impl Vectorised for Row<'_> {
     unsafe fn run<S: Simd>(mut self) {
         let [down, across] = &self.sweep.axes;
         let rows = down.valid_taps(self.row);
-        // Outputs between these see every tap of a row.
-        let (low, high) = match across.taps {
-            0 => (0, across.outputs),
-            taps => (across.valid_outputs(0).start, across.valid_outputs(taps - 1).end),
-        };
-        let (low, high) = if low < high { (low, high) } else { (across.outputs, across.outputs) };
-        for channel in (0..self.sweep.channels).step_by(S::LANES) {
-            let mut column = 0;
-            while column < across.outputs {
-                // SAFETY: `valid_taps` keeps the rows inside the image, and the taps given are valid for every pixel given.
+        for (column, count, taps) in blocks(across) {
+            for channel in (0..self.sweep.channels).step_by(S::LANES) {
+                // SAFETY: `valid_taps` keeps the rows inside the image, and `blocks` the taps, for every pixel of a block.
                 unsafe {
-                    if column >= low && column + PIXELS <= high {
-                        self.pixels::<S, PIXELS>(channel, column, rows.clone(), 0..across.taps);
-                        column += PIXELS;
+                    if count == PIXELS {
+                        self.pixels::<S, PIXELS>(channel, column, rows.clone(), taps.clone());
                     } else {
-                        self.pixels::<S, 1>(channel, column, rows.clone(), across.valid_taps(column));
-                        column += 1;
+                        self.pixels::<S, 1>(channel, column, rows.clone(), taps.clone());
                     }
                 }
             }
         }
+    }
+}
+
+/// Cuts a row of outputs into blocks (first, count, taps that lie inside the image for all of them): [`PIXELS`] outputs where
+/// every tap does, single ones at the edges and for what is left.
+#[inline(always)]
+fn blocks(across: &Axis) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
+    let inside = match across.taps {
+        0 => 0..across.outputs,
+        taps => across.valid_outputs(0).start..across.valid_outputs(taps - 1).end,
+    };
+    let mut column = 0;
+    std::iter::from_fn(move || {
+        let first = column;
+        if first >= across.outputs {
+            return None;
+        }
+        if inside.contains(&first) && first + PIXELS <= inside.end {
+            column += PIXELS;
+            Some((first, PIXELS, 0..across.taps))
+        } else {
+            column += 1;
+            Some((first, 1, across.valid_taps(first)))
+        }
+    })
+}
+
+/// A vector of channels from `offset` on, when `count` channels are left.
+///
+/// # Safety
+/// The machine has `S`, and `slice` has the floats.
+#[inline(always)]
+unsafe fn load<S: Simd>(slice: &[f32], offset: usize, count: usize) -> S::Vector {
+    debug_assert!(offset + count.min(S::LANES) <= slice.len());
+    // SAFETY: lanes beyond `count` are not read.
+    unsafe {
+        let source = slice.as_ptr().add(offset);
+        if count >= S::LANES { S::load(source) } else { S::load_first(source, count) }
     }
 }
 
@@ -101,32 +131,27 @@ impl Row<'_> {
         columns: Range<usize>,
     ) {
         let Sweep { axes: [down, across], source, weight, kernel_width, channels, epilogue, accumulate } = self.sweep;
-        let count = channels - channel;
+        let (count, step) = (channels - channel, across.stride * channels);
         // SAFETY: lanes beyond the last channel are not touched; the rest lies inside the slices by the promise above.
         unsafe {
-            let load = |slice: &[f32], offset: usize| {
-                debug_assert!(offset + count.min(S::LANES) <= slice.len());
-                let source = slice.as_ptr().add(offset);
-                if count >= S::LANES { S::load(source) } else { S::load_first(source, count) }
-            };
             let mut sums = [S::splat(0.0); P];
             for tap_row in rows {
                 let line = self.image * down.size + (down.start(self.row) + (down.delta * tap_row) as isize) as usize;
                 let taps = down.tap(tap_row) * kernel_width;
                 for tap in columns.clone() {
-                    let pixel = across.start(column) + (across.delta * tap) as isize;
-                    let weight = load(weight, (taps + across.tap(tap)) * channels + channel);
-                    let first = (line * across.size + pixel as usize) * channels + channel;
+                    let pixel = (across.start(column) + (across.delta * tap) as isize) as usize;
+                    let weight = load::<S>(weight, (taps + across.tap(tap)) * channels + channel, count);
+                    let first = (line * across.size + pixel) * channels + channel;
                     for (p, sum) in sums.iter_mut().enumerate() {
-                        *sum = S::mul_add(load(source, first + p * across.stride * channels), weight, *sum);
+                        *sum = S::mul_add(load::<S>(source, first + p * step, count), weight, *sum);
                     }
                 }
             }
             for (p, &sum) in sums.iter().enumerate() {
                 let offset = (across.first + across.step * (column + p)) * channels + channel;
-                let mut sum = if *accumulate { S::add(sum, load(self.target, offset)) } else { sum };
+                let mut sum = if *accumulate { S::add(sum, load::<S>(self.target, offset, count)) } else { sum };
                 if let Some(bias) = epilogue.bias {
-                    sum = S::add(sum, load(bias, channel));
+                    sum = S::add(sum, load::<S>(bias, channel, count));
                 }
                 let sum = if epilogue.relu { S::relu(sum) } else { sum };
                 let target = self.target.as_mut_ptr().add(offset);

@@ -1,8 +1,11 @@
 //! The patches of an image as a matrix: a row per output pixel, a column per (tap, channel). It exists only in panels.
+#![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use super::super::gemm::pack::{Layout, Left, copy};
+use super::super::isa::Isa;
+use super::super::simd::{Simd, Vectorised};
 use super::axis::Axis;
 
 /// Pixels whose coordinates are worked out at a time.
@@ -32,17 +35,35 @@ impl Left for Patches<'_> {
         self.layout
     }
 
-    fn pack(&self, group: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
+    fn pack(&self, isa: Isa, group: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
         let (pixels, features) = match self.layout {
             Layout::AlongDepth => (rows, depth),
             Layout::AlongRows => (depth, rows),
         };
+        isa.run(Gather { patches: self, channel: group * self.group_channels, pixels, features, panel, stride });
+    }
+}
+
+/// The copy of a block of patches: pixel after pixel, `stride` apart.
+struct Gather<'a> {
+    patches: &'a Patches<'a>,
+    /// The group's first channel.
+    channel: usize,
+    pixels: Range<usize>,
+    features: Range<usize>,
+    panel: &'a mut [f32],
+    stride: usize,
+}
+
+impl Vectorised for Gather<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(mut self) {
         let mut corners = [Corner::default(); CHUNK];
-        for start in pixels.clone().step_by(CHUNK) {
-            let count = CHUNK.min(pixels.end - start);
-            self.corners(start, &mut corners[..count]);
-            let panel = &mut panel[(start - pixels.start) * stride..];
-            self.gather(&corners[..count], group * self.group_channels, features.clone(), panel, stride);
+        for start in self.pixels.clone().step_by(CHUNK) {
+            let count = CHUNK.min(self.pixels.end - start);
+            self.patches.corners(start, &mut corners[..count]);
+            // SAFETY: the caller's promise.
+            unsafe { self.gather::<S>(&corners[..count], (start - self.pixels.start) * self.stride) };
         }
     }
 }
@@ -63,22 +84,29 @@ impl Patches<'_> {
             }
         }
     }
+}
 
-    /// Copies the features of the pixels at `corners`, pixel after pixel, `stride` apart.
-    fn gather(&self, corners: &[Corner], channel: usize, features: Range<usize>, panel: &mut [f32], stride: usize) {
-        let [down, across] = &self.axes;
+impl Gather<'_> {
+    /// Copies the features of the pixels at `corners` to the panel from `offset` on.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn gather<S: Simd>(&mut self, corners: &[Corner], offset: usize) {
+        let Patches { image, axes: [down, across], channels, group_channels, .. } = *self.patches;
         // Taps side by side in the image are one run, if all channels are taken.
-        let merged = across.delta == 1 && self.group_channels == self.channels;
+        let merged = across.delta == 1 && group_channels == channels;
         let (taps, runs_per_row) = if merged { (across.taps, 1) } else { (1, across.taps) };
-        let length = taps * self.group_channels;
-        let mut begin = features.start;
-        while begin < features.end {
+        let length = taps * group_channels;
+        let mut begin = self.features.start;
+        while begin < self.features.end {
             let run = begin / length;
-            let end = features.end.min((run + 1) * length);
+            let end = self.features.end.min((run + 1) * length);
             let part = begin - run * length..end - run * length;
             let (tap_row, tap_column) = (run / runs_per_row, run % runs_per_row);
             for (index, corner) in corners.iter().enumerate() {
-                let target = &mut panel[index * stride + begin - features.start..][..part.len()];
+                let target = offset + index * self.stride + begin - self.features.start;
+                let target = &mut self.panel[target..][..part.len()];
                 let row = corner.row + (tap_row * down.delta) as isize;
                 let column = corner.column + (tap_column * across.delta) as isize;
                 if row < 0 || row >= down.size as isize {
@@ -87,26 +115,31 @@ impl Patches<'_> {
                 }
                 let line = (corner.image * down.size + row as usize) * across.size;
                 if column >= 0 && column as usize + taps <= across.size {
-                    let source = (line + column as usize) * self.channels + channel;
-                    copy(&self.image[source + part.start..], target);
+                    let source = (line + column as usize) * channels + self.channel + part.start;
+                    // SAFETY: the caller's promise.
+                    unsafe { copy::<S>(&image[source..], target) };
                 } else {
-                    self.copy_clipped(line, column, taps, part.clone(), channel, target);
+                    let run = Clipped { line, column, taps, channel: self.channel, part: part.clone() };
+                    self.patches.copy_clipped(run, target);
                 }
             }
             begin = end;
         }
     }
+}
 
-    /// As the copy of a run, where some of its taps lie outside the image row that begins at pixel `line`.
-    fn copy_clipped(
-        &self,
-        line: usize,
-        column: isize,
-        taps: usize,
-        part: Range<usize>,
-        channel: usize,
-        target: &mut [f32],
-    ) {
+/// Part of a run of taps of which some lie outside the image row that begins at pixel `line`.
+struct Clipped {
+    line: usize,
+    column: isize,
+    taps: usize,
+    channel: usize,
+    part: Range<usize>,
+}
+
+impl Patches<'_> {
+    /// Copies what lies in the image and writes zeros for the rest.
+    fn copy_clipped(&self, Clipped { line, column, taps, channel, part }: Clipped, target: &mut [f32]) {
         let low = column.min(0).unsigned_abs().min(taps) * self.group_channels;
         let high = (self.axes[1].size as isize - column).clamp(0, taps as isize) as usize * self.group_channels;
         let (low, high) = (low.clamp(part.start, part.end), high.clamp(part.start, part.end));
@@ -115,9 +148,9 @@ impl Patches<'_> {
             return;
         }
         // More than one tap means that a pixel is all its channels, so the run is contiguous from its first tap on.
-        let start = (line as isize + column) * self.channels as isize + (channel + low) as isize;
+        let start = ((line as isize + column) * self.channels as isize + (channel + low) as isize) as usize;
         target[..low - part.start].fill(0.0);
-        copy(&self.image[start as usize..], &mut target[low - part.start..high - part.start]);
+        target[low - part.start..high - part.start].copy_from_slice(&self.image[start..][..high - low]);
         target[high - part.start..].fill(0.0);
     }
 }

@@ -16,7 +16,10 @@ const ROWS_OWN: usize = 256;
 
 /// Columns of a block, likewise.
 const COLUMNS_SHARED: usize = 256;
-const COLUMNS_OWN: usize = 128;
+const COLUMNS_OWN: usize = 256;
+
+/// Floats of a right operand up to which it is packed once for all tasks. Above, the copy would cost more memory than it saves time.
+const SHARED_MAX: usize = 1 << 24;
 
 /// Depth below which a share of a split is not worth its partial sums.
 const SPLIT_DEPTH_MIN: usize = 512;
@@ -43,7 +46,7 @@ pub(super) struct Cut {
 impl Cut {
     pub fn new(isa: Isa, layout: Layout, [batch, rows, columns, depth]: [usize; 4]) -> Self {
         let (height, width) = (height(isa, columns), 2 * isa.lanes());
-        let shared = layout == Layout::AlongDepth && rows > ROWS_OWN;
+        let shared = layout == Layout::AlongDepth && rows > ROWS_OWN && batch * columns * depth <= SHARED_MAX;
         let (row_most, column_most) = if shared { (ROWS_SHARED, COLUMNS_SHARED) } else { (ROWS_OWN, COLUMNS_OWN) };
         let mut row_block = even(rows, row_most, height);
         let mut column_block = even(columns, column_most, width);
@@ -102,4 +105,35 @@ impl Cut {
 fn even(total: usize, most: usize, unit: usize) -> usize {
     let blocks = total.div_ceil(most).max(1);
     total.div_ceil(blocks).next_multiple_of(unit).max(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(layout: Layout, shape: [usize; 4]) -> Cut {
+        Cut::new(Isa::Avx512, layout, shape)
+    }
+
+    #[test]
+    fn a_deep_and_small_result_is_split_along_the_depth_and_no_share_is_empty() {
+        for depth in [1, 511, 1024, 5000, 32_768, 100_001] {
+            let cut = cut(Layout::AlongRows, [1, 576, 64, depth]);
+            let per_split = cut.depth_blocks.div_ceil(cut.splits);
+            assert!((cut.splits - 1) * per_split < cut.depth_blocks, "{cut:?}");
+            assert_eq!(cut.splits > 1, depth >= 1024);
+        }
+    }
+
+    #[test]
+    fn many_threads_find_work_in_a_small_image() {
+        let cut = cut(Layout::AlongDepth, [1, 512, 512, 4608]);
+        assert!(cut.tasks() >= 16, "{cut:?}");
+    }
+
+    #[test]
+    fn a_huge_right_operand_is_not_copied_whole() {
+        assert!(cut(Layout::AlongDepth, [1, 512, 512, 4608]).shared);
+        assert!(!cut(Layout::AlongDepth, [1, 512, 4096, 25_088]).shared);
+    }
 }

@@ -8,14 +8,16 @@
 // Index loops over constant bounds unroll into registers; iterators over these arrays do not always.
 #![allow(clippy::needless_range_loop)]
 
+use std::mem::MaybeUninit;
+
 use super::super::isa::Isa;
-use super::super::simd::{Portable, Simd};
+use super::super::simd::{Portable, Simd, Vectorised};
 
 /// Most rows any tile has.
 pub(super) const ROWS_MAX: usize = 24;
 
-/// Most of the depth one tile run covers.
-pub(super) const DEPTH_MAX: usize = 256;
+/// Most of the depth one tile run covers: a panel of the tallest tile then fills about half of a first-level cache.
+pub(super) const DEPTH_MAX: usize = 320;
 
 /// Distance between the rows of a left panel that lies along the depth. The extra line keeps the rows out of one cache set.
 pub(super) const PANEL_STRIDE: usize = DEPTH_MAX + 16;
@@ -48,6 +50,10 @@ pub(super) struct Tile<'a> {
     /// Added per column at the end.
     pub bias: Option<*const f32>,
     pub relu: bool,
+    /// Write whole tiles past the caches; every row then starts at a multiple of a vector's size.
+    pub stream: bool,
+    /// What will be packed next: every depth step asks for one line, this many floats apart.
+    pub ahead: (*const f32, usize),
 }
 
 /// A compiled tile.
@@ -113,6 +119,17 @@ unsafe fn portable<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile
     unsafe { run::<Portable, R, V, ALONG_DEPTH>(tile) }
 }
 
+/// What has to follow tiles that write past the caches, on the same thread.
+pub(super) struct Fence;
+
+impl Vectorised for Fence {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller's promise.
+        unsafe { S::fence() };
+    }
+}
+
 /// # Safety
 /// The machine has the instructions of `S`; `left` holds `R` rows and `right` `V` vectors for `depth` steps; each of `rows`
 /// may be written for `columns` floats, and `bias` read for as many.
@@ -123,7 +140,10 @@ unsafe fn run<S: Simd, const R: usize, const V: usize, const ALONG_DEPTH: bool>(
     unsafe {
         let mut sums = [[S::splat(0.0); V]; R];
         let (mut left, mut right) = (tile.left, tile.right);
+        let (mut ahead, ahead_step) = tile.ahead;
         for _ in 0..tile.depth {
+            S::prefetch(ahead);
+            ahead = ahead.wrapping_add(ahead_step);
             let mut vectors = [S::splat(0.0); V];
             for v in 0..V {
                 vectors[v] = S::load(right.add(v * S::LANES));
@@ -137,45 +157,50 @@ unsafe fn run<S: Simd, const R: usize, const V: usize, const ALONG_DEPTH: bool>(
             left = left.add(if ALONG_DEPTH { 1 } else { tile.left_stride });
             right = right.add(V * S::LANES);
         }
-        if tile.columns == V * S::LANES {
-            finish::<S, R, V, true>(tile, &sums);
-        } else {
-            finish::<S, R, V, false>(tile, &sums);
+        // The sums leave the registers by constant indices. Indexed by the loops below they would live in memory all along.
+        let mut spilled = MaybeUninit::<[[S::Vector; V]; R]>::uninit();
+        let spilled = spilled.as_mut_ptr().cast::<S::Vector>();
+        for r in 0..R {
+            for v in 0..V {
+                spilled.add(r * V + v).write(sums[r][v]);
+            }
+        }
+        for v in 0..V {
+            let columns = tile.columns.saturating_sub(v * S::LANES).min(S::LANES);
+            if columns == S::LANES {
+                finish::<S, V, true>(tile, v, columns, spilled.add(v));
+            } else {
+                finish::<S, V, false>(tile, v, columns, spilled.add(v));
+            }
         }
     }
 }
 
-/// Scales the sums, adds what is to be added and writes them.
+/// Scales the sums of vector `v` of every row, adds what is to be added and writes them.
+///
+/// # Safety
+/// As [`run`]; `sums` holds a vector for each row, `V` apart.
 #[inline(always)]
-unsafe fn finish<S: Simd, const R: usize, const V: usize, const FULL: bool>(
+unsafe fn finish<S: Simd, const V: usize, const FULL: bool>(
     tile: &Tile<'_>,
-    sums: &[[S::Vector; V]; R],
+    v: usize,
+    columns: usize,
+    sums: *const S::Vector,
 ) {
-    // SAFETY: as `run`; at most `columns` floats of each row are touched.
+    // SAFETY: only `columns` floats of each row are touched.
     unsafe {
+        let load = |source: *const f32| if FULL { S::load(source) } else { S::load_first(source, columns) };
         let scale = S::splat(tile.scale);
-        let left_over = |v: usize| tile.columns.saturating_sub(v * S::LANES).min(S::LANES);
-        let load = |source: *const f32, v: usize| {
-            let source = source.wrapping_add(v * S::LANES);
-            if FULL { S::load(source) } else { S::load_first(source, left_over(v)) }
-        };
-        let mut bias = [S::splat(0.0); V];
-        if let Some(source) = tile.bias {
-            for v in 0..V {
-                bias[v] = load(source, v);
-            }
-        }
-        for r in 0..R {
-            if r >= tile.rows.len() {
-                break;
-            }
-            let target = *tile.rows.get_unchecked(r);
-            for v in 0..V {
-                let before = if tile.load { S::add(load(target, v), bias[v]) } else { bias[v] };
-                let sum = S::mul_add(sums[r][v], scale, before);
-                let sum = if tile.relu { S::relu(sum) } else { sum };
-                let target = target.wrapping_add(v * S::LANES);
-                if FULL { S::store(target, sum) } else { S::store_first(target, sum, left_over(v)) }
+        let bias = tile.bias.map_or(S::splat(0.0), |bias| load(bias.wrapping_add(v * S::LANES)));
+        for (r, row) in tile.rows.iter().enumerate() {
+            let target = row.wrapping_add(v * S::LANES);
+            let before = if tile.load { S::add(load(target), bias) } else { bias };
+            let sum = S::mul_add(*sums.add(r * V), scale, before);
+            let sum = if tile.relu { S::relu(sum) } else { sum };
+            match (FULL, tile.stream) {
+                (true, true) => S::stream(target, sum),
+                (true, false) => S::store(target, sum),
+                (false, _) => S::store_first(target, sum, columns),
             }
         }
     }

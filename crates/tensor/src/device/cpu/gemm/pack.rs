@@ -18,13 +18,60 @@ pub(crate) trait Left: Sync {
 
     /// Copies a block to `panel`: element (row, depth) goes to `row · stride + depth`, or for [`Layout::AlongRows`] to
     /// `depth · stride + row`, both counted from the block's corner.
-    fn pack(&self, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
+    fn pack(&self, isa: Isa, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
+
+    /// The memory that packing the block will read.
+    fn ahead(&self, _batch: usize, _rows: Range<usize>, _depth: Range<usize>) -> Ahead {
+        Ahead::NOTHING
+    }
 }
 
 /// A right operand: depth × columns.
 pub(crate) trait Right: Sync {
     /// Copies a block to `panel`: element (depth, column) goes to `depth · width + column`, zeros beyond the last column.
     fn pack(&self, isa: Isa, batch: usize, depth: Range<usize>, columns: Range<usize>, panel: &mut [f32], width: usize);
+
+    /// As [`Left::ahead`].
+    fn ahead(&self, _batch: usize, _depth: Range<usize>, _columns: Range<usize>) -> Ahead {
+        Ahead::NOTHING
+    }
+}
+
+/// Memory that will be read soon: `lines` runs of `run` floats, `stride` apart. Tiles ask for it piece by piece while they compute,
+/// one cache line per depth step, so that it arrives without ever filling the queue of misses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ahead {
+    pub start: *const f32,
+    pub lines: usize,
+    pub stride: usize,
+    pub run: usize,
+}
+
+impl Ahead {
+    /// Nothing worth asking for.
+    pub const NOTHING: Self = Self { start: std::ptr::null(), lines: 0, stride: 0, run: 0 };
+
+    /// Floats.
+    pub fn length(&self) -> usize {
+        self.lines * self.run
+    }
+
+    /// Where tile `tile` of `tiles` begins to ask, and by how much it advances in each of its `steps` depth steps.
+    pub fn share(&self, tile: usize, tiles: usize, steps: usize) -> Option<(*const f32, usize)> {
+        const LINE: usize = 16;
+        if self.length() == 0 || steps == 0 {
+            None
+        } else if self.stride == self.run {
+            // One piece: cut it among the tiles.
+            let length = self.length();
+            Some((self.start.wrapping_add(length * tile / tiles), length / (tiles * steps)))
+        } else if tile < self.run.div_ceil(LINE) && 2 * self.lines > steps {
+            // A tile walks down one column of cache lines. With fewer lines than steps it would walk far beyond the last.
+            Some((self.start.wrapping_add(tile * LINE), self.stride * self.lines.div_ceil(steps)))
+        } else {
+            None
+        }
+    }
 }
 
 /// A batch of matrices a fixed distance apart.
@@ -38,9 +85,24 @@ impl Strided<'_> {
     fn batch(&self, batch: usize) -> &[f32] {
         &self.matrix.data[batch * self.batch_stride..]
     }
+
+    fn ahead(&self, batch: usize, rows: Range<usize>, columns: Range<usize>) -> Ahead {
+        let Matrix { row_stride, column_stride, .. } = self.matrix;
+        let (lines, stride, run) = match (row_stride, column_stride) {
+            (_, 1) => (rows, row_stride, columns),
+            (1, _) => (columns, column_stride, rows),
+            _ => return Ahead::NOTHING,
+        };
+        let start = self.batch(batch).as_ptr().wrapping_add(lines.start * stride + run.start);
+        Ahead { start, lines: lines.len(), stride, run: run.len() }
+    }
 }
 
 impl Left for Strided<'_> {
+    fn ahead(&self, batch: usize, rows: Range<usize>, depth: Range<usize>) -> Ahead {
+        self.ahead(batch, rows, depth)
+    }
+
     fn layout(&self) -> Layout {
         if self.matrix.row_stride == 1 && self.matrix.column_stride != 1 {
             Layout::AlongRows
@@ -49,17 +111,17 @@ impl Left for Strided<'_> {
         }
     }
 
-    fn pack(&self, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
+    fn pack(&self, _isa: Isa, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
         let (data, Matrix { row_stride, column_stride, .. }) = (self.batch(batch), self.matrix);
         match self.layout() {
             Layout::AlongRows => {
                 for (line, step) in panel.chunks_mut(stride).zip(depth) {
-                    copy(&data[step * column_stride + rows.start..], &mut line[..rows.len()]);
+                    line[..rows.len()].copy_from_slice(&data[step * column_stride + rows.start..][..rows.len()]);
                 }
             }
             Layout::AlongDepth if column_stride == 1 => {
                 for (line, row) in panel.chunks_mut(stride).zip(rows) {
-                    copy(&data[row * row_stride + depth.start..], &mut line[..depth.len()]);
+                    line[..depth.len()].copy_from_slice(&data[row * row_stride + depth.start..][..depth.len()]);
                 }
             }
             Layout::AlongDepth => {
@@ -74,6 +136,10 @@ impl Left for Strided<'_> {
 }
 
 impl Right for Strided<'_> {
+    fn ahead(&self, batch: usize, depth: Range<usize>, columns: Range<usize>) -> Ahead {
+        self.ahead(batch, depth, columns)
+    }
+
     fn pack(
         &self,
         isa: Isa,
@@ -115,7 +181,7 @@ fn pack_natural(
         if let (Ok(source), Ok(line)) = (<&[f32; 32]>::try_from(source), <&mut [f32; 32]>::try_from(&mut *line)) {
             *line = *source;
         } else {
-            copy(source, &mut line[..count]);
+            line[..count].copy_from_slice(source);
             line[count..].fill(0.0);
         }
     }
@@ -177,20 +243,23 @@ impl Vectorised for Transpose<'_> {
     }
 }
 
-/// Copies the first `target.len()` floats. Short runs are common (a tap of a few channels), so they avoid the call of `memcpy`.
+/// Copies the first `target.len()` floats. Runs are often short (a tap of a few channels), so this is not a call of `memcpy`.
+///
+/// # Safety
+/// The machine has the instructions of `S`.
 #[inline(always)]
-pub(crate) fn copy(source: &[f32], target: &mut [f32]) {
-    const STEP: usize = 8;
-    let source = &source[..target.len()];
-    if target.len() > 64 {
-        target.copy_from_slice(source);
-        return;
-    }
-    let (mut to, mut from) = (target.chunks_exact_mut(STEP), source.chunks_exact(STEP));
-    for (to, from) in to.by_ref().zip(from.by_ref()) {
-        to.copy_from_slice(from);
-    }
-    for (to, from) in to.into_remainder().iter_mut().zip(from.remainder()) {
-        *to = *from;
+pub(crate) unsafe fn copy<S: Simd>(source: &[f32], target: &mut [f32]) {
+    let (source, length) = (&source[..target.len()], target.len());
+    let mut at = 0;
+    // SAFETY: both slices have `length` floats.
+    unsafe {
+        while at + S::LANES <= length {
+            S::store(target.as_mut_ptr().add(at), S::load(source.as_ptr().add(at)));
+            at += S::LANES;
+        }
+        if at < length {
+            let rest = S::load_first(source.as_ptr().add(at), length - at);
+            S::store_first(target.as_mut_ptr().add(at), rest, length - at);
+        }
     }
 }

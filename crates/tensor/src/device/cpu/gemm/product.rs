@@ -13,8 +13,12 @@ use super::super::pool::{Pool, SendPointer};
 use super::super::scratch::{Buffers, Need};
 use super::Epilogue;
 use super::cut::Cut;
-use super::kernel::{self, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
+use super::kernel::{self, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
 use super::pack::{Left, Right};
+
+/// From this size on a result that is written once goes past the caches: it would not stay in them, and a cached write would
+/// read the line first. On a Zen 4 core a 1×1 convolution with 33 MB of output gained a quarter.
+const STREAM_BYTES: usize = 16 << 20;
 
 /// result = \[result +\] scale · left · right, then the epilogue.
 pub(crate) struct Product<'a> {
@@ -63,13 +67,18 @@ pub(crate) unsafe fn multiply(context: &mut Context<'_>, product: &Product<'_>, 
     }
     let output = if cut.splits > 1 { &mut *partial } else { &mut *result };
     let (length, output) = (output.len(), SendPointer(output.as_mut_ptr()));
-    let run = Run { product, cut, isa: context.isa, layout, shared, output, length };
+    let once = cut.splits == 1 && cut.depth_blocks == 1 && !product.accumulate;
+    let stream = once && batch * rows * columns * size_of::<f32>() >= STREAM_BYTES;
+    let run = Run { product, cut, isa: context.isa, layout, shared, output, length, stream };
     context.pool.run(batch * cut.tasks(), |task, worker| {
         // SAFETY: the pool runs one task per worker at a time.
         let buffer = unsafe { workers.buffer(worker) };
         let (left, right) = buffer.split_at_mut(left.next_multiple_of(16));
         // SAFETY: tasks write disjoint blocks, as their rows do not overlap.
         unsafe { run.task(task, left, right) };
+        if stream {
+            run.isa.run(Fence);
+        }
     });
     if cut.splits > 1 {
         // SAFETY: the rows do not overlap, by the caller's promise.
@@ -108,6 +117,7 @@ struct Run<'a> {
     shared: &'a [f32],
     output: SendPointer<f32>,
     length: usize,
+    stream: bool,
 }
 
 impl Run<'_> {
@@ -122,7 +132,7 @@ impl Run<'_> {
         let per_split = cut.depth_blocks.div_ceil(cut.splits);
         let blocks = split * per_split..((split + 1) * per_split).min(cut.depth_blocks);
         if product.depth == 0 {
-            let part = Part { batch, split, columns, steps: 0..0, first: true, last: true, right: own };
+            let part = Part { batch, split, columns, steps: 0..0, next: 0..0, first: true, last: true, right: own };
             // SAFETY: no depth, so the panels are never read.
             unsafe { self.rows(&part, rows, left) };
             return;
@@ -139,7 +149,8 @@ impl Run<'_> {
                 &*own
             };
             let (first, last) = (index == blocks.start, index + 1 == blocks.end);
-            let part = Part { batch, split, columns: columns.clone(), steps, first, last, right };
+            let next = if last { 0..0 } else { block(index + 1, cut.depth_block, product.depth) };
+            let part = Part { batch, split, columns: columns.clone(), steps, next, first, last, right };
             // SAFETY: as this function.
             unsafe { self.rows(&part, rows.clone(), left) };
         }
@@ -159,7 +170,7 @@ impl Run<'_> {
     /// All panels of rows of a block, over one block of the depth.
     unsafe fn rows(&self, part: &Part<'_>, rows: Range<usize>, left: &mut [f32]) {
         let pack = |rows: Range<usize>, left: &mut [f32], stride: usize| {
-            self.product.left.pack(part.batch, rows, part.steps.clone(), left, stride);
+            self.product.left.pack(self.isa, part.batch, rows, part.steps.clone(), left, stride);
         };
         let stride = row_stride(&self.cut);
         if self.layout == Layout::AlongRows {
@@ -174,13 +185,51 @@ impl Run<'_> {
                     left.as_ptr()
                 }
             };
+            let ahead = |tile: usize, tiles: usize| self.ahead(part, &rows, &panel, tile, tiles);
             // SAFETY: the panel is packed and holds a tile's rows, valid ones or not, for every step.
-            unsafe { self.columns(part, panel, source, stride) };
+            unsafe { self.columns(part, panel.clone(), source, stride, &ahead) };
         }
     }
 
-    /// All panels of columns against one panel of rows.
-    unsafe fn columns(&self, part: &Part<'_>, rows: Range<usize>, left: *const f32, left_stride: usize) {
+    /// What tile `tile` of `tiles` of the panel of rows `panel` asks the memory for: the next panel where the right operand is
+    /// packed already, else a piece of the next block of the depth.
+    fn ahead(
+        &self,
+        part: &Part<'_>,
+        rows: &Range<usize>,
+        panel: &Range<usize>,
+        tile: usize,
+        tiles: usize,
+    ) -> Option<(*const f32, usize)> {
+        let (Product { left, right, .. }, steps) = (self.product, part.steps.len());
+        if self.cut.shared {
+            let next = panel.end..(panel.end + self.cut.height).min(self.product.rows);
+            return left.ahead(part.batch, next, part.steps.clone()).share(tile, tiles, steps);
+        }
+        if part.next.is_empty() {
+            return None;
+        }
+        let panels = rows.len().div_ceil(self.cut.height);
+        let (tile, tiles) = ((panel.start - rows.start) / self.cut.height * tiles + tile, panels * tiles);
+        let left = left.ahead(part.batch, rows.clone(), part.next.clone());
+        let right = right.ahead(part.batch, part.next.clone(), part.columns.clone());
+        let for_left = tiles * left.length() / (left.length() + right.length()).max(1);
+        if tile < for_left {
+            left.share(tile, for_left, steps)
+        } else {
+            right.share(tile - for_left, tiles - for_left, steps)
+        }
+    }
+
+    /// All panels of columns against one panel of rows; `ahead` says what each of them asks for.
+    unsafe fn columns(
+        &self,
+        part: &Part<'_>,
+        rows: Range<usize>,
+        left: *const f32,
+        left_stride: usize,
+        ahead: &dyn Fn(usize, usize) -> Option<(*const f32, usize)>,
+    ) {
         let (product, epilogue) = (self.product, self.product.epilogue);
         let whole = self.cut.splits == 1;
         let mut pointers = [std::ptr::null_mut(); ROWS_MAX];
@@ -193,9 +242,12 @@ impl Run<'_> {
             assert!(offset + product.columns <= self.length, "a row lies outside the result");
             *pointer = self.output.get().wrapping_add(offset + part.columns.start);
         }
+        let pointers = &mut pointers[..rows.len()];
+        let stream = self.stream && pointers.iter().all(|pointer| (*pointer as usize).is_multiple_of(64));
         let bias = epilogue.bias.filter(|_| whole && part.last).map(|bias| &bias[part.batch * product.bias_stride..]);
         let mut right = part.right;
-        for start in part.columns.clone().step_by(2 * self.cut.lanes) {
+        let panels = part.columns.len().div_ceil(2 * self.cut.lanes);
+        for (index, start) in part.columns.clone().step_by(2 * self.cut.lanes).enumerate() {
             let width = self.cut.panel_width(start, product.columns);
             let (panel, rest) = right.split_at(width * part.steps.len());
             let columns = width.min(part.columns.end - start);
@@ -204,17 +256,19 @@ impl Run<'_> {
                 left_stride,
                 right: panel.as_ptr(),
                 depth: part.steps.len(),
-                rows: &pointers[..rows.len()],
+                rows: pointers,
                 columns,
                 scale: product.scale,
                 load: !part.first || (whole && product.accumulate),
                 bias: bias.map(|bias| bias[start..start + columns].as_ptr()),
                 relu: epilogue.relu && whole && part.last,
+                stream,
+                ahead: ahead(index, panels).unwrap_or((panel.as_ptr(), 0)),
             };
             let function = kernel::tile(self.isa, rows.len(), width / self.cut.lanes, self.layout);
             // SAFETY: the instruction set is available; panels hold what the tile reads; each row has room for its columns.
             unsafe { function(&tile) };
-            for pointer in &mut pointers[..rows.len()] {
+            for pointer in pointers.iter_mut() {
                 *pointer = pointer.wrapping_add(width);
             }
             right = rest;
@@ -228,6 +282,8 @@ struct Part<'a> {
     split: usize,
     columns: Range<usize>,
     steps: Range<usize>,
+    /// The block of the depth that follows, if any.
+    next: Range<usize>,
     first: bool,
     last: bool,
     right: &'a [f32],

@@ -125,6 +125,22 @@ fn a_matrix_with_gaps_in_both_directions_is_read_right() {
 }
 
 #[test]
+fn a_result_too_large_for_the_caches_is_right() {
+    let [m, n, k] = [1030, 4096, 2];
+    let (a, b) = (numbers(1, m * k), numbers(2, k * n));
+    let element = |index: usize, k: usize| f64::from(a[index / n * 2 + k]) * f64::from(b[k * n + index % n]);
+    let expected: Vec<f64> = (0..m * n).map(|index| element(index, 0) + element(index, 1)).collect();
+    check("large", &expected, k, |context| {
+        let mut room = vec![f32::NAN; m * n + 16];
+        // Only rows that start on a cache line are written past the caches.
+        let start = room.as_ptr().align_offset(64);
+        let plain = Gemm::new([m, n, k], Matrix::row_major(&a, k), Matrix::row_major(&b, n));
+        gemm(context, plain, &mut room[start..start + m * n]);
+        room[start..start + m * n].to_vec()
+    });
+}
+
+#[test]
 #[should_panic(expected = "beyond its")]
 fn an_operand_that_is_too_short_is_refused() {
     let (pool, mut scratch) = (Pool::new(1), Scratch::new());

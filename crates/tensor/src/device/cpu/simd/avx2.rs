@@ -1,4 +1,5 @@
 //! AVX2 with FMA: eight floats.
+#![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 // Every block below holds for the reason the trait gives: the machine has AVX2 and FMA and the pointers are valid.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -42,6 +43,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn stream(target: *mut f32, vector: __m256) {
+        unsafe { _mm256_stream_ps(target, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn fence() {
+        unsafe { _mm_sfence() }
+    }
+
+    #[inline(always)]
     unsafe fn store_first(target: *mut f32, vector: __m256, count: usize) {
         unsafe { _mm256_maskstore_ps(target, mask(count), vector) }
     }
@@ -60,6 +71,11 @@ impl Simd for Avx2 {
     unsafe fn relu(vector: __m256) -> __m256 {
         // The second operand is returned when either is not a number.
         unsafe { _mm256_max_ps(_mm256_setzero_ps(), vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(address: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 
     #[inline(always)]

@@ -1,4 +1,5 @@
 //! AVX-512: sixteen floats.
+#![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 // Every block below holds for the reason the trait gives: the machine has AVX-512F and the pointers are valid.
 #![allow(clippy::undocumented_unsafe_blocks)]
@@ -41,6 +42,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn stream(target: *mut f32, vector: __m512) {
+        unsafe { _mm512_stream_ps(target, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn fence() {
+        unsafe { _mm_sfence() }
+    }
+
+    #[inline(always)]
     unsafe fn store_first(target: *mut f32, vector: __m512, count: usize) {
         unsafe { _mm512_mask_storeu_ps(target, mask(count), vector) }
     }
@@ -59,6 +70,11 @@ impl Simd for Avx512 {
     unsafe fn relu(vector: __m512) -> __m512 {
         // The second operand is returned when either is not a number.
         unsafe { _mm512_max_ps(_mm512_setzero_ps(), vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(address: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 
     #[inline(always)]

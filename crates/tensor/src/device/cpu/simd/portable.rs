@@ -37,6 +37,15 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn stream(target: *mut f32, vector: Self::Vector) {
+        // SAFETY: as `store`.
+        unsafe { Self::store(target, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn fence() {}
+
+    #[inline(always)]
     unsafe fn store_first(target: *mut f32, vector: Self::Vector, count: usize) {
         for (lane, value) in vector.into_iter().enumerate().take(count) {
             // SAFETY: only lanes below `count` are written.
@@ -58,6 +67,9 @@ impl Simd for Portable {
     unsafe fn relu(vector: Self::Vector) -> Self::Vector {
         vector.map(|value| if value < 0.0 { 0.0 } else { value })
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(_address: *const f32) {}
 
     #[inline(always)]
     unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {

@@ -11,12 +11,10 @@ use super::super::super::scratch::{Buffers, Need};
 use super::super::super::simd::{Simd, Vectorised};
 use super::super::ConvShape;
 use super::super::axis::Axis;
+use super::{PIXELS, blocks, load};
 
 /// Most shares of the rows.
 const SHARES: usize = 32;
-
-/// Partial sums of one tap, so that four multiply-adds are under way at once.
-const SUMS: usize = 4;
 
 /// The gradient of the weight of a depthwise convolution, written to `dw` or added to it.
 pub(in super::super) fn grad_weight(
@@ -42,7 +40,7 @@ pub(in super::super) fn grad_weight(
     }
     context.pool.chunks(partial, length, |share, sums| {
         let rows = share * per_share..((share + 1) * per_share).min(rows);
-        isa.run(Share { axes: &axes, kernel_width: shape.conv.kernel[1], channels, x, dy, rows, sums });
+        isa.run(Share { axes: &axes, channels, x, dy, rows, sums });
     });
     context.pool.chunks(dw, 4096, |index, target| {
         for share in 0..shares {
@@ -54,7 +52,6 @@ pub(in super::super) fn grad_weight(
 /// The sums over some rows of output.
 struct Share<'a> {
     axes: &'a [Axis; 2],
-    kernel_width: usize,
     channels: usize,
     x: &'a [f32],
     dy: &'a [f32],
@@ -64,15 +61,21 @@ struct Share<'a> {
 
 impl Vectorised for Share<'_> {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
+    unsafe fn run<S: Simd>(mut self) {
         let [down, across] = self.axes;
-        for channel in (0..self.channels).step_by(S::LANES) {
-            for tap in 0..down.taps * across.taps {
-                let offset = (tap / across.taps * self.kernel_width + tap % across.taps) * self.channels + channel;
-                // SAFETY: `sum` stays inside the images; lanes beyond the last channel are not written.
-                unsafe {
-                    let sum = self.sum::<S>(channel, tap / across.taps, tap % across.taps);
-                    S::store_first(self.sums.as_mut_ptr().add(offset), sum, self.channels - channel);
+        self.sums.fill(0.0);
+        for row in self.rows.clone() {
+            let rows = down.valid_taps(row % down.outputs);
+            for (column, count, taps) in blocks(across) {
+                for channel in (0..self.channels).step_by(S::LANES) {
+                    // SAFETY: the taps lie inside the image for every pixel of a block.
+                    unsafe {
+                        if count == PIXELS {
+                            self.pixels::<S, PIXELS>(channel, row, column, rows.clone(), taps.clone());
+                        } else {
+                            self.pixels::<S, 1>(channel, row, column, rows.clone(), taps.clone());
+                        }
+                    }
                 }
             }
         }
@@ -80,40 +83,42 @@ impl Vectorised for Share<'_> {
 }
 
 impl Share<'_> {
-    /// The sum of one tap over the rows, one vector of channels.
+    /// Adds `P` pixels from `column` of output row `row` on to the sums of every tap given, one vector of channels.
+    ///
+    /// # Safety
+    /// The machine has `S`; every tap of `rows` × `columns` lies inside the image for each of the pixels.
     #[inline(always)]
-    unsafe fn sum<S: Simd>(&self, channel: usize, tap_row: usize, tap: usize) -> S::Vector {
+    unsafe fn pixels<S: Simd, const P: usize>(
+        &mut self,
+        channel: usize,
+        row: usize,
+        column: usize,
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) {
         let ([down, across], channels) = (self.axes, self.channels);
-        let (rows, columns) = (down.valid_outputs(tap_row), across.valid_outputs(tap));
+        let (image, row_in_image) = (row / down.outputs, row % down.outputs);
         let (count, step) = (channels - channel, across.stride * channels);
-        // SAFETY: rows and columns are those for which the tap reads inside the image; lanes beyond the last channel are
-        // not read.
+        // SAFETY: lanes beyond the last channel are not touched; the rest lies inside the slices by the promise above.
         unsafe {
-            let load = |slice: &[f32], offset: usize| {
-                debug_assert!(offset + count.min(S::LANES) <= slice.len());
-                let source = slice.as_ptr().add(offset);
-                if count >= S::LANES { S::load(source) } else { S::load_first(source, count) }
-            };
-            let mut sums = [S::splat(0.0); SUMS];
-            for index in self.rows.clone().filter(|index| rows.contains(&(index % down.outputs))) {
-                let (image, row) = (index / down.outputs, index % down.outputs);
-                let line = image * down.size + (down.start(row) + (down.delta * tap_row) as isize) as usize;
-                let pixel = (across.start(columns.start) + (across.delta * tap) as isize) as usize;
-                let mut x = (line * across.size + pixel) * channels + channel;
-                let mut dy = (index * across.outputs + columns.start) * channels + channel;
-                let mut left = columns.len();
-                while left >= SUMS {
-                    for (p, sum) in sums.iter_mut().enumerate() {
-                        *sum = S::mul_add(load(self.x, x + p * step), load(self.dy, dy + p * channels), *sum);
+            let mut gradients = [S::splat(0.0); P];
+            for (p, gradient) in gradients.iter_mut().enumerate() {
+                *gradient = load::<S>(self.dy, (row * across.outputs + column + p) * channels + channel, count);
+            }
+            for tap_row in rows {
+                let line = (down.start(row_in_image) + (down.delta * tap_row) as isize) as usize + image * down.size;
+                for tap in columns.clone() {
+                    let pixel = (across.start(column) + (across.delta * tap) as isize) as usize;
+                    let first = (line * across.size + pixel) * channels + channel;
+                    let offset = (tap_row * across.taps + tap) * channels + channel;
+                    let mut sum = load::<S>(self.sums, offset, count);
+                    for (p, &gradient) in gradients.iter().enumerate() {
+                        sum = S::mul_add(load::<S>(self.x, first + p * step, count), gradient, sum);
                     }
-                    (x, dy, left) = (x + SUMS * step, dy + SUMS * channels, left - SUMS);
-                }
-                for sum in &mut sums[..left] {
-                    *sum = S::mul_add(load(self.x, x), load(self.dy, dy), *sum);
-                    (x, dy) = (x + step, dy + channels);
+                    let target = self.sums.as_mut_ptr().add(offset);
+                    if count >= S::LANES { S::store(target, sum) } else { S::store_first(target, sum, count) }
                 }
             }
-            S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]))
         }
     }
 }

@@ -1,0 +1,80 @@
+//! What an operation accepts before its shapes are compared: how many inputs, of which kind, none of them empty. The
+//! shape rules in `infer.rs` rely on it and look at their inputs without asking again whether they are there.
+
+use super::{BatchNorm, Op};
+use crate::dtype::DType;
+use crate::shape::Shape;
+use crate::window::PoolKind;
+
+impl Op {
+    /// Refuses what no shape rule should see.
+    pub(super) fn accept(&self, inputs: &[(&Shape, DType)]) -> Result<(), String> {
+        let needed = self.inputs_needed();
+        match (needed, inputs.len()) {
+            (None, 0) => return Err("no inputs given, at least 1 needed".into()),
+            (Some(needed), given) if needed != given => return Err(format!("{given} inputs given, {needed} needed")),
+            _ => {}
+        }
+        for (index, (shape, dtype)) in inputs.iter().enumerate() {
+            if is_empty(shape) {
+                return Err(format!("input {index} has no elements (shape `{shape}`)"));
+            }
+            let integer = self.integer_input() == Some(index);
+            if integer && *dtype != DType::I32 {
+                return Err(format!("input {index} must be numbers of type i32, not {dtype}"));
+            }
+            if !integer && !dtype.is_float() && !self.only_moves() {
+                return Err(format!("input {index} must be floating-point, not {dtype}"));
+            }
+        }
+        let mixed = |input: &&(&Shape, DType)| self.only_moves() && input.1 != inputs[0].1;
+        match inputs.iter().find(mixed) {
+            Some(other) => Err(format!("the types {} and {} do not mix", inputs[0].1, other.1)),
+            None => Ok(()),
+        }
+    }
+
+    /// How many inputs there are; none where any number above zero will do.
+    fn inputs_needed(&self) -> Option<usize> {
+        let norm_inputs = |norm: &BatchNorm, last: bool| 4 + usize::from(norm.scale) + usize::from(last);
+        Some(match self {
+            Self::Conv2d { bias, .. } | Self::MatMul { bias, .. } => 2 + usize::from(*bias),
+            Self::BatchNorm(norm) | Self::BatchNormInference(norm) => norm_inputs(norm, norm.residual),
+            Self::BatchNormGrad(norm) => norm_inputs(norm, norm.relu),
+            Self::Pool2dGrad { pool, .. } => 1 + usize::from(pool.kind == PoolKind::Max),
+            Self::Conv2dGradInput { .. } | Self::Conv2dGradWeight { .. } => 2,
+            Self::UnaryGrad(_) | Self::Add | Self::Mul | Self::SoftmaxGrad => 2,
+            Self::CrossEntropy { .. } | Self::Embedding | Self::EmbeddingGrad { .. } => 2,
+            Self::LayerNorm { .. } | Self::CrossEntropyGrad { .. } => 3,
+            Self::LayerNormGrad | Self::Lstm => 5,
+            Self::LstmGrad => 7,
+            Self::Unary(_) | Self::Scale(_) | Self::SumLeading { .. } | Self::Pool2d(_) | Self::Reshape(_) => 1,
+            Self::Slice { .. } | Self::Pad { .. } | Self::Permute { .. } => 1,
+            Self::Dropout { .. } | Self::Softmax { .. } => 1,
+            Self::Concat { .. } => return None,
+        })
+    }
+
+    /// The input that holds class numbers, tokens or positions.
+    const fn integer_input(&self) -> Option<usize> {
+        match self {
+            Self::Embedding => Some(0),
+            Self::CrossEntropy { .. } | Self::EmbeddingGrad { .. } | Self::Pool2dGrad { .. } => Some(1),
+            Self::CrossEntropyGrad { .. } => Some(2),
+            _ => None,
+        }
+    }
+
+    /// Whether elements are copied and not computed with, so that any type will do.
+    const fn only_moves(&self) -> bool {
+        matches!(
+            self,
+            Self::Reshape(_) | Self::Slice { .. } | Self::Pad { .. } | Self::Concat { .. } | Self::Permute { .. }
+        )
+    }
+}
+
+/// Whether a shape holds nothing or, lacking dims altogether, is none.
+pub(super) fn is_empty(shape: &Shape) -> bool {
+    shape.is_empty() || shape.contains(&0)
+}

@@ -1,0 +1,59 @@
+//! A disk that fills up at any byte of a run: what was saved stays whole, and the run goes on once there is room.
+
+use paceline_system::disk::Disk;
+use paceline_train::checkpoint::Checkpoints;
+use paceline_train::trainer::{Surroundings, prepare_with};
+use paceline_train::{Config, TrainError, Trainer};
+
+use crate::{bits, config, is_weights_file, resume, small, train};
+
+/// How far apart the places are at which the disk fills up. A checkpoint here is about 8 kB.
+const STRIDE: u64 = 577;
+
+#[test]
+fn whenever_the_disk_fills_up_the_checkpoint_before_survives() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config { checkpoint_every: Some(2), epochs: 2, ..config() };
+    let (expected, _) = train(config.clone(), &folder.path().join("straight")).unwrap();
+    let (mut unsaved, mut unlogged) = (0, 0);
+    for number in 0..200 {
+        let run = folder.path().join(number.to_string());
+        let disk = Disk::full_after(number * STRIDE);
+        let around = Surroundings { disk: disk.clone(), ..Surroundings::default() };
+        let ended = Trainer::start_with(&small, config.clone(), around, Some(run.clone())).and_then(|mut t| t.run());
+        let Err(error) = ended else {
+            assert!(!disk.was_full());
+            assert!(unsaved > 3 && unlogged > 3, "checkpoints and events were both cut: {unsaved}, {unlogged}");
+            return;
+        };
+        assert!(disk.was_full() && error.is_refusal(), "{error}");
+        check_survivors(&config, &run, &error);
+        match error {
+            TrainError::CheckpointNotSaved { .. } => unsaved += 1,
+            TrainError::EventNotWritten { .. } => unlogged += 1,
+            _ => continue,
+        }
+        let (resumed, _) = resume(&run).unwrap();
+        assert!(bits(resumed.replica()) == bits(expected.replica()), "full after {} bytes", number * STRIDE);
+    }
+    panic!("the disk never was large enough");
+}
+
+/// Every checkpoint that has its name is whole, and the error names the newest.
+fn check_survivors(config: &Config, run: &std::path::Path, error: &TrainError) {
+    let checkpoints = Checkpoints::new(&Disk::real(), run.join("checkpoints"));
+    let mut replica = prepare_with(&small, config, &Surroundings::default()).unwrap().replica;
+    let all = checkpoints.list().unwrap();
+    for (step, path) in &all {
+        assert_eq!(checkpoints.load(path, &mut replica).unwrap().step, *step);
+        assert!(is_weights_file(&path.join("weights.safetensors")));
+    }
+    let sentence = error.to_string();
+    if matches!(error, TrainError::CheckpointNotSaved { .. } | TrainError::EventNotWritten { .. }) {
+        match all.last() {
+            Some((_, path)) => assert!(sentence.contains(&path.display().to_string()), "{sentence}"),
+            None => assert!(sentence.contains("no checkpoint yet"), "{sentence}"),
+        }
+        assert!(sentence.ends_with(&format!("paceline train --resume {}", run.display())), "{sentence}");
+    }
+}

@@ -1,0 +1,324 @@
+//! What can be typed: commands, flags and their help. Lifted into checked values by `command/`.
+
+mod parse;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use paceline::data::AugmentChoice;
+use paceline::nn::optim::Optimizer;
+use paceline::nn::schedule::Schedule;
+
+/// Distributed deep-learning training in one binary.
+#[derive(Debug, Parser)]
+#[command(name = "paceline", version, propagate_version = true, arg_required_else_help = true, after_help = EXAMPLES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  paceline train                                             a small network on built-in data, no downloads
+  paceline train --model resnet20 --data cifar10:DIR --epochs 10
+  paceline train recipes/cifar10-resnet20.toml --data cifar10:DIR
+  paceline train --resume runs/NAME                          after Ctrl-C or a crash
+  paceline plan --model resnet50 --batch 32                  memory, arithmetic and messages before anything runs
+  paceline predict runs/NAME photo.jpg";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a model; without arguments, a small network on the built-in `shapes` set
+    Train(Box<Train>),
+    /// Measure a trained model on the validation set of its data
+    Evaluate(Evaluate),
+    /// Name what is in image files, best guesses first
+    Predict(Predict),
+    /// Write a trained model as an ONNX file
+    Export(Export),
+    /// Show what a training step will do: parameters, FLOPs, memory, gradient messages
+    Plan(Plan),
+    /// List the models: parameters, multiply-adds, sizes
+    Models(Models),
+    /// Look at data
+    Data(Data),
+    /// Measure
+    Bench(Bench),
+    /// Write the HTML report of a run again
+    Report(Report),
+}
+
+/// `paceline train`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A run is a folder: config.toml, events/, checkpoints/, report.html. Ctrl-C finishes the step, saves, and says how to go on."
+)]
+pub struct Train {
+    /// A configuration file, such as one of recipes/ or the config.toml of an earlier run; flags override it
+    pub config: Option<PathBuf>,
+    /// Continue the run in this folder from its last checkpoint
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "run", "model", "data"])]
+    pub resume: Option<PathBuf>,
+    /// The folder for a new run [default: runs/TIME-MODEL]
+    #[arg(long, value_name = "DIR")]
+    pub run: Option<PathBuf>,
+
+    /// A model that `paceline models` lists
+    #[arg(long, short, help_heading = "Model and data")]
+    pub model: Option<String>,
+    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | text:FILE | synthetic:WxHxC/CLASSES
+    #[arg(long, short, help_heading = "Model and data")]
+    pub data: Option<String>,
+    /// Side of the images that the model sees [default: the data's own]
+    #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Model and data")]
+    pub size: Option<usize>,
+    /// Length of token sequences
+    #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Model and data")]
+    pub sequence: Option<usize>,
+    /// Insist on this number of classes
+    #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Model and data")]
+    pub classes: Option<usize>,
+    /// Training augmentation: none | standard
+    #[arg(long, value_parser = parse::augment, help_heading = "Model and data")]
+    pub augment: Option<AugmentChoice>,
+    /// Damaged images to skip, by name, before giving up [default: 0]
+    #[arg(long, value_parser = parse::whole, allow_negative_numbers = true, help_heading = "Model and data")]
+    pub damaged_max: Option<usize>,
+    /// Start from these weights: a .safetensors file with torchvision's names, or one of an earlier run
+    #[arg(long, value_name = "FILE", help_heading = "Model and data")]
+    pub weights: Option<String>,
+    /// Layers that keep their random start although --weights is given, such as `fc` for another number of classes
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',', help_heading = "Model and data")]
+    pub except: Vec<String>,
+
+    /// Samples per update
+    #[arg(long, short, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Length")]
+    pub batch: Option<usize>,
+    /// Compute a batch in so many parts, to save memory
+    #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Length")]
+    pub accumulate: Option<usize>,
+    /// Passes over the data
+    #[arg(long, short, value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Length")]
+    pub epochs: Option<u64>,
+    /// Stop after so many updates
+    #[arg(long, value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Length")]
+    pub max_steps: Option<u64>,
+    /// Stop after this time: 90s, 10m, 2h
+    #[arg(long, value_parser = parse::duration, allow_negative_numbers = true, help_heading = "Length")]
+    pub time_limit: Option<f64>,
+    /// Stop when the validation accuracy has not risen for so many epochs
+    #[arg(long, value_name = "EPOCHS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Length")]
+    pub early_stop: Option<u64>,
+
+    /// sgd | momentum | nesterov | adagrad | adam | adamw | lars
+    #[arg(long, help_heading = "Learning")]
+    pub optimizer: Option<Optimizer>,
+    /// Learning rate
+    #[arg(long, value_parser = parse::positive, allow_negative_numbers = true, help_heading = "Learning")]
+    pub lr: Option<f64>,
+    /// Multiply the learning rate by batch/256
+    #[arg(long, help_heading = "Learning")]
+    pub scale_lr: bool,
+    /// constant | cosine | step:EPOCHS | milestones:30,60,80 | poly:POWER
+    #[arg(long, value_parser = parse::schedule, help_heading = "Learning")]
+    pub schedule: Option<Schedule>,
+    /// Climb to the full learning rate over so many epochs
+    #[arg(long, value_name = "EPOCHS", value_parser = parse::not_negative, allow_negative_numbers = true, help_heading = "Learning")]
+    pub warmup_epochs: Option<f64>,
+    /// Momentum
+    #[arg(long, value_parser = parse::not_negative, allow_negative_numbers = true, help_heading = "Learning")]
+    pub momentum: Option<f64>,
+    /// Weight decay; biases and normalisation are left out
+    #[arg(long, value_parser = parse::not_negative, allow_negative_numbers = true, help_heading = "Learning")]
+    pub weight_decay: Option<f64>,
+    /// Share of the target spread over all classes
+    #[arg(long, value_parser = parse::not_negative, allow_negative_numbers = true, help_heading = "Learning")]
+    pub label_smoothing: Option<f64>,
+    /// Scale gradients down to this norm
+    #[arg(long, value_parser = parse::positive, allow_negative_numbers = true, help_heading = "Learning")]
+    pub clip_norm: Option<f64>,
+    /// Decides initial weights, order, augmentation and dropout
+    #[arg(long, value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Learning")]
+    pub seed: Option<u64>,
+
+    /// Compute threads [default: all cores]
+    #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
+    pub threads: Option<usize>,
+    /// Threads that read, decode and augment
+    #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
+    pub loader_threads: Option<usize>,
+    /// Save every so many updates, besides every epoch's end
+    #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Machine and output")]
+    pub checkpoint_every: Option<u64>,
+    /// Checkpoints to keep, besides the best
+    #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Machine and output")]
+    pub keep: Option<usize>,
+    /// Say nothing but errors
+    #[arg(long, short, conflicts_with = "json", help_heading = "Machine and output")]
+    pub quiet: bool,
+    /// Print the run's events as JSON lines (docs/events.md)
+    #[arg(long, help_heading = "Machine and output")]
+    pub json: bool,
+}
+
+/// `paceline evaluate`
+#[derive(Debug, Args)]
+pub struct Evaluate {
+    /// A run's folder, a checkpoint's folder, or a weights file inside one
+    pub run: PathBuf,
+    /// Another data set with the same classes
+    #[arg(long, short)]
+    pub data: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline predict`
+#[derive(Debug, Args)]
+pub struct Predict {
+    /// A run's folder, a checkpoint's folder, or a weights file
+    pub run: PathBuf,
+    /// JPEG or PNG files
+    #[arg(required = true)]
+    pub images: Vec<PathBuf>,
+    /// Guesses per image
+    #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
+    pub top: usize,
+    /// Print one JSON object per image
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline export`
+#[derive(Debug, Args)]
+pub struct Export {
+    /// A run's folder, a checkpoint's folder, or a weights file
+    pub run: PathBuf,
+    /// The ONNX file to write
+    #[arg(long, value_name = "FILE")]
+    pub onnx: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `paceline plan`
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// A model that `paceline models` lists
+    #[arg(long, short, default_value = "resnet50")]
+    pub model: String,
+    /// Samples per step
+    #[arg(long, short, default_value_t = 32, value_parser = parse::count, allow_negative_numbers = true)]
+    pub batch: usize,
+    /// Side of the images, or length of the token sequence [default: the model's own]
+    #[arg(long, value_parser = parse::count, allow_negative_numbers = true)]
+    pub size: Option<usize>,
+    /// Number of classes [default: the model's published one]
+    #[arg(long, value_parser = parse::count, allow_negative_numbers = true)]
+    pub classes: Option<usize>,
+    /// Plan the evaluation instead of a training step
+    #[arg(long)]
+    pub eval: bool,
+    /// List every node
+    #[arg(long)]
+    pub nodes: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline models`
+#[derive(Debug, Args)]
+pub struct Models {
+    /// Print a JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline data`
+#[derive(Debug, Args)]
+pub struct Data {
+    /// What to do with the data.
+    #[command(subcommand)]
+    pub command: DataCommand,
+}
+
+/// The commands of `paceline data`.
+#[derive(Debug, Subcommand)]
+pub enum DataCommand {
+    /// Counts, sizes, class balance, damaged files, and a contact sheet
+    Inspect(Inspect),
+}
+
+/// `paceline data inspect`
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | text:FILE | synthetic:WxHxC/CLASSES
+    pub spec: String,
+    /// Where to write the contact sheet
+    #[arg(long, value_name = "FILE.png")]
+    pub sheet: Option<PathBuf>,
+    /// Compare files with their published checksums (cifar10)
+    #[arg(long)]
+    pub verify: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline bench`
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// The commands of `paceline bench`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Time training steps on random data: images per second, GFLOP/s, memory
+    Step(BenchStep),
+}
+
+/// `paceline bench step`
+#[derive(Debug, Args)]
+pub struct BenchStep {
+    /// A model that `paceline models` lists
+    #[arg(long, short, default_value = "resnet50")]
+    pub model: String,
+    /// Side of the images, or length of the token sequence [default: the model's own]
+    #[arg(long, value_parser = parse::count, allow_negative_numbers = true)]
+    pub size: Option<usize>,
+    /// Samples per step
+    #[arg(long, short, default_value_t = 32, value_parser = parse::count, allow_negative_numbers = true)]
+    pub batch: usize,
+    /// Number of classes
+    #[arg(long, default_value_t = 10, value_parser = parse::count, allow_negative_numbers = true)]
+    pub classes: usize,
+    /// Element type: f32
+    #[arg(long, default_value = "f32", value_parser = ["f32"])]
+    pub dtype: String,
+    /// Steps to time, after two that are not
+    #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
+    pub steps: usize,
+    /// Compute threads [default: all cores]
+    #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
+    pub threads: Option<usize>,
+    /// Show where the time goes, by operation and by layer
+    #[arg(long)]
+    pub profile: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline report`
+#[derive(Debug, Args)]
+pub struct Report {
+    /// A run's folder
+    pub run: PathBuf,
+}

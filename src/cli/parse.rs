@@ -1,0 +1,116 @@
+//! From a typed word to a checked value. Each refusal says what to type.
+
+use paceline::data::AugmentChoice;
+use paceline::nn::schedule::Schedule;
+use paceline::train::config::THREADS_MAX;
+
+/// The largest batch, class count or length of a sequence: products of a few of them are far from overflowing.
+const COUNT_MAX: usize = 1 << 24;
+
+/// A whole number from 1.
+pub fn count(text: &str) -> Result<usize, String> {
+    at_most(text, COUNT_MAX)
+}
+
+/// A number of threads.
+pub fn threads(text: &str) -> Result<usize, String> {
+    at_most(text, THREADS_MAX)
+}
+
+fn at_most(text: &str, most: usize) -> Result<usize, String> {
+    let refusal = || format!("type a whole number from 1 to {most}");
+    text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(refusal)
+}
+
+/// A whole number from 1: epochs and steps, of which there can be any number.
+pub fn count64(text: &str) -> Result<u64, String> {
+    text.parse().ok().filter(|&number| number > 0).ok_or_else(|| "type a whole number from 1".into())
+}
+
+/// A whole number from 0.
+pub fn whole(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "type 0 or a whole number above".into())
+}
+
+/// A whole number from 0.
+pub fn whole64(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "type 0 or a whole number above".into())
+}
+
+/// A number above 0.
+pub fn positive(text: &str) -> Result<f64, String> {
+    number(text).filter(|&number| number > 0.0).ok_or_else(|| "type a number above 0".into())
+}
+
+/// A number from 0.
+pub fn not_negative(text: &str) -> Result<f64, String> {
+    number(text).filter(|&number| number >= 0.0).ok_or_else(|| "type 0 or a number above".into())
+}
+
+fn number(text: &str) -> Option<f64> {
+    text.parse().ok().filter(|number: &f64| number.is_finite())
+}
+
+/// Seconds, or a number with s, m or h behind it.
+pub fn duration(text: &str) -> Result<f64, String> {
+    let (digits, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
+    let seconds = match unit {
+        "" | "s" => Some(1.0),
+        "m" | "min" => Some(60.0),
+        "h" => Some(3600.0),
+        _ => None,
+    };
+    let seconds = number(digits).zip(seconds).map(|(number, unit)| number * unit);
+    seconds.filter(|&seconds| seconds > 0.0).ok_or_else(|| "type a time such as 90s, 10m or 2h".into())
+}
+
+/// `none` or `standard`.
+pub fn augment(text: &str) -> Result<AugmentChoice, String> {
+    match text {
+        "none" => Ok(AugmentChoice::None),
+        "standard" => Ok(AugmentChoice::Standard),
+        _ => Err("type none or standard".into()),
+    }
+}
+
+/// A schedule: a name, and what it needs behind a colon.
+pub fn schedule(text: &str) -> Result<Schedule, String> {
+    let (name, rest) = text.split_once(':').unwrap_or((text, ""));
+    let numbers: Option<Vec<f64>> = rest.split(',').filter(|part| !part.is_empty()).map(number).collect();
+    let refusal = || "type constant, cosine, step:EPOCHS, milestones:30,60,80 or poly:POWER".to_owned();
+    match (name, numbers.ok_or_else(refusal)?.as_slice()) {
+        ("constant", []) => Ok(Schedule::Constant),
+        ("cosine", []) => Ok(Schedule::Cosine { end: 0.0 }),
+        ("step", &[every]) => Ok(Schedule::Step { every, factor: 0.1 }),
+        ("milestones", at @ [_, ..]) => Ok(Schedule::Milestones { at: at.to_vec(), factor: 0.1 }),
+        ("poly", &[power]) => Ok(Schedule::Polynomial { power, end: 0.0 }),
+        _ => Err(refusal()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_cannot_work_are_refused() {
+        assert!(["0", "-1", "1.5", "many", "", "99999999999999999999"].iter().all(|text| count(text).is_err()));
+        assert!(["0", "-0.1", "nan", "inf"].iter().all(|text| positive(text).is_err()));
+        assert_eq!(count("12"), Ok(12));
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("90"), Ok(90.0));
+        assert_eq!(duration("1.5m"), Ok(90.0));
+        assert_eq!(duration("2h"), Ok(7200.0));
+        assert!(["", "m", "-3s", "0s", "3 weeks"].iter().all(|text| duration(text).is_err()));
+    }
+
+    #[test]
+    fn schedules_have_names_and_numbers() {
+        assert_eq!(schedule("cosine"), Ok(Schedule::Cosine { end: 0.0 }));
+        assert_eq!(schedule("milestones:30,60"), Ok(Schedule::Milestones { at: vec![30.0, 60.0], factor: 0.1 }));
+        assert!(["cosine:1", "step", "step:x", "linear"].iter().all(|text| schedule(text).is_err()));
+    }
+}

@@ -1,0 +1,95 @@
+//! `paceline data inspect`: what is in a data set.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use paceline::data::inspect::{Inspection, contact_sheet, inspect};
+use paceline::data::{Dataset, OpenOptions, Spec, cifar10};
+use paceline::system::disk::Disk;
+use paceline::system::threads;
+use serde_json::json;
+
+use super::{Outcome, grouped, print, surroundings};
+use crate::cli::{Data, DataCommand, Inspect};
+use crate::failure::Failure;
+
+/// Runs the command.
+pub fn run(arguments: &Data) -> Outcome {
+    let DataCommand::Inspect(arguments) = &arguments.command;
+    let around = surroundings();
+    let spec: Spec = arguments.spec.parse()?;
+    if arguments.verify {
+        verify(&spec, around.data_home.as_deref(), &around.disk)?;
+    }
+    // Looking at damage is the point here, so none of it is refused.
+    let options = OpenOptions {
+        data_home: around.data_home,
+        damaged_max: usize::MAX,
+        threads: threads::available(),
+        ..OpenOptions::default()
+    };
+    let (train, val) = Dataset::open(&spec, &options, &around.disk)?;
+    let halves = [inspect(&train)?, inspect(&val)?];
+    let sheet = write_sheet(arguments, &train, &around.disk)?;
+    if arguments.json {
+        print(&format!("{}\n", json!({"spec": arguments.spec, "halves": halves, "contact_sheet": sheet})));
+    } else {
+        halves.iter().for_each(|half| print(&describe(half)));
+        if let Some(sheet) = sheet {
+            print(&format!("contact sheet  {}\n", sheet.display()));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_sheet(arguments: &Inspect, train: &Dataset, disk: &Disk) -> Result<Option<PathBuf>, Failure> {
+    let Some(png) = contact_sheet(train, 12)? else { return Ok(None) };
+    let path =
+        arguments.sheet.clone().unwrap_or_else(|| PathBuf::from(format!("{}-contact-sheet.png", train.info().name)));
+    disk.write(&path, &png)?;
+    Ok(Some(path))
+}
+
+fn verify(spec: &Spec, home: Option<&Path>, disk: &Disk) -> Result<(), Failure> {
+    let Spec::Cifar10(place) = spec else {
+        return Err(Failure::refused("--verify knows the published checksums of cifar10 only; leave it out"));
+    };
+    let sums = cifar10::verify(place.as_deref(), home, disk)?;
+    for sum in &sums {
+        print(&format!("{}  {}\n", if sum.holds() { "as published" } else { "DIFFERENT   " }, sum.file.display()));
+    }
+    if sums.iter().all(|sum| sum.holds()) {
+        Ok(())
+    } else {
+        Err(Failure::refused("a file differs from the published one; fetch it again"))
+    }
+}
+
+fn describe(half: &Inspection) -> String {
+    let mut text = format!("{} {:?}: {} samples", half.name, half.split, grouped(half.samples as u64)).to_lowercase();
+    if let Some(sizes) = &half.sizes {
+        let [height, width] = sizes.mean;
+        let (least, greatest) = (sizes.least, sizes.greatest);
+        text += &if least == greatest {
+            format!(", {}×{}", least[1], least[0])
+        } else {
+            format!(", {}×{} to {}×{}, mean {width:.0}×{height:.0}", least[1], least[0], greatest[1], greatest[0])
+        };
+    }
+    if !half.mean.is_empty() {
+        let list = |values: &[f64]| values.iter().map(|value| format!("{value:.4}")).collect::<Vec<_>>().join(" ");
+        text += &format!("\n  mean {}  deviation {}", list(&half.mean), list(&half.std));
+    }
+    text += &format!("\n  {} classes, largest / smallest {:.2}\n", half.classes.len(), half.imbalance());
+    let shown = 20;
+    for (name, count) in half.classes.iter().take(shown) {
+        text += &format!("  {:>9}  {name:?}\n", grouped(*count as u64)).replace('"', "");
+    }
+    if half.classes.len() > shown {
+        text += &format!("  … and {} more\n", half.classes.len() - shown);
+    }
+    for damage in &half.damaged {
+        text += &format!("  damaged: {} ({})\n", damage.file.display(), damage.problem);
+    }
+    text
+}

@@ -1,0 +1,54 @@
+//! `paceline export`: a trained model as an ONNX file.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use paceline::nn::weights::{self, Inventory, Slot};
+use paceline::nn::{Mode, Network, onnx, zoo};
+use paceline::system::disk::Disk;
+use paceline::train::checkpoint::{find_weights, read_card};
+
+use super::{Outcome, print};
+use crate::cli::Export;
+use crate::failure::Failure;
+
+/// Runs the command.
+pub fn run(arguments: &Export) -> Outcome {
+    let disk = Disk::real();
+    let file = find_weights(&disk, &arguments.run)?;
+    let card = read_card(&disk, &file)?;
+    if disk.exists(&arguments.onnx) && !arguments.force {
+        let target = arguments.onnx.display();
+        return Err(Failure::refused(format!(
+            "{target} is there already; type another name, or --force to replace it"
+        )));
+    }
+    let entry = zoo::find(&card.model).map_err(Failure::refused)?;
+    let input = card.input()?;
+    let network = Network::new(entry, Mode::Eval, 1, input, card.class_names.len(), 0.0)?;
+    let inventory = Inventory { parameters: &network.parameters, states: &network.states };
+    let loaded = weights::read(&disk, &file, inventory, &[]).map_err(Failure::refused)?;
+    let values = |slot: Slot| {
+        let found = match slot {
+            Slot::Parameter(index) => &loaded.parameters[index],
+            Slot::State(index) => &loaded.states[index],
+        };
+        Cow::Borrowed(found.as_deref().expect("a strict load leaves nothing out"))
+    };
+    let metadata = BTreeMap::from([
+        ("model".to_owned(), card.model.clone()),
+        ("classes".to_owned(), card.class_names.join("\n")),
+        ("preprocess".to_owned(), serde_json::to_string(&card.preprocess).expect("operations are JSON")),
+    ]);
+    let bytes = onnx::export(&network, &values, &metadata).map_err(Failure::refused)?;
+    disk.write(&arguments.onnx, &bytes)?;
+    let megabytes = bytes.len() as f64 / 1e6;
+    print(&format!(
+        "{} of step {} written to {} ({megabytes:.1} MB)\n",
+        card.model,
+        card.step,
+        arguments.onnx.display()
+    ));
+    Ok(ExitCode::SUCCESS)
+}

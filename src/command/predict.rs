@@ -1,0 +1,35 @@
+//! `paceline predict`: best guesses for image files.
+
+use std::process::ExitCode;
+
+use paceline::system::disk::Disk;
+use paceline::system::threads;
+use paceline::train::checkpoint::find_weights;
+use paceline::train::predict::Predictor;
+use serde_json::json;
+
+use super::{Outcome, print};
+use crate::cli::Predict;
+
+/// Runs the command.
+pub fn run(arguments: &Predict) -> Outcome {
+    let disk = Disk::real();
+    let weights = find_weights(&disk, &arguments.run)?;
+    let mut predictor = Predictor::open(&disk, &weights, threads::available())?;
+    for image in &arguments.images {
+        let guesses = predictor.predict(&disk, image, arguments.top)?;
+        if arguments.json {
+            let guesses: Vec<_> = guesses
+                .iter()
+                .map(|guess| json!({"class": guess.class, "name": guess.name, "probability": guess.probability}))
+                .collect();
+            print(&format!("{}\n", json!({"image": image, "guesses": guesses})));
+        } else {
+            print(&format!("{}\n", image.display()));
+            for guess in guesses {
+                print(&format!("  {:>6.2}%  {}\n", 100.0 * guess.probability, guess.name));
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,16 @@
+//! `paceline report`: the HTML page of a run, written again from its events.
+
+use std::process::ExitCode;
+
+use paceline::lab::report;
+use paceline::system::disk::Disk;
+
+use super::{Outcome, print};
+use crate::cli::Report;
+
+/// Runs the command.
+pub fn run(arguments: &Report) -> Outcome {
+    let page = report::write(&Disk::real(), &arguments.run)?;
+    print(&format!("{}\n", page.display()));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,109 @@
+//! `paceline train`: a configuration from defaults, a file and flags; then the run, its listeners and its report.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use paceline::lab::{TensorBoard, report};
+use paceline::nn::schedule::WarmUp;
+use paceline::system::clock;
+use paceline::system::disk::Disk;
+use paceline::system::host::Host;
+use paceline::system::signal::Stop;
+use paceline::train::trainer::Surroundings;
+use paceline::train::{Config, Reason, TrainError, Trainer};
+
+use super::{Outcome, surroundings};
+use crate::cli::Train;
+use crate::failure::Failure;
+use crate::terminal::{Style, Terminal};
+
+/// Runs the command.
+pub fn run(arguments: Train) -> Outcome {
+    let stop = Stop::on_signals().map_err(Failure::failed)?;
+    let around = Surroundings { stop, ..surroundings() };
+    let disk = around.disk.clone();
+    let mut trainer = match &arguments.resume {
+        Some(run) => Trainer::resume(run.clone(), around, |config| apply(&arguments, config))?,
+        None => {
+            let mut config = base(&disk, arguments.config.as_deref())?;
+            apply(&arguments, &mut config);
+            Trainer::start(config, around, arguments.run.clone())?
+        }
+    };
+    let run = trainer.run_dir().path().to_owned();
+    let mut board = TensorBoard::create(&disk, &run, clock::unix_seconds(), &Host::look().name)?;
+    trainer.observe(Box::new(move |line| board.record(line)));
+    let terminal = Terminal::new(Style::choose(arguments.quiet, arguments.json), &trainer);
+    trainer.observe(terminal.observer());
+    let ended = trainer.run();
+    terminal.close();
+    // A report is worth having of a failed run too; if it cannot be written, the run's own end matters more.
+    let page = report::write(&disk, &run);
+    let outcome = ended.map_err(Failure::from)?;
+    terminal.finish(&outcome, page.ok().as_deref());
+    Ok(if outcome.reason == Reason::Interrupted { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The configuration before flags: a file's, or the default.
+fn base(disk: &Disk, file: Option<&Path>) -> Result<Config, Failure> {
+    let Some(file) = file else { return Ok(Config::default()) };
+    let text = disk
+        .read_text(file)
+        .map_err(|error| Failure::refused(format!("{error}; recipes/ has configurations to start from")))?;
+    Config::from_toml(&text).map_err(|error: TrainError| Failure::refused(format!("{}: {error}", file.display())))
+}
+
+/// Flags override what the configuration says.
+fn apply(arguments: &Train, config: &mut Config) {
+    fn set<T: Clone>(target: &mut T, value: &Option<T>) {
+        if let Some(value) = value {
+            target.clone_from(value);
+        }
+    }
+    fn set_some<T: Clone>(target: &mut Option<T>, value: &Option<T>) {
+        if value.is_some() {
+            target.clone_from(value);
+        }
+    }
+    set(&mut config.model, &arguments.model);
+    set(&mut config.data, &arguments.data);
+    set_some(&mut config.size, &arguments.size);
+    set(&mut config.sequence, &arguments.sequence);
+    set_some(&mut config.classes, &arguments.classes);
+    set(&mut config.augment, &arguments.augment);
+    set(&mut config.damaged_max, &arguments.damaged_max);
+    set_some(&mut config.weights, &arguments.weights);
+    if !arguments.except.is_empty() {
+        config.weights_except.clone_from(&arguments.except);
+    }
+    set(&mut config.batch, &arguments.batch);
+    set(&mut config.accumulate, &arguments.accumulate);
+    set(&mut config.epochs, &arguments.epochs);
+    set_some(&mut config.max_steps, &arguments.max_steps);
+    set_some(&mut config.time_limit_s, &arguments.time_limit);
+    set_some(&mut config.early_stop, &arguments.early_stop);
+    set(&mut config.optimizer, &arguments.optimizer);
+    set(&mut config.seed, &arguments.seed);
+    set_some(&mut config.threads, &arguments.threads);
+    set(&mut config.loader_threads, &arguments.loader_threads);
+    set_some(&mut config.checkpoint_every, &arguments.checkpoint_every);
+    set(&mut config.keep, &arguments.keep);
+    set_some(&mut config.clip_norm, &arguments.clip_norm);
+    set(&mut config.label_smoothing, &arguments.label_smoothing.map(|value| value as f32));
+    apply_learning_rate(arguments, config);
+}
+
+fn apply_learning_rate(arguments: &Train, config: &mut Config) {
+    let rate = &mut config.learning_rate;
+    rate.base = arguments.lr.unwrap_or(rate.base);
+    rate.scale_with_batch |= arguments.scale_lr;
+    if let Some(schedule) = &arguments.schedule {
+        rate.schedule = schedule.clone();
+    }
+    if let Some(epochs) = arguments.warmup_epochs {
+        rate.warm_up = WarmUp::Epochs(epochs);
+    }
+    let hyper = &mut config.hyper_parameters;
+    hyper.momentum = arguments.momentum.map_or(hyper.momentum, |momentum| momentum as f32);
+    hyper.weight_decay = arguments.weight_decay.map(|decay| decay as f32).or(hyper.weight_decay);
+}

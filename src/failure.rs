@@ -1,0 +1,65 @@
+//! How a command ends badly: a sentence on standard error and an exit code.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use paceline::data::DataError;
+use paceline::lab::LabError;
+use paceline::system::disk::DiskError;
+use paceline::tensor::GraphError;
+use paceline::train::TrainError;
+
+/// A command did not do what was asked.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    refused: bool,
+}
+
+impl Failure {
+    /// The user's input cannot work; the sentence says what to type.
+    pub fn refused(message: impl Display) -> Self {
+        Self { message: message.to_string(), refused: true }
+    }
+
+    /// The input was fine and something broke.
+    pub fn failed(message: impl Display) -> Self {
+        Self { message: message.to_string(), refused: false }
+    }
+
+    /// Says it.
+    pub fn report(self) -> ExitCode {
+        eprintln!("error: {}", self.message);
+        ExitCode::from(if self.refused { 2 } else { 1 })
+    }
+}
+
+impl From<TrainError> for Failure {
+    fn from(error: TrainError) -> Self {
+        Self { refused: error.is_refusal(), message: error.to_string() }
+    }
+}
+
+impl From<DataError> for Failure {
+    fn from(error: DataError) -> Self {
+        TrainError::from(error).into()
+    }
+}
+
+impl From<GraphError> for Failure {
+    fn from(error: GraphError) -> Self {
+        TrainError::from(error).into()
+    }
+}
+
+impl From<DiskError> for Failure {
+    fn from(error: DiskError) -> Self {
+        Self::refused(error)
+    }
+}
+
+impl From<LabError> for Failure {
+    fn from(error: LabError) -> Self {
+        Self::refused(error)
+    }
+}

@@ -1,0 +1,239 @@
+//! What a person at a terminal sees of a run: a bar per epoch, or plain lines where output is piped, or JSON, or nothing.
+//!
+//! A listener to events like any other; it knows nothing that the event log does not.
+
+use std::cell::RefCell;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::rc::Rc;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use paceline::lab::Summary;
+use paceline::system::event::{Event, Line};
+use paceline::train::trainer::Observer;
+use paceline::train::{Outcome, Reason, Trainer};
+
+use crate::command::{grouped, print};
+
+/// How much is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// A moving bar.
+    Bar,
+    /// A line per epoch.
+    Plain,
+    /// Every event as JSON.
+    Json,
+    /// Nothing.
+    Quiet,
+}
+
+impl Style {
+    /// By flags, and by whether somebody looks.
+    pub fn choose(quiet: bool, json: bool) -> Self {
+        match (quiet, json, std::io::stderr().is_terminal() && std::io::stdout().is_terminal()) {
+            (true, ..) => Self::Quiet,
+            (_, true, _) => Self::Json,
+            (_, _, true) => Self::Bar,
+            _ => Self::Plain,
+        }
+    }
+}
+
+/// The display of one run.
+#[derive(Clone)]
+pub struct Terminal(Rc<RefCell<Display>>);
+
+struct Display {
+    style: Style,
+    bar: Option<ProgressBar>,
+    epochs: u64,
+    steps_per_epoch: u64,
+    batch: usize,
+    threads: String,
+    run: String,
+    unit: &'static str,
+    /// The current epoch's sums, for the bar.
+    samples: u64,
+    seconds: f64,
+    loss: f64,
+    right: f64,
+    lines: Vec<Line>,
+}
+
+impl Terminal {
+    /// A display for a run that is about to start.
+    pub fn new(style: Style, trainer: &Trainer) -> Self {
+        let config = trainer.config();
+        let threads = config.threads.unwrap_or_else(paceline::system::threads::available);
+        Self(Rc::new(RefCell::new(Display {
+            style,
+            bar: None,
+            epochs: config.epochs,
+            steps_per_epoch: trainer.steps_per_epoch(),
+            batch: config.batch,
+            threads: format!("{threads} thread{}", if threads == 1 { "" } else { "s" }),
+            run: trainer.run_dir().path().display().to_string(),
+            unit: if config.data.starts_with("text") { "sequences/s" } else { "images/s" },
+            samples: 0,
+            seconds: 0.0,
+            loss: 0.0,
+            right: 0.0,
+            lines: Vec::new(),
+        })))
+    }
+
+    /// The listener to hand to the trainer.
+    pub fn observer(&self) -> Observer {
+        let display = Rc::clone(&self.0);
+        Box::new(move |line| {
+            display.borrow_mut().show(line);
+            Ok(())
+        })
+    }
+
+    /// Takes the bar away.
+    pub fn close(&self) {
+        if let Some(bar) = self.0.borrow_mut().bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// The last words of a run that ended well.
+    pub fn finish(&self, outcome: &Outcome, report: Option<&Path>) {
+        let display = self.0.borrow();
+        if matches!(display.style, Style::Json | Style::Quiet) {
+            return;
+        }
+        let summary = Summary::of(&display.lines);
+        let mut words = vec![match outcome.reason {
+            Reason::Done => "done".to_owned(),
+            Reason::EarlyStop => "stopped early: the accuracy no longer rose".to_owned(),
+            Reason::MaxSteps => format!("stopped at step {} as asked", outcome.step),
+            Reason::TimeLimit => "stopped: the time is over".to_owned(),
+            Reason::Interrupted => format!("interrupted at step {}, saved", outcome.step),
+        }];
+        if let Some(top1) = summary.final_top1 {
+            let best = summary.best.filter(|best| best.top1 > top1);
+            let best = best
+                .map_or(String::new(), |best| format!(" (best {:.2}% in epoch {})", 100.0 * best.top1, best.epoch + 1));
+            words.push(format!("accuracy {:.2}%{best}", 100.0 * top1));
+        }
+        if let Some(rate) = summary.samples_per_s {
+            words.push(format!("{rate:.0} {}", display.unit));
+        }
+        words.push(format!("{:.1} s", summary.seconds));
+        let mut text = format!("{}\n", words.join(", "));
+        if let Some(report) = report {
+            text += &format!("report  {}\n", report.display());
+        }
+        if !matches!(outcome.reason, Reason::Done | Reason::EarlyStop) {
+            text += &format!("resume  paceline train --resume {}\n", outcome.run.display());
+        }
+        print(&text);
+    }
+}
+
+impl Display {
+    fn show(&mut self, line: &Line) {
+        match self.style {
+            Style::Quiet => {}
+            Style::Json => print(&(serde_json::to_string(line).expect("events are JSON") + "\n")),
+            Style::Bar | Style::Plain => self.show_to_people(line),
+        }
+        // The summary at the end needs all events but a step's phases; steps are small.
+        if self.style != Style::Quiet && self.style != Style::Json {
+            self.lines.push(line.clone());
+        }
+    }
+
+    fn show_to_people(&mut self, line: &Line) {
+        match &line.event {
+            Event::RunStarted { model, data, parameters, resumed_step, .. } => {
+                let resumed =
+                    if *resumed_step > 0 { format!(", resumed at step {resumed_step}") } else { String::new() };
+                let (parameters, batch) = (grouped(*parameters), self.batch);
+                let length = format!("{} epochs of {} steps", self.epochs, self.steps_per_epoch);
+                self.say(&format!(
+                    "{model} ({parameters} parameters) on {data}, batch {batch}, {length}, {}{resumed}",
+                    self.threads
+                ));
+                self.say(&format!("run     {}", self.run));
+            }
+            Event::Step { step, epoch, loss, accuracy, samples, seconds, .. } => {
+                self.samples += samples;
+                self.seconds += seconds;
+                self.loss += loss * *samples as f64;
+                self.right += accuracy * *samples as f64;
+                if self.style == Style::Bar {
+                    self.move_bar(*step, *epoch);
+                }
+            }
+            Event::Epoch { epoch, .. } => {
+                let epoch = *epoch;
+                self.show_epoch(epoch, &line.event);
+            }
+            Event::Warning { message } => self.say(&format!("note    {message}")),
+            Event::Checkpoint { .. } | Event::RunFinished { .. } => {}
+        }
+    }
+
+    fn show_epoch(&mut self, epoch: u64, event: &Event) {
+        let Event::Epoch {
+            train_loss,
+            train_accuracy,
+            val_loss,
+            val_top1,
+            val_top5,
+            seconds,
+            samples_per_s,
+            data_wait_s,
+            ..
+        } = event
+        else {
+            return;
+        };
+        let steps = self.steps_per_epoch;
+        let mut text = format!(
+            "Epoch {}/{}  {steps}/{steps}  {seconds:.1}s  {samples_per_s:.0} {}  loss: {train_loss:.4}  accuracy: {train_accuracy:.4}",
+            epoch + 1,
+            self.epochs,
+            self.unit
+        );
+        if let (Some(loss), Some(top1), Some(top5)) = (val_loss, val_top1, val_top5) {
+            text += &format!("  val_loss: {loss:.4}  val_accuracy: {top1:.4}  val_top5: {top5:.4}");
+        }
+        // Below a twentieth nobody would want to know.
+        if *data_wait_s > 0.05 * seconds {
+            text += &format!("  (waited {data_wait_s:.1}s for data)");
+        }
+        self.say(&text);
+        (self.samples, self.seconds, self.loss, self.right) = (0, 0.0, 0.0, 0.0);
+    }
+
+    fn move_bar(&mut self, step: u64, epoch: u64) {
+        let (epochs, steps) = (self.epochs, self.steps_per_epoch);
+        let bar = self.bar.get_or_insert_with(|| {
+            let style = ProgressStyle::with_template("{prefix} {bar:28.cyan/dim} {pos}/{len} {msg} eta {eta}")
+                .expect("the template is valid");
+            ProgressBar::new(steps).with_style(style.progress_chars("━╸─"))
+        });
+        let in_epoch = step - epoch * steps;
+        if in_epoch == 1 || bar.position() > in_epoch {
+            bar.reset();
+        }
+        bar.set_prefix(format!("Epoch {}/{epochs}", epoch + 1));
+        let rate = self.samples as f64 / self.seconds.max(1e-9);
+        let (loss, accuracy) = (self.loss / self.samples as f64, self.right / self.samples as f64);
+        bar.set_message(format!("{rate:.0} {}  loss {loss:.4}  accuracy {accuracy:.4} ", self.unit));
+        bar.set_position(in_epoch);
+    }
+
+    /// A line for people; above the bar if there is one.
+    fn say(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| print(&format!("{text}\n"))),
+            None => print(&format!("{text}\n")),
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The examples run. Cargo builds them beside this test's own binary whenever it builds all of the package's tests.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::place::{Place, text};
+
+/// Runs an example in a place and gives what it printed; none where cargo was told to build this test alone.
+fn run(place: &Place, name: &str, arguments: &[&str]) -> Option<String> {
+    let binary = PathBuf::from(env!("CARGO_BIN_EXE_paceline")).with_file_name("examples").join(name);
+    if !binary.exists() {
+        eprintln!("skipped: the example {name} is not built; `cargo test` without --test builds it");
+        return None;
+    }
+    let output = Command::new(binary).args(arguments).current_dir(place.path("")).output().unwrap();
+    assert!(output.status.success(), "{name}: {}", text(&output.stderr));
+    Some(text(&output.stdout))
+}
+
+#[test]
+fn a_model_of_ones_own_learns() {
+    let place = Place::new();
+    let Some(said) = run(&place, "custom_model", &["1", "run"]) else { return };
+    let accuracy: f64 = said.split('%').next().unwrap().parse().unwrap();
+    assert!(accuracy > 20.0 && said.contains("after 125 steps, in run"), "{said}");
+    assert!(place.path("run/checkpoints/step-00000125/weights.safetensors").exists());
+}
+
+#[test]
+fn a_second_run_starts_from_the_first_ones_weights() {
+    let place = Place::new();
+    let Some(said) = run(&place, "fine_tune", &["runs"]) else { return };
+    assert!(said.contains("the first layer is taken over"), "{said}");
+    assert!(place.read_text("runs/second/config.toml").contains("weights-except = [\"fc3\"]"));
+}

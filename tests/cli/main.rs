@@ -1,0 +1,11 @@
+//! The binary as a person types it: every command, every refusal, and runs that are killed, starved and resumed.
+
+mod commands;
+mod data;
+mod events;
+mod examples;
+mod failures;
+mod place;
+mod refusals;
+mod resume;
+mod zoo;

@@ -1,0 +1,73 @@
+//! A process that dies at any moment loses only the steps since its last checkpoint: resumed, it ends with the same bits.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, UNIX_EPOCH};
+
+use crate::place::{Place, has, text};
+
+/// An epoch of 100 steps and the beginning of another, with augmentation, on two threads.
+const RUN: &str = "--model lenet5 --data shapes --batch 80 --max-steps 120 --epochs 2 --checkpoint-every 3 --lr 0.02";
+
+/// Starts a run, waits until `step` is done, and kills the process `after` that.
+fn kill(place: &Place, run: &str, step: usize, after: Duration) -> ExitStatus {
+    let mut command = place.command(&format!("train {RUN} --run {run} --json"));
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let done = format!("\"event\":\"step\",\"step\":{step},");
+    assert!(lines.any(|line| line.unwrap().contains(&done)), "the run ended before step {step}");
+    std::thread::sleep(after);
+    child.kill().unwrap();
+    child.wait().unwrap()
+}
+
+#[test]
+fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
+    let place = Place::new();
+    place.run(&format!("train {RUN} --run straight --quiet"));
+    let seed = u64::from(UNIX_EPOCH.elapsed().unwrap().subsec_nanos());
+    let mut random = paceline::system::random::Random::new(&[seed]);
+    for number in 0..3 {
+        let run = format!("killed-{number}");
+        let (step, after) = (1 + random.below(105), Duration::from_micros(random.below(20_000) as u64));
+        let moment = format!("killed {after:?} after step {step} (seed {seed})");
+        println!("{moment}");
+        let status = kill(&place, &run, step, after);
+        assert_eq!(status.signal(), Some(9), "{moment}: {status}");
+        assert!(!place.path(&format!("{run}/report.html")).exists(), "{moment}: it was not over");
+        place.run(&format!("train --resume {run} --quiet"));
+        assert!(place.weights(&run, 120) == place.weights("straight", 120), "{moment}");
+        let text = place.read_text(&format!("{run}/events/rank-0.jsonl"));
+        assert_eq!(text.matches("\"event\":\"run_started\"").count(), 2, "{moment}");
+    }
+}
+
+#[test]
+fn an_interrupt_finishes_the_step_saves_and_says_how_to_resume() {
+    if !has("kill", "an_interrupt_finishes_the_step") {
+        return;
+    }
+    let place = Place::new();
+    place.run(&format!("train {RUN} --threads 1 --run straight --quiet"));
+    let mut command = place.command(&format!("train {RUN} --threads 2 --run run"));
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let checkpoints = place.path("run/checkpoints");
+    while !std::fs::read_dir(&checkpoints).is_ok_and(|entries| entries.count() > 0) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));
+    assert!(said.contains("interrupted at step") && said.contains("paceline train --resume run"), "{said}");
+    let events = place.events("run");
+    let (last, before) = (&events[events.len() - 1], &events[events.len() - 2]);
+    assert_eq!(last["reason"], "interrupted");
+    assert_eq!((&before["event"], &before["step"]), (&"checkpoint".into(), &last["step"]));
+    assert!(last["step"].as_u64().unwrap() < 120, "it was interrupted before its end");
+    place.run("train --resume run --quiet");
+    // One thread and two, stopped and not: the same bits.
+    assert!(place.weights("run", 120) == place.weights("straight", 120));
+}
