@@ -82,7 +82,7 @@ def uniform(name, count):
 def rule(name, shape, names):
     """A tensor's centre and spread; `names` are those of all tensors of the model.
 
-    Normalised values have their mean two deviations above zero, so that few of them lie within rounding of ReLU's kink
+    Normalised values have their mean two deviations or more above zero, so that few of them lie within rounding of ReLU's kink
     and rounding does not grow from layer to layer; the last normalisation of a residual branch keeps the sum from
     growing.
     """
@@ -96,7 +96,7 @@ def rule(name, shape, names):
     scaled = f"{layer}.weight" in names
     return {
         "weight": (0.3, 0.1) if last else (0.5, 0.1),
-        "bias": (0.0, 0.1) if last else (1.0, 0.1) if scaled else (2.0, 0.1),
+        "bias": (0.0, 0.1) if last else (1.0, 0.1) if scaled else (2.5, 0.1),
         "running_mean": (0.0, 0.1),
         "running_var": (1.0, 0.2),
     }[kind]

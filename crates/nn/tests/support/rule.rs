@@ -46,7 +46,7 @@ fn spread(name: &str, foreign_shape: &[usize], names: &HashSet<&str>) -> (f32, f
     match kind {
         "weight" => (if last { 0.3 } else { 0.5 }, 0.1),
         "bias" if last => (0.0, 0.1),
-        "bias" => (if known(layer, "weight") { 1.0 } else { 2.0 }, 0.1),
+        "bias" => (if known(layer, "weight") { 1.0 } else { 2.5 }, 0.1),
         "running_var" => (1.0, 0.2),
         _ => (0.0, 0.1),
     }
