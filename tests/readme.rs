@@ -74,6 +74,9 @@ fn every_command_of_the_readme_runs() {
             .replace("resnet50.safetensors", &weights.display().to_string())
             .replace("photo.jpg", "photos/val/dark/0.png")
             .replace("--batch 32", "--batch 2");
+        if line.starts_with("paceline train --model") && !line.contains("--batch") {
+            line += " --batch 4";
+        }
         if line.starts_with("paceline train") {
             line += if line.contains("--resume") { " --max-steps 3 --quiet" } else { " --max-steps 1 --quiet" };
         }
