@@ -33,7 +33,14 @@ fn whenever_the_disk_fills_up_the_checkpoint_before_survives() {
             TrainError::EventNotWritten { .. } => unlogged += 1,
             _ => continue,
         }
-        let (resumed, _) = resume(&run).unwrap();
+        let (resumed, _) = match resume(&run) {
+            Ok(resumed) => resumed,
+            // Only the last words were lost: the last checkpoint, which was looked at above, is the end of the run.
+            Err(error) => {
+                assert!(error.to_string().starts_with("this run is done (6 steps)"), "{error}");
+                continue;
+            }
+        };
         assert!(bits(resumed.replica()) == bits(expected.replica()), "full after {} bytes", number * STRIDE);
     }
     panic!("the disk never was large enough");
