@@ -1,6 +1,7 @@
 //! Working memory of the kernels: packed panels and partial sums.
 //!
-//! It grows to the largest kernel of a plan during the first step and is then only reused, so a step allocates nothing.
+//! It grows to the largest kernel of a plan during the first step and is then only reused. What a step still allocates is
+//! small: vectors of a few numbers per channel or per operand, in normalisations, concatenation and pooling.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
