@@ -120,7 +120,8 @@ pub struct Norm {
 impl Norm {
     /// PyTorch's defaults.
     pub const TORCH: Self = Self { epsilon: 1e-5, momentum: 0.1, scale: true, scale_start: 1.0 };
-    /// Keras' defaults: its momentum 0.99 keeps that share of the *old* statistics.
+    /// Keras' defaults: its momentum 0.99 keeps that share of the *old* statistics. One thing is PyTorch's here too: the
+    /// running variance is over n − 1 values, where Keras divides by n.
     pub const KERAS: Self = Self { epsilon: 1e-3, momentum: 0.01, scale: true, scale_start: 1.0 };
 }
 

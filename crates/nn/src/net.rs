@@ -6,7 +6,7 @@
 mod fixed;
 mod learned;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use paceline_tensor::gradient::{self, Gradients};
 use paceline_tensor::window::Padding;
@@ -109,7 +109,12 @@ impl Network {
     ) -> Result<Self> {
         let mut net = Net::new(mode);
         let x = net.input(batch, input);
+        let shape = net.shape(x);
+        if shape.checked_elements().is_none() {
+            return Err(input_error("x", format!("has {shape} elements, more than this machine can address")));
+        }
         let logits = model.build(&mut net, x, classes)?;
+        net.check_names()?;
         let rows = net.shape(logits)[0];
         let targets = net.graph.input("targets", [rows], DType::I32);
         let smoothing = if mode == Mode::Train { smoothing } else { 0.0 };
@@ -204,6 +209,32 @@ impl Net {
         result
     }
 
+    /// A weights file holds each tensor under its name, so no two may share one.
+    fn check_names(&self) -> Result<()> {
+        let parameters = self.parameters.iter().map(|parameter| &parameter.name);
+        let mut seen = HashSet::new();
+        for name in parameters.chain(self.states.iter().map(|state| &state.name)) {
+            if !seen.insert(name) {
+                let message = "two tensors of the model have this name; give each layer its own".to_owned();
+                return Err(input_error(name, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers that y is in the order of x, where that is a flattened image.
+    fn same_order(&mut self, x: Value, y: Value) -> Value {
+        if let Some(&image) = self.flattened.get(&x) {
+            self.flattened.insert(y, image);
+        }
+        y
+    }
+
+    /// How other frameworks order a tensor whose last dim follows the last dim of x.
+    fn order_of(&self, x: Value) -> ForeignLayout {
+        self.flattened.get(&x).map_or(ForeignLayout::Same, |&image| ForeignLayout::FlattenedImage { image })
+    }
+
     fn unnamed(&mut self, op: Op, inputs: &[Value]) -> Result<Value> {
         let layer = self.path(op.name());
         self.graph.push_one(&layer, op, inputs)
@@ -235,17 +266,23 @@ impl Net {
         self.graph.parameter(&name, shape)
     }
 
-    fn state(&mut self, layer: &str, kind: &str, shape: Shape, start: f32) -> Value {
+    fn state(&mut self, layer: &str, kind: &str, shape: Shape, start: f32, layout: ForeignLayout) -> Value {
         let name = format!("{layer}.{kind}");
-        self.states.push(State { name: name.clone(), shape: shape.clone(), start });
+        self.states.push(State { name: name.clone(), shape: shape.clone(), start, layout });
         self.graph.state(&name, shape)
     }
 }
 
-fn resolve(padding: Pad, [height, width, _]: [usize; 3], kernel: [usize; 2], stride: [usize; 2]) -> Padding {
+fn input_error(name: &str, message: String) -> GraphError {
+    GraphError { layer: name.to_owned(), op: "tensor".to_owned(), message }
+}
+
+/// The padding of a window over an image. `reach` is how far the window sees: its kernel, spread by the dilation. What
+/// cannot be (a stride of 0) is left for the operation to refuse.
+fn resolve(padding: Pad, [height, width, _]: [usize; 3], reach: [usize; 2], stride: [usize; 2]) -> Padding {
     match padding {
         Pad::By(padding) => padding,
-        Pad::Same => Padding::same([height, width], kernel, stride),
+        Pad::Same => Padding::same([height, width], reach, stride.map(|stride| stride.max(1))),
     }
 }
 
@@ -277,6 +314,67 @@ mod tests {
         let (_, gradients) = train.gradients.unwrap();
         assert!(train.graph.parameters().iter().all(|&parameter| gradients.of(parameter).is_some()));
         assert!(gradients.of(train.x).is_none());
+    }
+
+    const IMAGE: Input = Input::Image { size: [4, 6], channels: 2 };
+
+    #[test]
+    fn same_padding_sees_the_dilation() {
+        let model = |net: &mut Net, x: Value, classes: usize| {
+            let y = net.conv("conv", x, Conv::new(3, 3).dilation(2).same())?;
+            assert_eq!(**net.shape(y), [2, 4, 6, 3]);
+            let y = net.flatten(y)?;
+            net.linear("fc", y, classes)
+        };
+        Network::new(&model, Mode::Eval, 2, IMAGE, 10, 0.0).unwrap();
+    }
+
+    #[test]
+    fn a_stride_of_zero_is_refused_with_same_padding_too() {
+        let conv = |net: &mut Net, x: Value, _: usize| net.conv("conv", x, Conv::new(3, 3).stride(0).same());
+        let pool = |net: &mut Net, x: Value, _: usize| net.max_pool(x, Window::new(3).stride(0).same());
+        for (model, expected) in [(&conv as &dyn Model, "kernel, stride and"), (&pool, "kernel and stride start")] {
+            let error = Network::new(model, Mode::Eval, 2, IMAGE, 10, 0.0).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_flattened_image_keeps_its_order_through_what_keeps_it() {
+        let model = |net: &mut Net, x: Value, classes: usize| {
+            let y = net.flatten(x)?;
+            let y = net.batch_norm("bn", y)?;
+            let y = net.relu(y)?;
+            let y = net.scale(y, 0.5)?;
+            let y = net.dropout(y, 0.1)?;
+            let y = net.layer_norm("ln", y)?;
+            let y = net.linear("fc1", y, 5)?;
+            net.linear("fc2", y, classes)
+        };
+        let network = Network::new(&model, Mode::Train, 2, IMAGE, 10, 0.0).unwrap();
+        let image = ForeignLayout::FlattenedImage { image: [4, 6, 2] };
+        for parameter in &network.parameters {
+            let ordered = parameter.name != "fc1.bias" && !parameter.name.starts_with("fc2");
+            assert_eq!(parameter.layout == image, ordered, "{}", parameter.name);
+        }
+        assert!(network.states.iter().all(|state| state.layout == image));
+    }
+
+    #[test]
+    fn two_tensors_of_one_name_are_refused() {
+        let model = |net: &mut Net, x: Value, classes: usize| {
+            let y = net.flatten(x)?;
+            let y = net.linear("fc", y, 5)?;
+            net.linear("fc", y, classes)
+        };
+        let error = Network::new(&model, Mode::Eval, 2, IMAGE, 10, 0.0).unwrap_err().to_string();
+        assert!(error.contains("`fc.weight`") && error.contains("two tensors"), "{error}");
+    }
+
+    #[test]
+    fn a_batch_that_no_machine_can_hold_is_refused() {
+        let error = Network::new(&lenet, Mode::Eval, usize::MAX / 2, IMAGE, 10, 0.0).unwrap_err().to_string();
+        assert!(error.contains("more than this machine can address"), "{error}");
     }
 
     #[test]

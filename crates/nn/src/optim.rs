@@ -125,19 +125,6 @@ pub struct Segment {
     pub decay: bool,
 }
 
-impl Segment {
-    /// The segments of parameters that lie one after the other, given as (elements, decay).
-    pub fn consecutive(parameters: impl IntoIterator<Item = (usize, bool)>) -> Vec<Self> {
-        let mut start = 0;
-        let place = |(elements, decay)| {
-            let range = start..start + elements;
-            start = range.end;
-            Self { range, decay }
-        };
-        parameters.into_iter().map(place).collect()
-    }
-}
-
 /// When an update happens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moment {

@@ -28,6 +28,8 @@ pub struct State {
     pub shape: Shape,
     /// What every element starts at.
     pub start: f32,
+    /// How other frameworks lay it out.
+    pub layout: ForeignLayout,
 }
 
 /// How PyTorch (and with it ONNX and most weight files) orders a tensor that this engine orders for NHWC.
@@ -37,7 +39,8 @@ pub enum ForeignLayout {
     Same,
     /// Here `[KH,KW,I,O]`, there `[O,I,KH,KW]`.
     Convolution,
-    /// A linear weight whose inputs are a flattened image: here `[O, H·W·C]`, there `[O, C·H·W]`.
+    /// A linear weight whose inputs are a flattened image: here `[O, H·W·C]`, there `[O, C·H·W]`; or a vector with an
+    /// element for each of its numbers, without the O.
     FlattenedImage {
         /// The image's height, width and channels.
         image: [usize; 3],
@@ -82,7 +85,7 @@ impl ForeignLayout {
             }
             (Self::FlattenedImage { image: [height, width, channels] }, _) => {
                 let (pixels, row) = (height * width, height * width * channels);
-                for o in 0..shape[0] {
+                for o in 0..shape.elements() / row {
                     for pixel in 0..pixels {
                         for c in 0..channels {
                             pair(o * row + pixel * channels + c, o * row + c * pixels + pixel);
@@ -105,6 +108,7 @@ mod tests {
             (ForeignLayout::Same, Shape::from([6, 4])),
             (ForeignLayout::Convolution, Shape::from([3, 2, 4, 5])),
             (ForeignLayout::FlattenedImage { image: [2, 3, 4] }, Shape::from([5, 24])),
+            (ForeignLayout::FlattenedImage { image: [2, 3, 4] }, Shape::from([24])),
         ];
         for (layout, shape) in cases {
             let native: Vec<f32> = (0..shape.elements()).map(|index| index as f32).collect();

@@ -58,10 +58,7 @@ impl Inventory<'_> {
             .map(|(index, parameter)| {
                 (Slot::Parameter(index), parameter.name.as_str(), &parameter.shape, parameter.layout)
             })
-            .chain(
-                states
-                    .map(|(index, state)| (Slot::State(index), state.name.as_str(), &state.shape, ForeignLayout::Same)),
-            )
+            .chain(states.map(|(index, state)| (Slot::State(index), state.name.as_str(), &state.shape, state.layout)))
     }
 }
 

@@ -26,10 +26,21 @@ fn gradient(weights: &[f32]) -> Vec<f32> {
     weights.iter().zip(a).zip(b).map(|((&w, a), b)| a * (w - b).powi(3) + w.cos()).collect()
 }
 
+/// The segments of parameters that lie one after the other, given as (elements, decay).
+fn consecutive(parameters: impl IntoIterator<Item = (usize, bool)>) -> Vec<Segment> {
+    let mut start = 0;
+    let place = |(elements, decay)| {
+        let range = start..start + elements;
+        start = range.end;
+        Segment { range, decay }
+    };
+    parameters.into_iter().map(place).collect()
+}
+
 #[test]
 fn five_steps_of_every_rule_follow_pytorch() {
     let cases: Vec<Golden> = serde_json::from_str(include_str!("optimizers.json")).unwrap();
-    let segments = Segment::consecutive([(4, true), (3, false)]);
+    let segments = consecutive([(4, true), (3, false)]);
     for Golden { optimizer, hyper, weights: expected } in &cases {
         let rule = optimizer.rule(hyper).unwrap();
         let mut weights = START.to_vec();
@@ -81,7 +92,7 @@ fn train(rule: &Rule, groups: &[&[Segment]], run: Runner<'_>) -> Snapshot {
 
 #[test]
 fn threads_and_buckets_do_not_change_a_bit() {
-    let segments = Segment::consecutive([(50_000, true), (3, false), (49_997, true)]);
+    let segments = consecutive([(50_000, true), (3, false), (49_997, true)]);
     let hyper = HyperParameters { weight_decay: Some(0.1), ..HyperParameters::default() };
     for optimizer in Optimizer::ALL {
         let rule = optimizer.rule(&hyper).unwrap();
@@ -108,7 +119,7 @@ fn weights_outside_the_segments_stay() {
 #[test]
 fn a_large_gradient_is_clipped_to_the_norm_asked_for() {
     let mut gradients = vec![3.0; 40_000];
-    let segments = Segment::consecutive([(20_000, true), (20_000, false)]);
+    let segments = consecutive([(20_000, true), (20_000, false)]);
     let norm = global_norm(&gradients, &segments, &threads);
     assert_eq!(norm, 600.0);
     assert_eq!(norm.to_bits(), global_norm(&gradients, &segments, &serial).to_bits());

@@ -52,6 +52,11 @@ impl Clock {
     }
 }
 
+/// Lets the calling thread rest for so long, by the real clock.
+pub fn sleep(duration: Duration) {
+    std::thread::sleep(duration);
+}
+
 /// Wall-clock seconds since 1970, for names and event stamps; never for durations.
 pub fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())

@@ -13,7 +13,7 @@ const LANES: usize = ALIGNMENT_BYTES / size_of::<f32>();
 struct CacheLine([f32; LANES]);
 
 /// A fixed number of `f32`, zeroed, starting on a cache line.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Buffer {
     lines: Vec<CacheLine>,
     length: usize,

@@ -21,7 +21,11 @@ impl Device {
     }
 
     /// A device that only takes time.
+    ///
+    /// # Panics
+    /// When no time follows from the model.
     pub fn null(model: null::CostModel) -> Self {
+        assert!(model.is_possible(), "a cost model has speeds above zero: {model:?}");
         Self::Null(model)
     }
 }

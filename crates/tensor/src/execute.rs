@@ -1,9 +1,9 @@
-//! Runs a plan on a device, over and over, with no allocation and no decision left to take.
+//! Runs a plan on a device, over and over: tensors stand where the plan put them, and no decision is left to take.
 
 use crate::buffer::{Buffer, as_i32, as_i32_mut, cast};
 use crate::device::{Device, cpu, null};
 use crate::dtype::{DType, Element};
-use crate::graph::Value;
+use crate::graph::{Source, Value};
 use crate::plan::{Place, Plan};
 use crate::store::Store;
 
@@ -64,6 +64,7 @@ impl Executor {
     /// When `value` is not an input of that type and length.
     pub fn write<T: Element>(&mut self, value: Value, data: &[T]) {
         let info = self.plan.graph().info(value);
+        assert!(matches!(info.source, Source::Input(_)), "`{}` is not an input", info.name);
         assert_eq!((info.dtype, info.shape.elements()), (T::DTYPE, data.len()), "input `{}`", info.name);
         let Some(words) = self.words_mut(value) else { return };
         if T::DTYPE == DType::I32 {
@@ -76,9 +77,10 @@ impl Executor {
     /// A wanted output of the last run. The null device answers zeros.
     ///
     /// # Panics
-    /// When `value` does not live in the arena or has another type.
+    /// When `value` is not a wanted output of the plan, does not live in the arena, or has another type.
     pub fn read<T: Element>(&self, value: Value) -> Vec<T> {
         let info = self.plan.graph().info(value);
+        assert!(self.plan.outputs().contains(&value), "`{}` is not a wanted output", info.name);
         assert_eq!(info.dtype, T::DTYPE, "reading `{}`", info.name);
         let Some(words) = self.words(value) else { return vec![T::default(); info.shape.elements()] };
         if T::DTYPE == DType::I32 { cast::<i32, T>(as_i32(words)).to_vec() } else { cast::<f32, T>(words).to_vec() }
@@ -120,7 +122,8 @@ impl Executor {
 
     /// Runs the nodes in order; after each, `after(node, float outputs)` says whether to go on.
     pub fn run_each(&mut self, store: &mut Store, pass: Pass, after: &mut dyn FnMut(usize, &[&[f32]]) -> bool) {
-        assert_eq!(store.layout(), self.plan.parameters(), "the store was made for another model");
+        let layouts = (self.plan.parameters(), self.plan.states());
+        assert_eq!((store.layout(), store.states_layout()), layouts, "the store was made for another model");
         match &self.device {
             Device::Cpu(device) => cpu::run(device, &self.plan, &mut self.arena, store, pass, after),
             Device::Null(device) => null::run(device, &self.plan, after),

@@ -47,11 +47,33 @@ impl Fusion {
         (0..self.nodes.len()).for_each(|index| pass(self, index, &readers));
     }
 
+    /// The node whose first output this is.
     fn producer(&self, value: Value) -> Option<usize> {
         match self.graph.values[value.index()].source {
-            Source::Node { node, .. } => Some(node),
+            Source::Node { node, output: 0 } => Some(node),
             _ => None,
         }
+    }
+
+    /// The value whose bytes these are: a reshape has none of its own.
+    fn bytes_of(&self, mut value: Value) -> Value {
+        while let Some(Node { op: Op::Reshape(_), inputs, .. }) =
+            self.producer(value).and_then(|node| self.nodes[node].as_ref())
+        {
+            value = inputs[0];
+        }
+        value
+    }
+
+    /// Whether a batch-norm may run as late as `target`: nobody on the way reads its statistics or touches its states.
+    fn may_move(&self, from: usize, target: usize) -> bool {
+        let Some(node) = &self.nodes[from] else { return false };
+        let touches = |value: &Value| {
+            let value = self.bytes_of(*value);
+            node.inputs[2..4].contains(&value) || node.outputs[1..].contains(&value)
+        };
+        let mut between = self.nodes[from + 1..target].iter().flatten();
+        !between.any(|other| other.inputs.iter().any(touches))
     }
 
     /// Whether `value` may disappear into its only reader.
@@ -79,7 +101,7 @@ impl Fusion {
             let (Op::BatchNorm(norm) | Op::BatchNormInference(norm)) = self.nodes[producer].as_ref()?.op else {
                 return None;
             };
-            (!norm.residual && !norm.relu).then_some((producer, side))
+            (!norm.residual && !norm.relu && self.may_move(producer, index)).then_some((producer, side))
         };
         let Some((producer, side)) = candidate(0).max(candidate(1)) else { return };
         let mut node = self.nodes[producer].take().expect("a candidate was found there");
@@ -208,6 +230,40 @@ mod tests {
                 "conv2d.grad_weight",
             ]
         );
+    }
+
+    #[test]
+    fn a_batch_norm_does_not_move_past_a_reader_of_its_statistics_or_states() {
+        for (output, state, expected) in [(None, None, 2), (Some(1), None, 3), (None, Some(0), 4)] {
+            let mut graph = Graph::new();
+            let x = graph.input("x", [2, 4], DType::F32);
+            let y = norm(&mut graph, x);
+            if let Some(output) = output {
+                let statistic = graph.nodes()[0].outputs[output];
+                graph.push_one("reader", Op::Scale(2.0), &[statistic]).unwrap();
+            }
+            if let Some(state) = state {
+                let state = graph.states()[state];
+                let reshaped = graph.push_one("reshape", Op::Reshape([2, 2].into()), &[state]).unwrap();
+                graph.push_one("reader", Op::Scale(2.0), &[reshaped]).unwrap();
+            }
+            let z = graph.push_one("add", Op::Add, &[y, x]).unwrap();
+            let w = graph.push_one("end", Op::Scale(3.0), &[z]).unwrap();
+            let fused = fuse(graph, &[w]);
+            let moved = names(&fused).contains(&"batch_norm+add");
+            assert_eq!(moved, output.is_none() && state.is_none(), "{:?}", names(&fused));
+            assert_eq!(fused.nodes().len(), expected + usize::from(!moved));
+        }
+    }
+
+    #[test]
+    fn only_a_first_output_is_fused_with_what_follows() {
+        let mut graph = Graph::new();
+        let x = graph.input("x", [2, 4], DType::F32);
+        norm(&mut graph, x);
+        let mean = graph.nodes()[0].outputs[1];
+        let y = graph.push_one("relu", Op::Unary(Unary::Relu), &[mean]).unwrap();
+        assert_eq!(names(&fuse(graph, &[y])), ["batch_norm", "relu"]);
     }
 
     #[test]

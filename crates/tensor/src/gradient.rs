@@ -43,8 +43,11 @@ pub fn differentiate(graph: &mut Graph, root: Value, seed: Value, wrt: &[Value])
         if !node.inputs.iter().any(|input| needed[input.index()]) {
             continue;
         }
-        let Some(dy) = gradients[node.outputs[0].index()] else { continue };
         let mut builder = Builder { graph, layer: &node.layer };
+        if node.outputs[1..].iter().any(|output| gradients[output.index()].is_some()) {
+            return Err(builder.error(&node.op, "has a gradient for its first output only; the loss reads another one"));
+        }
+        let Some(dy) = gradients[node.outputs[0].index()] else { continue };
         let parts = builder.backward(&node, dy, &|position| needed[node.inputs[position].index()])?;
         for (input, part) in parts {
             let slot = &mut gradients[node.inputs[input].index()];
@@ -126,9 +129,14 @@ impl Builder<'_> {
             Op::Lstm => {
                 let saved = [dy, input(0), input(1), input(2), node.outputs[0], node.outputs[1], node.outputs[2]];
                 let outputs = self.graph.push(self.layer, Op::LstmGrad, &saved)?;
-                parts.extend(outputs.iter().copied().enumerate());
-                // Both biases are added to the same sums, so they share one gradient.
-                parts.push((4, outputs[3]));
+                parts.extend(outputs[..3].iter().copied().enumerate());
+                // Both biases are added to the same sums, so their gradients are equal. Two copies, here and not at the
+                // end of the graph, so that both are final when the layer is done.
+                for bias in [3, 4] {
+                    if wants(bias) {
+                        parts.push((bias, self.one(Op::Scale(1.0), &[outputs[3]])?));
+                    }
+                }
             }
             op => return Err(self.refuse(op)),
         }
@@ -235,13 +243,17 @@ impl Builder<'_> {
     }
 
     fn refuse(&self, op: &Op) -> GraphError {
-        let message = "has no gradient; differentiate before fusing".to_owned();
-        GraphError { layer: self.layer.to_owned(), op: op.name().to_owned(), message }
+        self.error(op, "has no gradient; differentiate before fusing")
+    }
+
+    fn error(&self, op: &Op, message: &str) -> GraphError {
+        GraphError { layer: self.layer.to_owned(), op: op.name().to_owned(), message: message.to_owned() }
     }
 }
 
 /// Declares the scalar input `grad_seed` and differentiates a scalar loss with respect to every parameter. Each
-/// parameter's gradient is then the output of a node of its own, so that it can be given a place of its own.
+/// parameter's gradient is then the output of a node of its own that no other node reads: it can be given a place of
+/// its own, and be sent away and overwritten as soon as it is there.
 ///
 /// # Errors
 /// As [`differentiate`].
@@ -249,7 +261,8 @@ pub fn of_loss(graph: &mut Graph, loss: Value) -> Result<(Value, Gradients), Gra
     let seed = graph.input("grad_seed", Shape::scalar(), DType::F32);
     let parameters = graph.parameters().to_vec();
     let mut gradients = differentiate(graph, loss, seed, &parameters)?;
-    let mut taken = std::collections::HashSet::from([seed]);
+    let mut taken: std::collections::HashSet<Value> =
+        graph.nodes().iter().flat_map(|node| &node.inputs).copied().chain([seed]).collect();
     for parameter in parameters {
         let slot = &mut gradients.0[parameter.index()];
         if let Some(gradient) = *slot

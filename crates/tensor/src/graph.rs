@@ -129,9 +129,8 @@ impl Graph {
         let infos: Vec<(&Shape, DType)> = inputs.iter().map(|&value| (self.shape(value), self.dtype(value))).collect();
         let refuse = |message| GraphError { layer: layer.to_owned(), op: op.name().to_owned(), message };
         let outputs = op.infer(&infos).map_err(refuse)?;
-        let is_state = |value: &Value| matches!(self.info(*value).source, Source::State(_));
-        if matches!(op, Op::BatchNorm(_)) && !inputs[2..4].iter().all(is_state) {
-            return Err(refuse("the running statistics must be states, because they are updated in place".into()));
+        if matches!(op, Op::BatchNorm(_)) {
+            self.check_updated_states(inputs).map_err(refuse)?;
         }
         let node = self.nodes.len();
         let outputs = outputs
@@ -141,6 +140,35 @@ impl Graph {
             .collect::<Vec<_>>();
         self.nodes.push(Node { op, inputs: inputs.to_vec(), outputs: outputs.clone(), layer: layer.to_owned() });
         Ok(outputs)
+    }
+
+    /// The running statistics of a batch-norm are written while its other operands are read.
+    fn check_updated_states(&self, inputs: &[Value]) -> Result<(), String> {
+        let is_state = |value: Value| matches!(self.info(value).source, Source::State(_));
+        if !is_state(inputs[2]) || !is_state(inputs[3]) {
+            return Err("the running statistics must be states, because they are updated in place".into());
+        }
+        if inputs[2] == inputs[3] {
+            return Err("the running mean and the running variance must be two states".into());
+        }
+        let others = inputs.iter().enumerate().filter(|(index, _)| !(2..4).contains(index));
+        match others.map(|(index, &value)| (index, self.bytes_of(value))).find(|&(_, value)| is_state(value)) {
+            Some((index, state)) => {
+                let name = &self.info(state).name;
+                Err(format!("input {index} is the state `{name}`; only the running statistics may be states"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The value whose bytes these are: a reshape has none of its own.
+    fn bytes_of(&self, mut value: Value) -> Value {
+        while let Source::Node { node, .. } = self.info(value).source
+            && let Node { op: Op::Reshape(_), inputs, .. } = &self.nodes[node]
+        {
+            value = inputs[0];
+        }
+        value
     }
 
     /// As [`Graph::push`], for the first output.

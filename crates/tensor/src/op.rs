@@ -1,8 +1,9 @@
 //! Every operation of the engine, forward and backward, with its shape rule and its arithmetic cost.
 //!
 //! A closed enum: a device is a `match` over it, and the compiler says what a new operation still lacks. Adding one
-//! touches this file, `gradient.rs`, one kernel file and its line in the device's dispatch, plus a row of the op table
-//! in `tests/ops.rs`.
+//! touches this file, `op/accept.rs` (its inputs), `op/infer.rs` (its shapes), `op/cost.rs` where it costs more than one
+//! operation per result, `gradient.rs`, one kernel file and its line in the device's dispatch, plus its meaning in
+//! `tests/reference/interpret.rs` and rows of the op table in `tests/ops.rs`.
 
 mod accept;
 mod cost;
@@ -225,7 +226,7 @@ impl Op {
             Self::Unary(_) | Self::UnaryGrad(_) | Self::Add | Self::Mul | Self::Scale(_) | Self::Dropout { .. } => {
                 Some(0)
             }
-            Self::BatchNormGrad(_) => Some(0),
+            Self::BatchNormGrad(_) | Self::LayerNormGrad | Self::SoftmaxGrad => Some(0),
             _ => None,
         }
     }

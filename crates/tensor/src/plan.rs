@@ -70,13 +70,13 @@ impl Layout {
     /// Tensors of these shapes one after the other, each on a cache line of its own.
     pub fn new<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> Self {
         let align = ALIGNMENT_BYTES / DType::F32.bytes();
-        let mut length = 0;
+        let mut length = 0usize;
         let ranges = shapes
             .into_iter()
             .map(|shape| {
-                let range = length..length + shape.elements();
-                length = range.end.next_multiple_of(align);
-                range
+                let end = length.checked_add(shape.elements()).and_then(|end| end.checked_next_multiple_of(align));
+                let start = std::mem::replace(&mut length, end.expect("no more elements than can be addressed"));
+                start..start + shape.elements()
             })
             .collect();
         Self { ranges, length }
@@ -111,13 +111,15 @@ pub struct Plan {
     buckets: Vec<Bucket>,
     parameters: Layout,
     states: Layout,
+    outputs: Vec<Value>,
 }
 
 impl Plan {
     /// Fuses and plans a graph.
     ///
     /// # Panics
-    /// When a gradient is wanted that the graph does not compute with a node of its own: a bug in the caller.
+    /// When a gradient is wanted that the graph does not compute with a node of its own, in the parameter's shape, and
+    /// leave alone afterwards (as [`crate::gradient::of_loss`] arranges it): a bug in the caller.
     pub fn new(graph: Graph, wanted: &Wanted) -> Self {
         let mut keep = wanted.outputs.clone();
         keep.extend(wanted.gradients.iter().flatten());
@@ -142,8 +144,10 @@ impl Plan {
             buckets,
             parameters,
             states,
+            outputs: wanted.outputs.clone(),
         };
         plan.verify();
+        plan.verify_gradients();
         plan
     }
 
@@ -155,6 +159,11 @@ impl Plan {
     /// Where a value lives.
     pub fn place(&self, value: Value) -> Place {
         self.places[value.index()]
+    }
+
+    /// The values that can be read after a run.
+    pub fn outputs(&self) -> &[Value] {
+        &self.outputs
     }
 
     /// Bytes of the arena.
@@ -196,9 +205,17 @@ impl Plan {
     }
 
     /// Asserts what the devices' memory accesses rely on: within a node, an output overlaps nothing but the one input
-    /// it may overwrite, and that one exactly.
+    /// it may overwrite, and that one exactly; a state that is updated is no other operand of the same node.
     fn verify(&self) {
         for node in self.graph.nodes() {
+            if matches!(node.op, crate::op::Op::BatchNorm(_)) {
+                for updated in 2..4 {
+                    let place = self.place(node.inputs[updated]);
+                    assert!(matches!(place, Place::State(_)), "{}: only states are updated", node.layer);
+                    let uses = node.inputs.iter().chain(&node.outputs).filter(|&&value| self.place(value) == place);
+                    assert_eq!(uses.count(), 1, "{}: an updated state is another operand too", node.layer);
+                }
+            }
             for (position, &output) in node.outputs.iter().enumerate() {
                 let place = self.place(output);
                 assert_ne!(place, Place::None, "{}: an output without a place", node.layer);
@@ -217,9 +234,23 @@ impl Plan {
             }
         }
     }
+
+    /// Asserts that a bucket that is ready is no longer needed: whoever sends it may overwrite it.
+    fn verify_gradients(&self) {
+        let mut ready = vec![usize::MAX; self.graph.parameters().len()];
+        for bucket in &self.buckets {
+            ready[bucket.parameters.clone()].fill(bucket.ready_after);
+        }
+        for (index, node) in self.graph.nodes().iter().enumerate() {
+            let late = |&&value: &&Value| matches!(self.place(value), Place::Gradient(at) if ready[at] < index);
+            let read = node.inputs.iter().find(late);
+            assert!(read.is_none(), "{}: reads a gradient that may have been sent", node.layer);
+        }
+    }
 }
 
-/// Groups parameters from the last to the first, because the last layer's gradient is final first.
+/// Groups parameters from the last to the first, because the last layer's gradient is usually final first; what a model
+/// declares and uses in different orders is put right by the sort.
 fn buckets(parameters: &Layout, ready: &[usize], bytes_max: usize) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     for index in (0..ready.len()).rev() {
@@ -233,5 +264,6 @@ fn buckets(parameters: &Layout, ready: &[usize], bytes_max: usize) -> Vec<Bucket
             _ => buckets.push(Bucket { parameters: index..index + 1, bytes, ready_after: ready[index] }),
         }
     }
+    buckets.sort_by_key(|bucket| bucket.ready_after);
     buckets
 }

@@ -5,6 +5,8 @@ use std::ops::Deref;
 
 use serde::{Deserialize, Serialize};
 
+use crate::dtype::DType;
+
 /// The sizes of a tensor's dims; the last one is contiguous in memory. A scalar has one dim of size 1.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Shape(Vec<usize>);
@@ -21,8 +23,17 @@ impl Shape {
     }
 
     /// The number of elements.
+    ///
+    /// # Panics
+    /// When they are more than this machine can address; operations refuse such shapes before anybody counts.
     pub fn elements(&self) -> usize {
-        self.0.iter().product()
+        self.checked_elements().expect("a tensor has no more elements than this machine can address")
+    }
+
+    /// The number of elements, or none where a machine word cannot address as many of four bytes each.
+    pub fn checked_elements(&self) -> Option<usize> {
+        let product = self.0.iter().try_fold(1usize, |product, &size| product.checked_mul(size))?;
+        (product <= isize::MAX as usize / DType::F32.bytes()).then_some(product)
     }
 
     /// Batch, height, width and channels, if there are four dims.

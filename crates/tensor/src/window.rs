@@ -31,8 +31,9 @@ impl Padding {
 
     /// TensorFlow's "same": the output has ⌈size/stride⌉ pixels, and the odd one of the zeros goes below and right.
     pub fn same(size: [usize; 2], kernel: [usize; 2], stride: [usize; 2]) -> Self {
-        let total =
-            |dim: usize| ((size[dim].div_ceil(stride[dim]) - 1) * stride[dim] + kernel[dim]).saturating_sub(size[dim]);
+        let total = |dim: usize| {
+            (size[dim].div_ceil(stride[dim]).saturating_sub(1) * stride[dim] + kernel[dim]).saturating_sub(size[dim])
+        };
         let (rows, columns) = (total(0), total(1));
         Self { top: rows / 2, left: columns / 2, bottom: rows - rows / 2, right: columns - columns / 2 }
     }

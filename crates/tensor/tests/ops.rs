@@ -91,6 +91,12 @@ fn grouped_convolutions() {
 }
 
 #[test]
+fn a_concatenation_of_more_parts_than_a_word_has_bits() {
+    let inputs: [(Fill, &[usize]); 40] = [(Any, &[2, 3]); 40];
+    check_all(vec![Case::of("concat of 40", Op::Concat { dim: 1 }, &inputs)]);
+}
+
+#[test]
 fn matrix_products() {
     let mut cases = Vec::new();
     let sizes: [(&[usize], [usize; 3]); 8] = [
@@ -125,7 +131,7 @@ const fn norm(scale: bool, residual: bool, relu: bool) -> BatchNorm {
 }
 
 const NORM_SHAPES: [&[usize]; 7] =
-    [&[1, 3], &[6, 3], &[2, 3, 3, 4], &[3, 1, 1, 5], &[2, 5, 5, 1], &[2, 7, 7, 37], &[2, 40, 40, 9]];
+    [&[2, 3], &[6, 3], &[2, 3, 3, 4], &[3, 1, 1, 5], &[2, 5, 5, 1], &[2, 7, 7, 37], &[2, 40, 40, 9]];
 
 #[test]
 fn batch_norms() {
@@ -158,9 +164,7 @@ fn batch_norms() {
 fn fused_batch_norms() {
     let mut cases = Vec::new();
     for shape in NORM_SHAPES {
-        for [scale, residual, first, relu] in
-            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11].map(|bits: u8| [1, 2, 4, 8].map(|bit| bits & bit != 0))
-        {
+        for [scale, residual, first, relu] in (0u8..16).map(|bits| [1, 2, 4, 8].map(|bit| bits & bit != 0)) {
             let mut case =
                 Case::new(format!("bn → add {residual} → relu {relu} {shape:?}, scale {scale}, first {first}"));
             let channels: &[usize] = &[shape[shape.len() - 1]];

@@ -12,7 +12,8 @@ impl Net {
     /// # Errors
     /// Never.
     pub fn unary(&mut self, x: Value, function: Unary) -> Result<Value> {
-        self.unnamed(Op::Unary(function), &[x])
+        let y = self.unnamed(Op::Unary(function), &[x])?;
+        Ok(self.same_order(x, y))
     }
 
     /// max(x, 0)
@@ -44,7 +45,8 @@ impl Net {
     /// # Errors
     /// Never.
     pub fn scale(&mut self, x: Value, factor: f32) -> Result<Value> {
-        self.unnamed(Op::Scale(factor), &[x])
+        let y = self.unnamed(Op::Scale(factor), &[x])?;
+        Ok(self.same_order(x, y))
     }
 
     /// The largest value of each window.
@@ -91,8 +93,9 @@ impl Net {
         self.reshape(pooled, [shape[0], shape.last()])
     }
 
-    /// All but the first dim in one. A linear layer that follows knows that its inputs were an image, so that weight
-    /// files of frameworks with another order of dims load into it.
+    /// All but the first dim in one. A linear layer or normalisation that follows, with functions of elements between
+    /// or not, knows that its inputs were an image, so that weight files of frameworks with another order of dims load
+    /// into it.
     ///
     /// # Errors
     /// Never.
@@ -115,10 +118,7 @@ impl Net {
             return Ok(x);
         }
         let y = self.unnamed(Op::Dropout { probability, salt: self.dropouts }, &[x])?;
-        if let Some(&image) = self.flattened.get(&x) {
-            self.flattened.insert(y, image);
-        }
-        Ok(y)
+        Ok(self.same_order(x, y))
     }
 
     /// Joins values along the last dim.

@@ -18,7 +18,8 @@ impl Net {
         let layer = self.path(name);
         let size = self.image(&layer, "conv2d", x)?;
         let depth = size[2] / conv.groups.max(1);
-        let padding = resolve(conv.padding, size, conv.kernel, conv.stride);
+        let reach = conv.kernel.map(|kernel| kernel.saturating_sub(1).saturating_mul(conv.dilation).saturating_add(1));
+        let padding = resolve(conv.padding, size, reach, conv.stride);
         let geometry = Conv2d {
             kernel: conv.kernel,
             stride: conv.stride,
@@ -62,8 +63,7 @@ impl Net {
         let layer = self.path(name);
         let shape = self.shape(x).clone();
         let (rows, width) = (shape.elements() / shape.last(), shape.last());
-        let layout =
-            self.flattened.get(&x).map_or(ForeignLayout::Same, |&image| ForeignLayout::FlattenedImage { image });
+        let layout = self.order_of(x);
         let weight = self.parameter(&layer, "weight", [outputs, width].into(), init, layout);
         let flat = if shape.len() == 2 { x } else { self.reshape(x, [rows, width])? };
         let mut inputs = vec![flat, weight];
@@ -78,7 +78,7 @@ impl Net {
     /// A batch normalisation over the last dim with PyTorch's defaults, with `name.{weight,bias,running_mean,running_var}`.
     ///
     /// # Errors
-    /// Never for a value with at least one dim.
+    /// When the training graph has only one value per channel, of which there is no variance.
     pub fn batch_norm(&mut self, name: &str, x: Value) -> Result<Value> {
         self.batch_norm_with(name, x, Norm::TORCH)
     }
@@ -86,21 +86,23 @@ impl Net {
     /// A batch normalisation with its own constants.
     ///
     /// # Errors
-    /// Never for a value with at least one dim.
+    /// As [`Net::batch_norm`].
     pub fn batch_norm_with(&mut self, name: &str, x: Value, norm: Norm) -> Result<Value> {
         let layer = self.path(name);
         let channels = Shape::from([self.channels(x)]);
         let start = Init::Constant(norm.scale_start);
-        let gamma = norm.scale.then(|| self.parameter(&layer, "weight", channels.clone(), start, ForeignLayout::Same));
-        let beta = self.parameter(&layer, "bias", channels.clone(), Init::Constant(0.0), ForeignLayout::Same);
-        let mean = self.state(&layer, "running_mean", channels.clone(), 0.0);
-        let variance = self.state(&layer, "running_var", channels, 1.0);
+        let layout = self.order_of(x);
+        let gamma = norm.scale.then(|| self.parameter(&layer, "weight", channels.clone(), start, layout));
+        let beta = self.parameter(&layer, "bias", channels.clone(), Init::Constant(0.0), layout);
+        let mean = self.state(&layer, "running_mean", channels.clone(), 0.0, layout);
+        let variance = self.state(&layer, "running_var", channels, 1.0, layout);
         let mut inputs = vec![x, beta, mean, variance];
         inputs.extend(gamma);
         let Norm { epsilon, momentum, scale, .. } = norm;
         let norm = BatchNorm { epsilon, momentum, scale, residual: false, relu: false };
         let op = if self.mode == Mode::Train { Op::BatchNorm(norm) } else { Op::BatchNormInference(norm) };
-        self.graph.push_one(&layer, op, &inputs)
+        let y = self.graph.push_one(&layer, op, &inputs)?;
+        Ok(self.same_order(x, y))
     }
 
     /// A layer normalisation over the last dim, with `name.weight` and `name.bias`.
@@ -110,9 +112,11 @@ impl Net {
     pub fn layer_norm(&mut self, name: &str, x: Value) -> Result<Value> {
         let layer = self.path(name);
         let width = Shape::from([self.channels(x)]);
-        let gamma = self.parameter(&layer, "weight", width.clone(), Init::Constant(1.0), ForeignLayout::Same);
-        let beta = self.parameter(&layer, "bias", width, Init::Constant(0.0), ForeignLayout::Same);
-        self.graph.push_one(&layer, Op::LayerNorm { epsilon: 1e-5 }, &[x, gamma, beta])
+        let layout = self.order_of(x);
+        let gamma = self.parameter(&layer, "weight", width.clone(), Init::Constant(1.0), layout);
+        let beta = self.parameter(&layer, "bias", width, Init::Constant(0.0), layout);
+        let y = self.graph.push_one(&layer, Op::LayerNorm { epsilon: 1e-5 }, &[x, gamma, beta])?;
+        Ok(self.same_order(x, y))
     }
 
     /// A table of vectors looked up by token, with `name.weight` `[rows, width]`.

@@ -57,7 +57,9 @@ impl Cpu {
         Self::with_isa(threads, Isa::best())
     }
 
-    /// A device held to an instruction set, to compare the paths.
+    /// A device whose convolutions and matrix products are held to an instruction set, to compare the paths. The other
+    /// kernels take the widest vectors of the machine in any case: they give the same bits at every width, which their
+    /// own tests hold.
     ///
     /// # Panics
     /// When the machine does not have it.

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use paceline_system::clock;
+
 use crate::graph::{Graph, Node};
 use crate::plan::Plan;
 
@@ -21,7 +23,13 @@ pub struct CostModel {
 
 impl CostModel {
     /// Two cores of a server CPU of 2023: 230 GFLOP/s, 20 GB/s, 5 µs to start a kernel.
-    pub const LAPTOP: Self = Self { flops_per_s: 230e9, bytes_per_s: 20e9, launch_s: 5e-6, sleeps: false };
+    pub const TWO_SERVER_CORES: Self = Self { flops_per_s: 230e9, bytes_per_s: 20e9, launch_s: 5e-6, sleeps: false };
+
+    /// Whether a time follows from it: speeds above zero and a start that is not negative, none of them NaN.
+    pub fn is_possible(&self) -> bool {
+        let start = self.launch_s >= 0.0 && self.launch_s.is_finite();
+        self.flops_per_s > 0.0 && self.bytes_per_s > 0.0 && start
+    }
 
     /// Seconds for one node: the larger of its arithmetic and its memory traffic (a roofline), plus the start.
     pub fn node_seconds(&self, graph: &Graph, node: &Node) -> f64 {
@@ -39,7 +47,7 @@ impl CostModel {
 pub(crate) fn run(model: &CostModel, plan: &Plan, after: &mut dyn FnMut(usize, &[&[f32]]) -> bool) {
     for (index, node) in plan.graph().nodes().iter().enumerate() {
         if model.sleeps {
-            std::thread::sleep(Duration::from_secs_f64(model.node_seconds(plan.graph(), node)));
+            clock::sleep(Duration::from_secs_f64(model.node_seconds(plan.graph(), node)));
         }
         if !after(index, &[]) {
             return;

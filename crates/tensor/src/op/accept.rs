@@ -19,6 +19,9 @@ impl Op {
             if is_empty(shape) {
                 return Err(format!("input {index} has no elements (shape `{shape}`)"));
             }
+            if shape.checked_elements().is_none() {
+                return Err(too_many(&format!("input {index}"), shape));
+            }
             let integer = self.integer_input() == Some(index);
             if integer && *dtype != DType::I32 {
                 return Err(format!("input {index} must be numbers of type i32, not {dtype}"));
@@ -72,6 +75,11 @@ impl Op {
             Self::Reshape(_) | Self::Slice { .. } | Self::Pad { .. } | Self::Concat { .. } | Self::Permute { .. }
         )
     }
+}
+
+/// The refusal of a shape whose elements nobody could count.
+pub(super) fn too_many(what: &str, shape: &Shape) -> String {
+    format!("{what} has {shape} elements, more than this machine can address")
 }
 
 /// Whether a shape holds nothing or, lacking dims altogether, is none.

@@ -3,10 +3,10 @@
 //! A backward operation is held to the shapes of the forward operation that it belongs to.
 
 use super::Op;
-use super::accept::is_empty;
+use super::accept::{is_empty, too_many};
 use crate::dtype::DType;
 use crate::shape::Shape;
-use crate::window::{Conv2d, Pool2d, PoolKind, Windows};
+use crate::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
 
 type Inputs<'a> = [(&'a Shape, DType)];
 type Outputs = Vec<(Shape, DType)>;
@@ -16,10 +16,11 @@ impl Op {
     pub(crate) fn infer(&self, inputs: &Inputs<'_>) -> Result<Outputs, String> {
         self.accept(inputs)?;
         let outputs = self.rule(inputs)?;
-        match outputs.iter().find(|output| is_empty(&output.0)) {
-            Some((shape, _)) => Err(format!("the result has no elements (shape `{shape}`)")),
-            None => Ok(outputs),
+        for (shape, _) in &outputs {
+            require(!is_empty(shape), || format!("the result has no elements (shape `{shape}`)"))?;
+            require(shape.checked_elements().is_some(), || too_many("the result", shape))?;
         }
+        Ok(outputs)
     }
 
     fn rule(&self, inputs: &Inputs<'_>) -> Result<Outputs, String> {
@@ -57,7 +58,9 @@ impl Op {
             }
             Self::Pool2d(_) | Self::Pool2dGrad { .. } => self.infer_pool(inputs),
             Self::Reshape(target) => {
-                require(x.elements() == target.elements(), || format!("{x} does not have the elements of {target}"))?;
+                require(Some(x.elements()) == target.checked_elements(), || {
+                    format!("{x} does not have the elements of {target}")
+                })?;
                 one(target)
             }
             Self::Slice { .. } | Self::Pad { .. } | Self::Concat { .. } | Self::Permute { .. } => {
@@ -120,7 +123,14 @@ impl Op {
                 let (fixed, residual) = inputs.split_at(4 + usize::from(norm.scale));
                 let fits = small(&fixed[1..]) && residual.iter().all(|input| *input.0 == y.0);
                 require(fits, || mismatch(inputs))?;
-                Ok(if matches!(self, Self::BatchNorm(_)) { vec![y, statistic.clone(), statistic] } else { vec![y] })
+                if matches!(self, Self::BatchNormInference(_)) {
+                    return Ok(vec![y]);
+                }
+                // The variance of one value is 0 over n and nothing at all over n − 1.
+                require(y.0.elements() > y.0.last(), || {
+                    format!("training needs more than one value per channel, not {}; use a larger batch or image", y.0)
+                })?;
+                Ok(vec![y, statistic.clone(), statistic])
             }
             Self::BatchNormGrad(norm) => {
                 let (fixed, saved) = inputs.split_at(4 + usize::from(norm.scale));
@@ -179,13 +189,13 @@ impl Op {
             }
             Self::Pad { dim, before, after } => {
                 has(*dim)?;
-                x.with(*dim, x[*dim] + before + after)
+                x.with(*dim, x[*dim].saturating_add(*before).saturating_add(*after))
             }
             Self::Concat { dim } => {
                 has(*dim)?;
                 let fits = |other: &Shape| other.len() == x.len() && other.with(*dim, x[*dim]) == *x;
                 require(inputs.iter().all(|input| fits(input.0)), || mismatch(inputs))?;
-                x.with(*dim, inputs.iter().map(|input| input.0[*dim]).sum())
+                x.with(*dim, inputs.iter().fold(0, |sum: usize, input| sum.saturating_add(input.0[*dim])))
             }
             Self::Permute { order } => {
                 let mut sorted = order.clone();
@@ -250,6 +260,11 @@ fn require(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> 
     if holds { Ok(()) } else { Err(message()) }
 }
 
+/// Whether sums and products of two such sizes cannot overflow.
+fn is_countable(size: &usize) -> bool {
+    i32::try_from(*size).is_ok()
+}
+
 fn image(shape: &Shape) -> Result<[usize; 4], String> {
     shape.nhwc().ok_or_else(|| format!("needs an image [N,H,W,C], not {shape}"))
 }
@@ -270,6 +285,11 @@ fn conv_output(conv: &Conv2d, x: [usize; 4], weight: &Shape) -> Result<Shape, St
     require(conv.kernel.iter().chain(&conv.stride).chain(&conv.dilation).all(|&size| size > 0), || {
         "kernel, stride and dilation start at 1".into()
     })?;
+    let Padding { top, left, bottom, right } = conv.padding;
+    let sizes = [conv.kernel, conv.stride, conv.dilation, [top, left], [bottom, right]];
+    require(sizes.as_flattened().iter().all(is_countable), || {
+        "kernel, stride, padding and dilation end at 2³¹".into()
+    })?;
     let [height, width] = conv.output([x[1], x[2]]).ok_or_else(|| too_small(x, "kernel", conv.kernel))?;
     Ok(Shape::from([x[0], height, width, channels]))
 }
@@ -280,6 +300,7 @@ fn pool_output(pool: &Pool2d, x: [usize; 4]) -> Result<Shape, String> {
     if let Windows::Sliding { kernel: size, stride, padding, .. } = pool.windows {
         kernel = size;
         require(kernel.iter().chain(&stride).all(|&size| size > 0), || "kernel and stride start at 1".into())?;
+        require(kernel.iter().chain(&stride).all(is_countable), || "kernel and stride end at 2³¹".into())?;
         let (rows, columns) = (padding.top.max(padding.bottom), padding.left.max(padding.right));
         require(rows < kernel[0] && columns < kernel[1], || {
             format!("the padding {rows}×{columns} is not smaller than the window {}×{}", kernel[0], kernel[1])

@@ -1,6 +1,7 @@
 //! Who shares bytes with whom, and where: liveness, in-place results, offsets.
 
 use super::{ALIGNMENT_BYTES, Place, Wanted};
+use crate::dtype::DType;
 use crate::graph::{Graph, Source, Value};
 use crate::op::Op;
 
@@ -25,14 +26,7 @@ struct Storage {
 
 pub(super) fn assign(graph: &Graph, wanted: &Wanted) -> Memory {
     let death = deaths(graph, wanted);
-    let mut fixed: Vec<Option<Place>> = vec![None; graph.values.len()];
-    for (parameter, gradient) in wanted.gradients.iter().enumerate() {
-        if let Some(gradient) = gradient {
-            let is_node = matches!(graph.info(*gradient).source, Source::Node { .. });
-            assert!(is_node && fixed[gradient.index()].is_none(), "each gradient is the output of a node of its own");
-            fixed[gradient.index()] = Some(Place::Gradient(parameter));
-        }
-    }
+    let fixed = gradient_places(graph, wanted);
     let mut storages: Vec<Storage> = Vec::new();
     let mut storage_of: Vec<Option<usize>> = vec![None; graph.values.len()];
     for value in graph.values() {
@@ -72,6 +66,23 @@ pub(super) fn assign(graph: &Graph, wanted: &Wanted) -> Memory {
     Memory { places, arena_bytes, storages, storage_of }
 }
 
+/// The places of the wanted gradients: a device writes them without asking whether they fit there.
+fn gradient_places(graph: &Graph, wanted: &Wanted) -> Vec<Option<Place>> {
+    let mut fixed: Vec<Option<Place>> = vec![None; graph.values.len()];
+    let complete = wanted.gradients.is_empty() || wanted.gradients.len() == graph.parameters().len();
+    assert!(complete, "gradients are wanted of every parameter or of none; one that is not computed is `None`");
+    for (index, (gradient, &parameter)) in wanted.gradients.iter().zip(graph.parameters()).enumerate() {
+        let Some(gradient) = *gradient else { continue };
+        let (info, name) = (graph.info(gradient), &graph.info(parameter).name);
+        let is_node = matches!(info.source, Source::Node { .. });
+        assert!(is_node && fixed[gradient.index()].is_none(), "each gradient is the output of a node of its own");
+        assert_eq!(&info.shape, graph.shape(parameter), "the gradient of `{name}` has its shape");
+        assert_eq!(info.dtype, DType::F32, "the gradient of `{name}` is of its type");
+        fixed[gradient.index()] = Some(Place::Gradient(index));
+    }
+    fixed
+}
+
 /// The node that reads each value last; wanted outputs live to the end.
 fn deaths(graph: &Graph, wanted: &Wanted) -> Vec<usize> {
     let mut death = vec![0; graph.values.len()];
@@ -104,7 +115,7 @@ fn shared_input(
 fn offsets(storages: &[Storage]) -> (Vec<usize>, usize) {
     let mut order: Vec<usize> = (0..storages.len()).filter(|&index| storages[index].fixed.is_none()).collect();
     order.sort_by_key(|&index| (std::cmp::Reverse(storages[index].bytes), index));
-    let mut offsets = vec![0; storages.len()];
+    let mut offsets = vec![0usize; storages.len()];
     let mut placed: Vec<usize> = Vec::new();
     let mut arena_bytes = 0;
     for index in order {
@@ -115,14 +126,15 @@ fn offsets(storages: &[Storage]) -> (Vec<usize>, usize) {
         for &other in &placed {
             let neighbour = &storages[other];
             if neighbour.birth <= storage.death && storage.birth <= neighbour.death {
-                if offsets[other] >= offset + bytes {
+                if offsets[other].checked_sub(offset).is_some_and(|gap| gap >= bytes) {
                     break;
                 }
                 offset = offset.max(offsets[other] + neighbour.bytes.next_multiple_of(ALIGNMENT_BYTES));
             }
         }
         offsets[index] = offset;
-        arena_bytes = arena_bytes.max(offset + bytes);
+        let end = offset.checked_add(bytes).expect("the arena is no larger than this machine can address");
+        arena_bytes = arena_bytes.max(end);
         let position = placed.partition_point(|&other| offsets[other] <= offset);
         placed.insert(position, index);
     }

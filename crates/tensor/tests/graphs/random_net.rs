@@ -185,11 +185,12 @@ impl Run {
     }
 }
 
-/// Equal to 1e-6 of the largest magnitude, or of 1 where all is smaller.
+/// Equal to 1e-5 of the tensor's largest magnitude, or of 1e-2 where all is smaller: some gradients are zero in theory
+/// (an offset before a normalisation) and rounding in practice.
 pub fn close(what: &str, a: &[f32], b: &[f32]) -> Result<(), TestCaseError> {
-    let scale = a.iter().chain(b).fold(1.0f32, |scale, x| scale.max(x.abs()));
+    let scale = a.iter().chain(b).fold(1e-2f32, |scale, x| scale.max(x.abs()));
     for (index, (a, b)) in a.iter().zip(b).enumerate() {
-        prop_assert!((a - b).abs() <= 1e-6 * scale, "{} element {}: {} and {} (scale {})", what, index, a, b, scale);
+        prop_assert!((a - b).abs() <= 1e-5 * scale, "{} element {}: {} and {} (scale {})", what, index, a, b, scale);
     }
     prop_assert_eq!(a.len(), b.len());
     Ok(())

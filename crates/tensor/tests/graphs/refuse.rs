@@ -2,7 +2,7 @@
 
 use paceline_tensor::op::BatchNorm;
 use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
-use paceline_tensor::{DType, Graph, Op, Shape, Value};
+use paceline_tensor::{DType, Graph, Op, Plan, Shape, Value, Wanted};
 
 const F: DType = DType::F32;
 const I: DType = DType::I32;
@@ -58,6 +58,7 @@ fn a_bad_graph_is_refused_with_the_layer_and_the_reason() {
         (Op::BatchNorm(norm), vec![(F, &[4, 3]), (F, &[3]), (F, &[3])], "3 inputs given, 4 needed"),
         (Op::BatchNorm(norm), vec![(F, &[4, 3]), (F, &[2]), (F, &[3]), (F, &[3])], "4×3, 2, 3, 3 do not fit together"),
         (Op::BatchNorm(norm), vec![(F, &[4, 3]), (F, &[3]), (F, &[3]), (F, &[3])], "statistics must be states"),
+        (Op::BatchNorm(norm), vec![(F, &[1, 3]), (F, &[3]), (F, &[3]), (F, &[3])], "more than one value per channel"),
         (
             Op::LayerNorm { epsilon: 0.1 },
             vec![(F, &[4, 3]), (F, &[3]), (F, &[4])],
@@ -84,9 +85,75 @@ fn a_bad_graph_is_refused_with_the_layer_and_the_reason() {
         (Op::Embedding, vec![(I, &[2]), (F, &[5])], "an embedding table has two dims, not 5"),
         (Op::Lstm, vec![(F, &[2, 3, 4]), (F, &[8, 4]), (F, &[8, 3]), (F, &[8]), (F, &[8])], "do not fit together"),
     ];
+    check(rows);
+}
+
+fn check(rows: Vec<(Op, Vec<Input<'_>>, &str)>) {
     for (op, inputs, expected) in rows {
         let message = message(op.clone(), &inputs);
         assert!(message.starts_with(&format!("layer `block3.conv1` ({}): ", op.name())), "{message}");
         assert!(message.contains(expected), "`{message}` does not say `{expected}`");
     }
+}
+
+#[test]
+fn sizes_that_no_machine_can_address_are_refused() {
+    const HUGE: usize = 1 << 40;
+    let wide = Conv2d { padding: Padding::all(usize::MAX / 2), ..Conv2d::square(1) };
+    let reshape = Op::Reshape(Shape::from([1 << 32, 1 << 32, 2]));
+    check(vec![
+        (Op::Scale(1.0), vec![(F, &[HUGE, HUGE])], "elements, more than this machine can address"),
+        (Op::Scale(1.0), vec![(F, &[1 << 61])], "elements, more than this machine can address"),
+        (
+            matmul(false, false, false),
+            vec![(F, &[HUGE, 1]), (F, &[1, HUGE])],
+            "the result has 1099511627776×1099511627776",
+        ),
+        (Op::Pad { dim: 0, before: usize::MAX, after: usize::MAX }, vec![(F, &[2, 3])], "the result has"),
+        (conv(wide, false), vec![(F, &[1, 2, 2, 1]), (F, &[1, 1, 1, 1])], "padding and dilation end at 2³¹"),
+        // 2³²·2³²·2 is 0 in 64 bits, and 2 elements are not 0 either way.
+        (reshape, vec![(F, &[2])], "does not have the elements of"),
+    ]);
+}
+
+#[test]
+fn an_updated_state_is_no_other_operand() {
+    let norm = BatchNorm { epsilon: 1e-5, momentum: 0.1, scale: true, residual: false, relu: false };
+    let mut graph = Graph::new();
+    let (x, v) = (graph.input("x", [4, 3], F), graph.parameter("v", [3]));
+    let (s, t) = (graph.state("s", [3]), graph.state("t", [3]));
+    let reshaped = graph.push_one("r", Op::Reshape(Shape::from([3])), &[s]).expect("fits");
+    let long = graph.state("long", [12]);
+    let long = graph.push_one("r", Op::Reshape(Shape::from([4, 3])), &[long]).expect("fits");
+    for (inputs, expected) in [
+        ([x, v, s, s, v], "must be two states"),
+        ([x, s, s, t, v], "input 1 is the state `s`"),
+        ([x, v, s, t, reshaped], "input 4 is the state `s`"),
+        ([long, v, s, t, v], "input 0 is the state `long`"),
+    ] {
+        let error = graph.push("bn", Op::BatchNorm(norm), &inputs).expect_err("aliased").to_string();
+        assert!(error.contains(expected), "`{error}` does not say `{expected}`");
+    }
+    graph.push("bn", Op::BatchNorm(norm), &[x, v, s, t, v]).expect("parameters may be read twice");
+}
+
+/// A graph with one parameter and a node whose output could be taken for its gradient.
+fn with_gradient(shape: &[usize], count: usize) -> Plan {
+    let mut graph = Graph::new();
+    let x = graph.input("x", shape, F);
+    graph.parameter("p", [3]);
+    let y = graph.push_one("y", Op::Scale(2.0), &[x]).expect("fits");
+    Plan::new(graph, &Wanted { gradients: vec![Some(y); count], ..Wanted::default() })
+}
+
+#[test]
+#[should_panic(expected = "the gradient of `p` has its shape")]
+fn a_gradient_of_another_shape_is_a_bug() {
+    with_gradient(&[300], 1);
+}
+
+#[test]
+#[should_panic(expected = "gradients are wanted of every parameter or of none")]
+fn more_gradients_than_parameters_are_a_bug() {
+    with_gradient(&[3], 2);
 }

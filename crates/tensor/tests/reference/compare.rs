@@ -1,4 +1,5 @@
-//! Runs a case of the op table on every instruction set this machine has and holds it against the interpreter: results
+//! Runs a case of the op table on every instruction set this machine has (which convolutions and products follow; the
+//! others give the same bits on all, see `device/cpu/vectorize.rs`) and holds it against the interpreter: results
 //! and new states to 1e-5, every input's gradient to 1e-4 of central differences, one and two threads bit for bit.
 
 use std::sync::Arc;

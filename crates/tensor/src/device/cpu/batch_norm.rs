@@ -33,12 +33,10 @@ pub struct BatchNorm<'a> {
 pub struct Running<'a> {
     /// Mean per channel.
     pub mean: &'a mut [f32],
-    /// Variance per channel.
+    /// Variance per channel. The batch's enters divided by rows − 1, as in PyTorch.
     pub variance: &'a mut [f32],
     /// Weight of the new batch.
     pub momentum: f32,
-    /// Whether the batch's variance enters divided by rows − 1 (PyTorch) instead of rows (Keras).
-    pub unbiased: bool,
 }
 
 /// What the training pass writes.
@@ -51,7 +49,7 @@ pub struct TrainOutput<'a> {
     /// 1 / √(variance + eps) per channel, for the gradient.
     pub inv_std: &'a mut [f32],
     /// Statistics for inference.
-    pub running: Option<Running<'a>>,
+    pub running: Running<'a>,
 }
 
 /// What the gradient reads.
@@ -93,20 +91,17 @@ pub fn train(pool: &Pool, input: &BatchNorm, output: TrainOutput, scratch: &mut 
     let wide = widen(&shift);
     let sums = sum_columns(pool, (rows, channels), scratch, |strip, sums| add_moments(x, &wide, strip, sums));
     let (count, (sum, square)) = (rows as f64, sums.split_at(channels));
-    let mut running = output.running;
+    let running = output.running;
+    let momentum = f64::from(running.momentum);
+    let blend = |old: f32, new: f64| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32;
     for channel in 0..channels {
         let offset = sum[channel] / count;
         let mean = f64::from(shift[channel]) + offset;
         let variance = (square[channel] / count - offset * offset).max(0.0);
         output.mean[channel] = mean as f32;
         output.inv_std[channel] = (1.0 / (variance + f64::from(input.eps)).sqrt()) as f32;
-        if let Some(running) = &mut running {
-            let variance = if running.unbiased { variance * count / (count - 1.0).max(1.0) } else { variance };
-            let momentum = f64::from(running.momentum);
-            let blend = |old: f32, new: f64| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32;
-            running.mean[channel] = blend(running.mean[channel], mean);
-            running.variance[channel] = blend(running.variance[channel], variance);
-        }
+        running.mean[channel] = blend(running.mean[channel], mean);
+        running.variance[channel] = blend(running.variance[channel], variance * count / (count - 1.0).max(1.0));
     }
     apply(pool, input, (output.mean, output.inv_std), output.y);
 }

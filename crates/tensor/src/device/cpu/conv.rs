@@ -77,11 +77,6 @@ impl ConvShape {
         self.taps() * self.group_inputs() * self.y[3]
     }
 
-    /// Multiply-adds of one pass.
-    pub fn multiply_adds(&self) -> usize {
-        self.y.iter().product::<usize>() * self.taps() * self.group_inputs()
-    }
-
     fn taps(&self) -> usize {
         self.conv.kernel[0] * self.conv.kernel[1]
     }

@@ -59,7 +59,12 @@ pub(super) fn node(cpu: &Cpu, work: &mut Work, at: Operands<'_>, pass: Pass) {
             softmax::softmax(pool, (at.input(0), at.input_shape(0).last()), mask, at.output(0));
         }
         Op::SoftmaxGrad => {
-            softmax::softmax_grad(pool, (at.input(1), at.input_shape(1).last()), Some(at.input(0)), at.output(0));
+            softmax::softmax_grad(
+                pool,
+                (at.input(1), at.input_shape(1).last()),
+                at.input_unless_shared(0),
+                at.output(0),
+            );
         }
         Op::CrossEntropy { smoothing } => {
             let input = cross_entropy(&at, 0, *smoothing);
@@ -144,10 +149,9 @@ fn batch_norm_input<'a>(at: &Operands<'a>, norm: BatchNorm) -> batch_norm::Batch
 
 fn batch_norm_train(cpu: &Cpu, work: &mut Work, at: &Operands<'_>, norm: BatchNorm) {
     let input = batch_norm_input(at, norm);
-    let running =
-        batch_norm::Running { mean: at.state(2), variance: at.state(3), momentum: norm.momentum, unbiased: true };
+    let running = batch_norm::Running { mean: at.state(2), variance: at.state(3), momentum: norm.momentum };
     let (y, mean, inv_std) = (at.output(0), at.output(1), at.output(2));
-    let output = batch_norm::TrainOutput { y, mean, inv_std, running: Some(running) };
+    let output = batch_norm::TrainOutput { y, mean, inv_std, running };
     batch_norm::train(cpu.pool(), &input, output, &mut work.sums);
 }
 
@@ -171,7 +175,7 @@ fn batch_norm_grad(cpu: &Cpu, work: &mut Work, at: &Operands<'_>, norm: BatchNor
 
 fn layer_norm_grad(cpu: &Cpu, work: &mut Work, at: &Operands<'_>) {
     let width = at.input_shape(1).last();
-    let (dy, x, gamma) = (Some(at.input(0)), at.input(1), Some(at.input(2)));
+    let (dy, x, gamma) = (at.input_unless_shared(0), at.input(1), Some(at.input(2)));
     let input = layer_norm::LayerNormGrad { dy, x, width, gamma, mean: at.input(3), inv_std: at.input(4) };
     let (dx, dgamma, dbeta) = (at.output(0), Some(at.output(1)), Some(at.output(2)));
     let output = layer_norm::LayerNormGradOutput { dx, dgamma, dbeta };

@@ -51,12 +51,6 @@ pub fn scale(pool: &Pool, x: Option<&[f32]>, factor: f32, y: &mut [f32]) {
     pool.chunks(y, GRAIN, |task, y| scale_piece(part(x, task * GRAIN, y.len()), factor, y));
 }
 
-/// y += x.
-pub fn accumulate(pool: &Pool, x: &[f32], y: &mut [f32]) {
-    assert_eq!(x.len(), y.len(), "accumulation needs one shape");
-    add(pool, None, x, y);
-}
-
 fn check_lengths(x: Option<&[f32]>, y: &[f32]) {
     assert!(x.is_none_or(|x| x.len() == y.len()), "an elementwise kernel keeps the shape");
 }
@@ -289,12 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn scaling_and_accumulating() {
+    fn scaling_and_adding_in_place() {
         let x = numbers(3, 20_000);
         let doubled = same_bits(|pool| {
             let mut y = vec![0.0; x.len()];
             scale(pool, Some(&x), 0.5, &mut y);
-            accumulate(pool, &x, &mut y);
+            add(pool, None, &x, &mut y);
             y
         });
         assert_eq!(doubled, x.iter().map(|x| 0.5 * x + x).collect::<Vec<_>>());

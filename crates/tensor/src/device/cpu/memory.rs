@@ -1,7 +1,7 @@
 //! Hands a kernel its operands: slices of the arena and the store, as the plan placed them.
 //!
 //! The plan asserts (in `Plan::verify`) that within a node an output overlaps nothing but the one input it may
-//! overwrite. What is left to check here, at run time, is that a kernel takes each output once and does not also take
+//! overwrite, and that a state which is updated is no other operand. What is left to check here, at run time, is that a kernel takes each output once and does not also take
 //! the input that it overwrites.
 #![allow(unsafe_code)]
 
@@ -119,7 +119,7 @@ impl<'a> Operands<'a> {
         if self.node.outputs.iter().any(|&output| self.memory.plan.place(output) == place) {
             return None;
         }
-        assert_eq!(self.taken.get() >> (STATE_BITS + index) & 1, 0, "input {index} is being written");
+        assert!(!self.is_taken(STATE_BITS + index), "input {index} is being written");
         let (pointer, length) = self.memory.locate(value);
         // SAFETY: inside the borrowed buffers; the plan keeps it apart from every output of this node, and a state input
         // that was taken for writing is refused above.
@@ -147,16 +147,22 @@ impl<'a> Operands<'a> {
     pub fn state(&self, index: usize) -> &'a mut [f32] {
         let value = self.node.inputs[index];
         assert!(matches!(self.memory.plan.place(value), Place::State(_)), "only states are updated in place");
+        assert!(STATE_BITS + index < u32::BITS as usize, "states are among the first inputs");
         self.take(value, STATE_BITS + index)
     }
 
+    /// Whether an operand was handed out for writing. Only the first few inputs can be: states have low numbers.
+    fn is_taken(&self, bit: usize) -> bool {
+        (bit as u32) < u32::BITS && self.taken.get() >> bit & 1 == 1
+    }
+
     fn take(&self, value: Value, bit: usize) -> &'a mut [f32] {
-        let taken = self.taken.get();
-        assert_eq!(taken >> bit & 1, 0, "an operand was taken twice");
-        self.taken.set(taken | 1 << bit);
+        assert!(!self.is_taken(bit), "an operand was taken twice");
+        self.taken.set(self.taken.get() | 1 << bit);
         let (pointer, length) = self.memory.locate(value);
         // SAFETY: inside the borrowed buffers; the plan keeps outputs apart from each other and from the inputs that
-        // `input` hands out, states are a buffer of their own with disjoint ranges, and each is taken once.
+        // `input` hands out, states are a buffer of their own, a state to be updated is no other operand (`Plan::verify`),
+        // and each is taken once.
         unsafe { std::slice::from_raw_parts_mut(pointer, length) }
     }
 }

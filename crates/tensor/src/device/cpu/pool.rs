@@ -90,8 +90,9 @@ impl Pool {
         self.threads.len() + 1
     }
 
-    /// Calls `body(task, worker)` once for every task in `0..tasks`, and returns when all have ended. No two calls with
-    /// the same `worker` run at the same time, so `worker` may choose a scratch buffer; results must not depend on it.
+    /// Calls `body(task, worker)` once for every task in `0..tasks`, and returns when all have ended. Within one
+    /// call of `run`, no two tasks with the same `worker` run at the same time, so `worker` may choose a scratch buffer that
+    /// belongs to the call; results must not depend on it.
     ///
     /// # Panics
     /// When a task panics.

@@ -1,25 +1,24 @@
 //! Working memory of the kernels: packed panels and partial sums.
 //!
-//! It grows to the largest kernel of a plan during the first step and is then only reused, so a step allocates nothing.
+//! It grows to the largest kernel of a plan during the first step and is then only reused. What a step still allocates is
+//! small: vectors of a few numbers per channel or per operand, in normalisations, concatenation and pooling.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
 
 use super::pool::SendPointer;
+use crate::buffer::Buffer;
+use crate::plan::ALIGNMENT_BYTES;
 
-/// A cache line; panels start on one.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-struct Line([f32; LINE]);
-
-const LINE: usize = 16;
+/// Floats of a cache line; every worker's buffer starts on one.
+const LINE: usize = ALIGNMENT_BYTES / size_of::<f32>();
 
 /// Buffers that keep their size between kernels. Their contents are never meaningful to the next kernel.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    shared: Vec<Line>,
-    partial: Vec<Line>,
-    workers: Vec<Line>,
+    shared: Buffer,
+    partial: Buffer,
+    workers: Buffer,
 }
 
 /// How many floats a kernel needs of each kind.
@@ -65,13 +64,13 @@ impl Workers<'_> {
 
 impl Scratch {
     /// No memory yet.
-    pub const fn new() -> Self {
-        Self { shared: Vec::new(), partial: Vec::new(), workers: Vec::new() }
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        (self.shared.len() + self.partial.len() + self.workers.len()) * size_of::<Line>()
+        (self.shared.len() + self.partial.len() + self.workers.len()) * size_of::<f32>()
     }
 
     /// Buffers of at least the sizes asked for, each starting on a cache line.
@@ -86,13 +85,11 @@ impl Scratch {
     }
 }
 
-fn floats(lines: &mut Vec<Line>, count: usize) -> &mut [f32] {
-    let needed = count.div_ceil(LINE);
-    if lines.len() < needed {
-        lines.resize(needed, Line([0.0; LINE]));
+fn floats(buffer: &mut Buffer, count: usize) -> &mut [f32] {
+    if buffer.len() < count {
+        *buffer = Buffer::zeroed(count);
     }
-    // SAFETY: a line is an array of floats without padding, and `count` floats are initialised.
-    unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<f32>(), count) }
+    &mut buffer[..count]
 }
 
 #[cfg(test)]

@@ -56,8 +56,8 @@ fn train_all(pool: &Pool, input: &BatchNorm) -> [Vec<f32>; 5] {
     let mut y = vec![f32::NAN; input.x.len()];
     let [mut mean, mut inv_std] = [(); 2].map(|()| vec![f32::NAN; channels]);
     let (mut running_mean, mut running_variance) = (vec![1.0; channels], vec![2.0; channels]);
-    let running = Running { mean: &mut running_mean, variance: &mut running_variance, momentum: 0.1, unbiased: true };
-    let output = TrainOutput { y: &mut y, mean: &mut mean, inv_std: &mut inv_std, running: Some(running) };
+    let running = Running { mean: &mut running_mean, variance: &mut running_variance, momentum: 0.1 };
+    let output = TrainOutput { y: &mut y, mean: &mut mean, inv_std: &mut inv_std, running };
     train(pool, input, output, &mut Vec::new());
     [y, mean, inv_std, running_mean, running_variance]
 }
