@@ -16,5 +16,5 @@ pub mod summary;
 pub mod tensorboard;
 
 pub use error::LabError;
-pub use summary::{Outcome, Summary};
+pub use summary::{Outcome, Summary, SummaryBuilder};
 pub use tensorboard::TensorBoard;

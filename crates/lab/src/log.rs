@@ -1,7 +1,8 @@
 //! Reads event files back, line by line, so that a run of a million steps is never held as a million parsed lines.
 //!
-//! More forgiving than a plain parser in the two ways a crash asks for: a cut last line is left out, and so is a cut line
-//! onto which the resumed process wrote its own. Any other damage is an error that names the file and the line.
+//! More forgiving than a plain parser in the ways a crash or a full disk asks for. Left out are: a cut last line, a cut
+//! line before the `run_started` of the process that resumed the run, and a cut line onto which a `run_started` or a
+//! `run_finished` was written. Any other damage is an error that names the file and the line.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -45,27 +46,38 @@ pub fn read(disk: &Disk, path: &Path) -> Result<Vec<Line>, LabError> {
 /// Calls `visit` with each line of one event file, in order.
 ///
 /// # Errors
-/// When the file cannot be read, a line before the last is not an event, or the schema is newer than this program.
+/// When the file cannot be read, a line that no crash explains is not an event, or the schema is newer than this program.
 pub fn for_each(disk: &Disk, path: &Path, mut visit: impl FnMut(Line)) -> Result<(), LabError> {
     let unreadable = |source| DiskError { verb: "read", path: path.to_owned(), source };
     let mut source = BufReader::new(disk.open(path)?);
     // A crash can cut inside a character, so text is made line by line.
     let mut bytes = Vec::new();
+    // A line that is not an event, and may be left out if the file ends or a resumed process starts behind it.
+    let mut cut: Option<LabError> = None;
     for number in 1.. {
         bytes.clear();
         if source.read_until(b'\n', &mut bytes).map_err(unreadable)? == 0 {
             break;
         }
-        match parse(String::from_utf8_lossy(&bytes).trim_end()) {
+        let text = String::from_utf8_lossy(&bytes);
+        match parse(text.trim_end()) {
             Ok(lines) => {
+                let resumed = matches!(lines.first(), Some(Line { event: Event::RunStarted { .. }, .. }));
+                if let Some(error) = cut.take().filter(|_| !resumed) {
+                    return Err(error);
+                }
                 for line in lines {
                     check_schema(&line, path, number)?;
                     visit(line);
                 }
             }
-            Err(_) if source.fill_buf().map_err(unreadable)?.is_empty() => {}
+            // A process that resumes may be cut in its very first line too.
+            Err(_) if cut.is_some() && text.starts_with(LINE_START) => {}
             Err(error) => {
-                return Err(LabError::Line { path: path.to_owned(), line: number, problem: error.to_string() });
+                let error = LabError::Line { path: path.to_owned(), line: number, problem: error.to_string() };
+                if let Some(earlier) = cut.replace(error) {
+                    return Err(earlier);
+                }
             }
         }
     }
@@ -81,7 +93,8 @@ fn check_schema(line: &Line, path: &Path, number: usize) -> Result<(), LabError>
     }
 }
 
-/// The events in one line of text: one, or, where a crash cut the newline away, those that were written onto each other.
+/// The events in one line of text: one, or, where a crash or a full disk cut the newline away, those that were written
+/// onto each other.
 fn parse(text: &str) -> Result<Vec<Line>, serde_json::Error> {
     let error = match parse_one(text) {
         Ok(line) => return Ok(vec![line]),
@@ -92,7 +105,9 @@ fn parse(text: &str) -> Result<Vec<Line>, serde_json::Error> {
     let ends = starts.iter().skip(1).copied().chain([text.len()]);
     let parts: Vec<_> = starts.iter().zip(ends).map(|(&start, end)| parse_one(&text[start..end])).collect();
     match parts.last() {
-        Some(Ok(last)) if matches!(last.event, Event::RunStarted { .. }) => Ok(parts.into_iter().flatten().collect()),
+        Some(Ok(Line { event: Event::RunStarted { .. } | Event::RunFinished { .. }, .. })) => {
+            Ok(parts.into_iter().flatten().collect())
+        }
         _ => Err(error),
     }
 }
@@ -173,6 +188,24 @@ mod tests {
         assert!(matches!(&lines[1].event, Event::RunStarted { config, .. } if config == "a = 1"));
         let whole = read_text(format!("{WARNING}{STARTED}\n").as_bytes()).unwrap();
         assert_eq!(whole.len(), 2, "only the newline was cut");
+    }
+
+    #[test]
+    fn a_cut_line_is_left_out_before_a_resumed_process_only() {
+        const CUT: &str = r#"{"time_s":2.0,"ra"#;
+        for between in [CUT.to_owned(), "\0\0\0".to_owned(), format!("{CUT}\n{}", &STARTED[..60])] {
+            let lines = read_text(format!("{WARNING}\n{between}\n{STARTED}\n{WARNING}\n").as_bytes()).unwrap();
+            assert_eq!(lines.len(), 3, "{between}");
+            assert!(read_text(format!("{WARNING}\n{between}\n{WARNING}\n").as_bytes()).is_err(), "{between}");
+        }
+        assert!(read_text(b"rubbish\nrubbish\n").unwrap_err().to_string().contains("line 1: not an event"));
+    }
+
+    #[test]
+    fn half_a_line_that_a_full_disk_took_does_not_hide_the_end() {
+        let finished = r#"{"time_s":3.0,"rank":0,"event":"run_finished","step":1,"reason":"failed","seconds":3.0,"peak_memory_bytes":1}"#;
+        let lines = read_text(format!("{WARNING}\n{}{finished}\n", &STEP[..50]).as_bytes()).unwrap();
+        assert!(matches!(lines[1].event, Event::RunFinished { .. }) && lines.len() == 2, "{lines:?}");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use paceline_system::event::Line;
+use paceline_system::event::{Event, Line};
 
-use crate::history::{History, Process};
+use crate::history::{Epoch, History, PHASES_MAX, Process, Step};
 
 /// The name under which time that no phase claims is shown.
 pub const OTHER_PHASE: &str = "other";
@@ -120,13 +120,19 @@ impl Summary {
     }
 
     pub(crate) fn of_history(history: &History) -> Self {
+        let mut totals = Totals::default();
+        history.steps.iter().for_each(|step| totals.add_step(step));
+        history.epochs.iter().for_each(|epoch| totals.add_epoch(epoch));
+        Self::of_totals(history, &totals)
+    }
+
+    /// Steps and epochs come from `totals`, everything else from `history`.
+    fn of_totals(history: &History, totals: &Totals) -> Self {
         let start = history.start();
-        let last_step = history.steps.last();
-        let last_epoch = history.epochs.last();
-        let last_evaluation = history.epochs.iter().rev().find(|epoch| epoch.val_top1.is_some());
+        let Totals { samples, step_seconds, epochs, .. } = *totals;
+        let (last_step, last_epoch) = (totals.last_step.as_ref(), totals.last_epoch.as_ref());
+        let last_evaluation = totals.last_evaluation.as_ref();
         let finish = history.processes.last().and_then(|process| process.finish.as_ref());
-        let step_seconds: f64 = history.steps.iter().map(|step| step.seconds).sum();
-        let samples: u64 = history.steps.iter().map(|step| step.samples).sum();
         let peaks = history.processes.iter().filter_map(|process| process.finish.as_ref());
         Self {
             model: start.map(|start| start.model.clone()).unwrap_or_default(),
@@ -134,41 +140,100 @@ impl Summary {
             parameters: start.map_or(0, |start| start.parameters),
             steps: last_step.map_or(0, |step| step.step).max(finish.map_or(0, |finish| finish.step)),
             steps_total: start.map_or(0, |start| start.steps_total),
-            epochs: history.epochs.len() as u64,
+            epochs,
             outcome: Outcome::of(history.processes.last()),
             train_loss: last_epoch.map(|epoch| epoch.train_loss).or(last_step.map(|step| step.loss)),
             train_accuracy: last_epoch.map(|epoch| epoch.train_accuracy).or(last_step.map(|step| step.accuracy)),
             val_loss: last_evaluation.and_then(|epoch| epoch.val_loss),
             final_top1: last_evaluation.and_then(|epoch| epoch.val_top1),
             final_top5: last_evaluation.and_then(|epoch| epoch.val_top5),
-            best: best(history),
+            best: totals.best,
             samples,
             samples_per_s: (step_seconds > 0.0).then(|| samples as f64 / step_seconds),
             seconds: history.processes.iter().map(Process::seconds).sum(),
             step_seconds,
-            phases: phases(history, step_seconds),
+            phases: phases(&history.phase_names, totals),
             peak_memory_bytes: peaks.map(|finish| finish.peak_memory_bytes).max().unwrap_or(0),
         }
     }
 }
 
-fn best(history: &History) -> Option<Best> {
-    let mut best: Option<Best> = None;
-    for epoch in &history.epochs {
-        if let Some(top1) = epoch.val_top1
-            && top1.is_finite()
-            && best.is_none_or(|known| top1 > known.top1)
-        {
-            best = Some(Best { top1, epoch: epoch.epoch });
-        }
-    }
-    best
+/// Builds the summary of a run while it goes, in memory that does not grow with its length: for whoever listens to one
+/// process. A second `run_started` begins anew, and lines of another rank than the first one's are left out; what
+/// several processes of a run did together is told by [`Summary::of`].
+#[derive(Clone, Debug, Default)]
+pub struct SummaryBuilder {
+    /// Holds no step, epoch or checkpoint: the first two move to the totals, and the last are not in a summary.
+    history: History,
+    totals: Totals,
 }
 
-fn phases(history: &History, step_seconds: f64) -> Vec<(String, f64)> {
-    let total = |index: usize| history.steps.iter().map(|step| f64::from(step.phases[index])).sum::<f64>();
-    let names = history.phase_names.iter().enumerate();
-    let mut phases: Vec<(String, f64)> = names.map(|(index, name)| (name.clone(), total(index))).collect();
+impl SummaryBuilder {
+    /// One that has heard nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds the next line.
+    pub fn push(&mut self, line: &Line) {
+        if !self.history.processes.is_empty() {
+            if line.rank != self.history.rank {
+                return;
+            }
+            if matches!(line.event, Event::RunStarted { .. }) {
+                *self = Self::default();
+            }
+        }
+        self.history.push(line);
+        self.history.steps.drain(..).for_each(|step| self.totals.add_step(&step));
+        self.history.epochs.drain(..).for_each(|epoch| self.totals.add_epoch(&epoch));
+        self.history.checkpoints.clear();
+    }
+
+    /// The summary of the lines so far.
+    pub fn finish(&self) -> Summary {
+        Summary::of_totals(&self.history, &self.totals)
+    }
+}
+
+/// What a summary says of steps and epochs.
+#[derive(Clone, Debug, Default)]
+struct Totals {
+    samples: u64,
+    step_seconds: f64,
+    /// In the order of [`History::phase_names`].
+    phases: [f64; PHASES_MAX],
+    epochs: u64,
+    last_step: Option<Step>,
+    last_epoch: Option<Epoch>,
+    last_evaluation: Option<Epoch>,
+    best: Option<Best>,
+}
+
+impl Totals {
+    fn add_step(&mut self, step: &Step) {
+        self.samples += step.samples;
+        self.step_seconds += step.seconds;
+        for (total, &phase_s) in self.phases.iter_mut().zip(&step.phases) {
+            *total += f64::from(phase_s);
+        }
+        self.last_step = Some(step.clone());
+    }
+
+    fn add_epoch(&mut self, epoch: &Epoch) {
+        self.epochs += 1;
+        self.last_epoch = Some(epoch.clone());
+        let Some(top1) = epoch.val_top1 else { return };
+        self.last_evaluation = Some(epoch.clone());
+        if top1.is_finite() && self.best.is_none_or(|known| top1 > known.top1) {
+            self.best = Some(Best { top1, epoch: epoch.epoch });
+        }
+    }
+}
+
+fn phases(names: &[String], totals: &Totals) -> Vec<(String, f64)> {
+    let step_seconds = totals.step_seconds;
+    let mut phases: Vec<(String, f64)> = names.iter().cloned().zip(totals.phases).collect();
     phases.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     let claimed: f64 = phases.iter().map(|(_, phase_s)| phase_s).sum();
     // Below a thousandth it is rounding and the clock's own cost.
@@ -235,6 +300,27 @@ mod tests {
     fn nothing_is_known_of_an_empty_log() {
         let summary = Summary::of(&[]);
         assert_eq!((summary.steps, summary.samples_per_s, summary.best), (0, None, None));
+    }
+
+    #[test]
+    fn a_summary_built_line_by_line_is_the_same_and_keeps_no_lines() {
+        let mut lines = Vec::new();
+        for number in 0..1000 {
+            lines.extend([step(number + 1), epoch(number, 0.5 + (number % 7) as f64 / 100.0)]);
+            let path = format!("checkpoints/{number}");
+            lines.push(line(0.0, Event::Checkpoint { step: number + 1, path, best: false, seconds: 0.1 }));
+        }
+        let mut builder = SummaryBuilder::new();
+        for (number, line) in lines.iter().enumerate() {
+            builder.push(line);
+            builder.push(&Line { rank: 1, ..line.clone() });
+            if number % 300 == 0 {
+                assert_eq!(builder.finish(), Summary::of(&lines[..=number]));
+            }
+        }
+        assert_eq!(builder.finish(), Summary::of(&lines));
+        let History { steps, epochs, checkpoints, .. } = &builder.history;
+        assert!(steps.capacity() + epochs.capacity() + checkpoints.capacity() < 20);
     }
 
     #[test]

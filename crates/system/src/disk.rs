@@ -58,14 +58,16 @@ impl Disk {
         self.room.as_ref().is_some_and(|room| room.load(Ordering::SeqCst) == 0)
     }
 
-    fn take_room(&self, bytes: usize) -> io::Result<()> {
-        let Some(room) = &self.room else { return Ok(()) };
-        let taken = room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(bytes as u64));
-        if taken.is_err() {
-            room.store(0, Ordering::SeqCst);
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left on device"));
+    /// Writes `bytes` to `target`, or, as a full disk does, the first of them that fit.
+    fn fill(&self, target: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+        let Some(room) = &self.room else { return target.write_all(bytes) };
+        let take = |left: u64| Some(left.saturating_sub(bytes.len() as u64));
+        let left = room.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).expect("the new room is never none");
+        if left >= bytes.len() as u64 {
+            return target.write_all(bytes);
         }
-        Ok(())
+        target.write_all(&bytes[..left as usize])?;
+        Err(io::Error::new(io::ErrorKind::StorageFull, "no space left on device"))
     }
 
     /// Replaces `path` by what `body` writes, whole or not at all.
@@ -220,23 +222,21 @@ pub struct Append {
 }
 
 impl Append {
-    /// Appends all of `bytes`.
+    /// Appends all of `bytes`, or nothing: what a full disk took of them is cut off again.
     ///
     /// # Errors
     /// When the disk is full or refuses.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.disk
-            .take_room(bytes.len())
-            .and_then(|()| self.file.write_all(bytes))
-            .map_err(DiskError::on("append to", &self.path))
-    }
-
-    /// Waits until the bytes are on the disk.
-    ///
-    /// # Errors
-    /// When the disk refuses.
-    pub fn sync(&mut self) -> Result<()> {
-        self.file.sync_all().map_err(DiskError::on("sync", &self.path))
+        let refused = DiskError::on("append to", &self.path);
+        let length = match self.file.metadata() {
+            Ok(metadata) => metadata.len(),
+            Err(error) => return Err(refused(error)),
+        };
+        self.disk.fill(&mut self.file, bytes).map_err(|error| {
+            // Best effort: the caller hears of the first failure. A reader knows what to do with half a line.
+            let _ = self.file.set_len(length);
+            refused(error)
+        })
     }
 }
 
@@ -247,8 +247,7 @@ struct Metered<'a> {
 
 impl Write for Metered<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.disk.take_room(bytes.len())?;
-        self.file.write_all(bytes)?;
+        self.disk.fill(&mut self.file, bytes)?;
         Ok(bytes.len())
     }
 
@@ -301,7 +300,17 @@ mod tests {
         let mut log = Disk::real().append(&path).unwrap();
         log.write(b"one ").unwrap();
         log.write(b"two").unwrap();
-        log.sync().unwrap();
         assert_eq!(Disk::real().read(&path).unwrap(), b"one two");
+    }
+
+    #[test]
+    fn an_append_that_does_not_fit_leaves_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let disk = Disk::full_after(10);
+        let mut log = disk.append(&path).unwrap();
+        log.write(b"whole ").unwrap();
+        assert!(log.write(b"cut off").unwrap_err().is_full() && disk.was_full());
+        assert_eq!(Disk::real().read(&path).unwrap(), b"whole ");
     }
 }

@@ -36,12 +36,6 @@ pub fn peak_memory_bytes() -> u64 {
     kilobytes("/proc/self/status", "VmHWM")
 }
 
-/// The processor time this process has used so far, over all threads.
-pub fn cpu_seconds() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
-}
-
 fn field(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;

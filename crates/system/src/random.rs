@@ -89,13 +89,6 @@ impl Random {
     }
 }
 
-/// A seed from the operating system, for runs that did not name one. It is printed and stored, so the run can be repeated.
-pub fn entropy() -> u64 {
-    use std::hash::{BuildHasher, Hasher};
-    // RandomState is keyed by the operating system's entropy.
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
