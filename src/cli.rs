@@ -82,6 +82,12 @@ pub struct Train {
     /// Training augmentation: none | standard
     #[arg(long, value_parser = parse::augment, help_heading = "Model and data")]
     pub augment: Option<AugmentChoice>,
+    /// Subtracted from each channel (pixels count from 0 to 1), such as 0.485,0.456,0.406 [default: the data's own]
+    #[arg(long, value_delimiter = ',', allow_negative_numbers = true, help_heading = "Model and data")]
+    pub mean: Option<Vec<f32>>,
+    /// What each channel is divided by, such as 0.229,0.224,0.225 [default: the data's own]
+    #[arg(long, value_delimiter = ',', allow_negative_numbers = true, help_heading = "Model and data")]
+    pub std: Option<Vec<f32>>,
     /// Damaged images to skip, by name, before giving up [default: 0]
     #[arg(long, value_parser = parse::whole, allow_negative_numbers = true, help_heading = "Model and data")]
     pub damaged_max: Option<usize>,

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use paceline::lab::Summary;
+use paceline::lab::SummaryBuilder;
 use paceline::system::event::{Event, Line};
 use paceline::train::trainer::Observer;
 use paceline::train::{Outcome, Reason, Trainer};
@@ -58,7 +58,7 @@ struct Display {
     seconds: f64,
     loss: f64,
     right: f64,
-    lines: Vec<Line>,
+    summary: SummaryBuilder,
 }
 
 impl Terminal {
@@ -79,7 +79,7 @@ impl Terminal {
             seconds: 0.0,
             loss: 0.0,
             right: 0.0,
-            lines: Vec::new(),
+            summary: SummaryBuilder::new(),
         })))
     }
 
@@ -105,7 +105,7 @@ impl Terminal {
         if matches!(display.style, Style::Json | Style::Quiet) {
             return;
         }
-        let summary = Summary::of(&display.lines);
+        let summary = display.summary.finish();
         let mut words = vec![match outcome.reason {
             Reason::Done => "done".to_owned(),
             Reason::EarlyStop => "stopped early: the accuracy no longer rose".to_owned(),
@@ -144,10 +144,7 @@ impl Display {
             Style::Json => print(&(serde_json::to_string(line).expect("events are JSON") + "\n")),
             Style::Bar | Style::Plain => self.show_to_people(line),
         }
-        // The summary at the end needs all events but a step's phases; steps are small.
-        if self.style != Style::Quiet && self.style != Style::Json {
-            self.lines.push(line.clone());
-        }
+        self.summary.push(line);
     }
 
     fn show_to_people(&mut self, line: &Line) {

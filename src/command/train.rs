@@ -82,6 +82,8 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.sequence, &arguments.sequence);
     set_some(&mut config.classes, &arguments.classes);
     set(&mut config.augment, &arguments.augment);
+    set_some(&mut config.mean, &arguments.mean);
+    set_some(&mut config.std, &arguments.std);
     set(&mut config.damaged_max, &arguments.damaged_max);
     set_some(&mut config.weights, &arguments.weights);
     if !arguments.except.is_empty() {

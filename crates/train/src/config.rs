@@ -52,6 +52,12 @@ pub struct Config {
     pub clip_norm: Option<f64>,
     /// Training augmentation.
     pub augment: AugmentChoice,
+    /// What is subtracted from each channel of the images (pixels count from 0 to 1); the data's own if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mean: Option<Vec<f32>>,
+    /// What each channel is divided by; the data's own if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub std: Option<Vec<f32>>,
     /// Damaged images to skip before giving up.
     pub damaged_max: usize,
     /// Decides initial weights, order, augmentation and dropout.
@@ -96,6 +102,8 @@ impl Default for Config {
             label_smoothing: 0.0,
             clip_norm: None,
             augment: AugmentChoice::Standard,
+            mean: None,
+            std: None,
             damaged_max: 0,
             seed: 1,
             threads: None,

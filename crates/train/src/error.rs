@@ -78,7 +78,7 @@ impl TrainError {
         match self {
             Self::Refused(_) | Self::RunExists { .. } | Self::Graph(_) | Self::Weights(_) | Self::Disk(_) => true,
             Self::CheckpointNotSaved { .. } | Self::EventNotWritten { .. } => true,
-            Self::Data(error) => !matches!(error, DataError::Stalled { .. } | DataError::Thread(_)),
+            Self::Data(error) => error.is_refusal(),
             Self::NotANumber { .. } => false,
         }
     }

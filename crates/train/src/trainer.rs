@@ -6,6 +6,7 @@ mod setup;
 use std::path::{Path, PathBuf};
 
 use journal::Journal;
+use paceline_data::DataError;
 use paceline_data::batch::Batch;
 use paceline_data::loader::Loader;
 use paceline_nn::Model;
@@ -208,7 +209,10 @@ impl Trainer {
                 return Ok((reason, evaluation));
             }
             let stop = self.journal.stop.clone();
-            let tally = evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested())?;
+            let tally = match evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested()) {
+                Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
+                tally => tally?,
+            };
             if stop.requested() {
                 // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run evaluates first.
                 self.journal.save(&self.replica, false)?;
@@ -232,7 +236,13 @@ impl Trainer {
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
-        while let Some(stepped) = step(replica, &mut epoch, journal.position.step, &rules)? {
+        loop {
+            let stepped = match step(replica, &mut epoch, journal.position.step, &rules) {
+                // Ctrl-C while the data did not come: the position is that of the last whole step.
+                Err(TrainError::Data(DataError::Interrupted { .. })) => return Ok(Some(Reason::Interrupted)),
+                stepped => stepped?,
+            };
+            let Some(stepped) = stepped else { return Ok(None) };
             let Stepped { event, tally, not_finite } = stepped;
             if let Some(batch) = not_finite {
                 journal.tell(event)?;
@@ -246,7 +256,6 @@ impl Trainer {
                 journal.save(replica, false)?;
             }
         }
-        Ok(None)
     }
 }
 
@@ -268,6 +277,7 @@ fn reopen(
         ("--batch", config.batch != before.batch),
         ("--accumulate", config.accumulate != before.accumulate),
         ("--augment", config.augment != before.augment),
+        ("--mean or --std", config.mean != before.mean || config.std != before.std),
         ("--label-smoothing", config.label_smoothing != before.label_smoothing),
         ("--seed", config.seed != before.seed),
         ("--optimizer", config.optimizer != before.optimizer),

@@ -156,17 +156,13 @@ fn assemble(
     (train, val): (Dataset, Dataset),
     sizing: Sizing,
 ) -> Result<Prepared, TrainError> {
-    let info = train.info().clone();
+    let info = normalised(config, train.info())?;
     let training = Augment::training(config.augment, &info, sizing.resize)?;
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
     let loader = |dataset: Dataset, augment, options: LoaderOptions| {
-        Loader::new(
-            Arc::new(dataset),
-            augment,
-            LoaderOptions { threads: config.loader_threads, ..options },
-            around.clock.clone(),
-        )
+        let options = LoaderOptions { threads: config.loader_threads, stop: Some(around.stop.clone()), ..options };
+        Loader::new(Arc::new(dataset), augment, options, around.clock.clone())
     };
     let train = loader(train, training, LoaderOptions::training(config.batch, config.seed))?;
     let micro_batch = config.micro_batch();
@@ -194,6 +190,16 @@ fn assemble(
         }
     }
     Ok(Prepared { replica, train, val, card, notes })
+}
+
+/// What is known of the data, with the user's mean and deviation if they were given.
+fn normalised(config: &Config, info: &Info) -> Result<Info, TrainError> {
+    if config.mean.is_none() && config.std.is_none() {
+        return Ok(info.clone());
+    }
+    let mean = config.mean.clone().unwrap_or_else(|| info.mean.clone());
+    let std = config.std.clone().unwrap_or_else(|| info.std.clone());
+    Ok(info.clone().with_normalisation(mean, std)?)
 }
 
 /// Adds to a refusal of weights what to type, where another head is all that differs.
