@@ -1,14 +1,11 @@
 //! JPEG and PNG bytes to RGB pixels. Bytes come from anywhere: sizes are bounded, and a file that ends early is damaged.
 
-use std::io::Cursor;
-
-use image::{ImageFormat, ImageReader, Limits};
+use image::ImageFormat;
 
 use crate::pixels::Pixels;
 
-/// Bounds on what a file may ask for: a side, and the memory its decoder may take.
+/// The longest side a picture may have.
 const SIDE_MAX: u32 = 32_768;
-const ALLOC_BYTES_MAX: u64 = 1 << 30;
 
 /// Decodes one image to RGB.
 ///
@@ -25,16 +22,14 @@ pub fn decode_image(bytes: &[u8], image: &mut Pixels) -> Result<(), String> {
     if format == ImageFormat::Jpeg && !jpeg_is_whole(bytes) {
         return Err("the file ends before its picture does".into());
     }
-    let mut limits = Limits::default();
-    limits.max_image_width = Some(SIDE_MAX);
-    limits.max_image_height = Some(SIDE_MAX);
-    limits.max_alloc = Some(ALLOC_BYTES_MAX);
-    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-    reader.limits(limits);
-    let decoded = reader.decode().map_err(|error| error.to_string())?.into_rgb8();
+    // The library's own limits hold here: at most 512 MiB for one picture.
+    let decoded = image::load_from_memory_with_format(bytes, format).map_err(|error| error.to_string())?.into_rgb8();
     let (width, height) = decoded.dimensions();
     if width == 0 || height == 0 {
         return Err("it has no pixels".into());
+    }
+    if width.max(height) > SIDE_MAX {
+        return Err(format!("it is {width}×{height}, and a side has at most {SIDE_MAX} pixels"));
     }
     *image = Pixels { height: height as usize, width: width as usize, channels: 3, data: decoded.into_raw() };
     Ok(())

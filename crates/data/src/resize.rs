@@ -1,8 +1,9 @@
 //! Resizing as Pillow does it: bilinear with a support that grows when shrinking, so that no pixel is skipped.
 //! Agrees with Pillow to one level of 255.
 
-use fast_image_resize::images::{CroppedImage, Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer as Engine};
+use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
+use fast_image_resize::pixels::{U8, U8x2, U8x3, U8x4};
+use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer as Engine};
 
 use crate::pixels::{Pixels, Window};
 
@@ -22,21 +23,27 @@ impl Resizer {
             && window.left as usize + window.width <= source.width;
         assert!(inside && window.height > 0 && window.width > 0, "{window:?} of {}×{}", source.height, source.width);
         target.reshape(height, width, source.channels);
-        let kind = match source.channels {
-            1 => PixelType::U8,
-            2 => PixelType::U8x2,
-            3 => PixelType::U8x3,
-            4 => PixelType::U8x4,
+        // By type, not by value: the engine would be compiled into this crate for every pixel type it knows otherwise.
+        match source.channels {
+            1 => self.typed::<U8>(source, window, target),
+            2 => self.typed::<U8x2>(source, window, target),
+            3 => self.typed::<U8x3>(source, window, target),
+            4 => self.typed::<U8x4>(source, window, target),
             channels => panic!("images have 1 to 4 channels, not {channels}"),
-        };
+        }
+    }
+
+    fn typed<P: PixelTrait>(&mut self, source: &Pixels, window: Window, target: &mut Pixels) {
         let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).use_alpha(false);
-        let whole = ImageRef::new(source.width as u32, source.height as u32, &source.data, kind).expect("its own size");
+        let [height, width] = [source.height, source.width].map(|size| size as u32);
+        let whole = TypedImageRef::<P>::from_buffer(width, height, &source.data).expect("its own size");
         // A view, not the resizer's own crop: that one lets pixels beyond the window's edge shine in.
         let [left, top] = [window.left, window.top].map(|start| start as u32);
-        let part = CroppedImage::new(&whole, left, top, window.width as u32, window.height as u32).expect("inside");
-        let mut into =
-            Image::from_slice_u8(width as u32, height as u32, &mut target.data, kind).expect("just reshaped");
-        self.0.resize(&part, &mut into, &options).expect("pixel types agree");
+        let part = TypedCroppedImage::from_ref(&whole, left, top, window.width as u32, window.height as u32);
+        let part = part.expect("inside");
+        let [height, width] = [target.height, target.width].map(|size| size as u32);
+        let mut into = TypedImage::<P>::from_buffer(width, height, &mut target.data).expect("just reshaped");
+        self.0.resize_typed(&part, &mut into, &options).expect("no alpha is asked for");
     }
 }
 
