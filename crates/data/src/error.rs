@@ -38,6 +38,16 @@ pub enum DataError {
         /// How many the user allowed.
         allowed: usize,
     },
+    /// A file of an opened set cannot be read in the middle of a run.
+    #[error("{source} (epoch {epoch}, step {step})")]
+    Reading {
+        /// The epoch.
+        epoch: u64,
+        /// The step whose batch it belongs to.
+        step: usize,
+        /// What the disk said.
+        source: DiskError,
+    },
     /// The loader delivered nothing for too long: a disk that hangs, or a machine that swaps.
     #[error("no batch arrived within {} s (epoch {epoch}, step {step}): the disk that holds the data may hang", waited.as_secs())]
     Stalled {
@@ -48,12 +58,42 @@ pub enum DataError {
         /// How long was waited.
         waited: Duration,
     },
+    /// The user asked for an end while training waited for a batch.
+    #[error("interrupted while waiting for data (epoch {epoch}, step {step})")]
+    Interrupted {
+        /// The epoch.
+        epoch: u64,
+        /// The step whose batch was waited for.
+        step: usize,
+    },
+    /// A batch could not be made because of a mistake in this program.
+    #[error(
+        "making a batch failed (epoch {epoch}, step {step}): {message}; this is a bug in Paceline, please report it"
+    )]
+    Panicked {
+        /// The epoch.
+        epoch: u64,
+        /// The step whose batch it was.
+        step: usize,
+        /// What the panic said.
+        message: String,
+    },
     /// The operating system gave no thread.
     #[error("cannot start a loader thread: {0}; type fewer --loader-threads")]
     Thread(std::io::Error),
 }
 
 impl DataError {
+    /// Whether the user's input was refused: a set that is not there or not usable, a wish that cannot work. Otherwise
+    /// something failed, or was stopped, while a run that began well was going on.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Refused(_) | Self::Disk(_) | Self::Malformed { .. } | Self::Damaged { .. } => true,
+            Self::Reading { .. } | Self::Stalled { .. } | Self::Interrupted { .. } => false,
+            Self::Panicked { .. } | Self::Thread(_) => false,
+        }
+    }
+
     /// A sentence for the user.
     pub(crate) fn refused(sentence: impl Into<String>) -> Self {
         Self::Refused(sentence.into())

@@ -1,17 +1,23 @@
 //! The loader: makes batches ahead of training on threads of its own and hands them over strictly in order.
 //!
 //! Every thread takes the next step's number, makes that batch whole and puts it on a shelf; training takes them from
-//! the shelf by number. At most `prefetch` batches are made or waiting at any moment, and their buffers come back
-//! through [`Epoch::recycle`], so batches are allocated only while
-//! the first ones are made. An error takes the place of the batch it belongs
-//! to. Which thread made a batch changes nothing: a batch is a pure function of (seed, epoch, step, rank).
+//! the shelf by number. A bounded number of batches is made or waiting at any moment, and their buffers come back
+//! through [`Epoch::recycle`], so batches are allocated only while the first ones are made. An error, or a panic while a
+//! batch is made, takes the place of the batch it belongs to. Which thread made a batch changes nothing: a batch is a
+//! pure function of (seed, epoch, step, rank).
+//!
+//! A thread inside a disk that hangs cannot be ended. Training gives up on it after a deadline, or at once when the user
+//! asks for a stop, and the dropped loader leaves it behind.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_system::clock::Clock;
+use paceline_system::signal::Stop;
 use paceline_system::threads;
 
 use crate::augment::{Augment, Scratch};
@@ -19,8 +25,11 @@ use crate::batch::{Batch, Recipe};
 use crate::order::{self, LastBatch, Layout, Order, Shard};
 use crate::{DataError, Dataset};
 
-/// How often a waiting consumer looks whether its threads are alive and its deadline has passed.
+/// How often a waiting consumer looks whether its deadline has passed or a stop was asked for.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// How long a dropped loader waits for its threads. Making one batch takes much less; a hung disk takes forever.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// How batches are made.
 #[derive(Clone, Debug)]
@@ -37,17 +46,19 @@ pub struct LoaderOptions {
     pub last: LastBatch,
     /// Threads that make batches.
     pub threads: usize,
-    /// Batches that may be made or waiting at once.
+    /// Batches that may be made or waiting at once; at least two for each thread, so that none has to rest.
     pub prefetch: usize,
     /// How long training waits for one batch before it gives up.
     pub deadline: Duration,
+    /// What ends a wait before its deadline.
+    pub stop: Option<Stop>,
 }
 
 impl LoaderOptions {
     /// For training: shuffled, full batches only.
     pub fn training(batch: usize, seed: u64) -> Self {
-        let (shard, last) = (Shard::WHOLE, LastBatch::Drop);
-        Self { seed, batch, shard, shuffle: true, last, threads: 1, prefetch: 4, deadline: Duration::from_secs(600) }
+        let (shard, last, deadline) = (Shard::WHOLE, LastBatch::Drop, Duration::from_secs(600));
+        Self { seed, batch, shard, shuffle: true, last, threads: 1, prefetch: 4, deadline, stop: None }
     }
 
     /// For evaluation: in file order, every sample once.
@@ -91,6 +102,8 @@ struct Desk {
     shelf: BTreeMap<usize, Result<Batch, DataError>>,
     free: Vec<Batch>,
     closed: bool,
+    /// Threads that have left since it closed.
+    left: usize,
 }
 
 #[derive(Debug)]
@@ -98,6 +111,8 @@ struct Job {
     number: u64,
     order: order::Epoch,
     steps: usize,
+    /// What the run calls step 0 of this job.
+    first_step: usize,
 }
 
 impl Loader {
@@ -155,7 +170,7 @@ impl Loader {
         let steps = order.steps(&self.shared.layout);
         let mut desk = self.shared.lock();
         desk.abandon();
-        desk.job = Some(Arc::new(Job { number: epoch, order, steps }));
+        desk.job = Some(Arc::new(Job { number: epoch, order, steps, first_step }));
         drop(desk);
         self.shared.work.notify_all();
         Epoch { loader: self, epoch, step: 0, steps, first_step }
@@ -175,16 +190,20 @@ impl Loader {
     }
 
     fn wait_for(&self, epoch: u64, step: usize, start: Duration) -> Result<Batch, DataError> {
+        let options = &self.shared.options;
         let mut desk = self.shared.lock();
+        let named = step + desk.job.as_ref().map_or(0, |job| job.first_step);
         loop {
             if let Some(result) = desk.shelf.remove(&step) {
                 desk.to_give = step + 1;
                 return result;
             }
-            assert!(!self.threads.iter().any(JoinHandle::is_finished), "a loader thread panicked");
+            if options.stop.as_ref().is_some_and(Stop::requested) {
+                return Err(DataError::Interrupted { epoch, step: named });
+            }
             let waited = self.clock.now() - start;
-            if waited > self.shared.options.deadline {
-                return Err(DataError::Stalled { epoch, step, waited });
+            if waited > options.deadline {
+                return Err(DataError::Stalled { epoch, step: named, waited });
             }
             desk = self.shared.ready.wait_timeout(desk, LOOK).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -193,11 +212,18 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        self.shared.lock().closed = true;
+        let mut desk = self.shared.lock();
+        desk.closed = true;
         self.shared.work.notify_all();
+        let stays = |desk: &mut Desk| desk.left < self.threads.len();
+        let waited = self.shared.ready.wait_timeout_while(desk, FAREWELL, stays);
+        let all_left = !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
         for thread in self.threads.drain(..) {
-            // A thread's panic was or will be reported by the consumer; dropping must not panic again.
-            let _ = thread.join();
+            // A thread in a disk that hangs is left behind: it holds its own share of everything it touches, and ends
+            // when the disk answers. Joining it would keep the user from seeing why the run ended.
+            if all_left || thread.is_finished() {
+                let _ = thread.join();
+            }
         }
     }
 }
@@ -287,7 +313,7 @@ impl Shared {
     }
 
     fn prefetch(&self) -> usize {
-        self.options.prefetch.max(1)
+        self.options.prefetch.max(2 * self.options.threads.max(1))
     }
 
     /// What a loader thread does until the loader closes.
@@ -302,9 +328,7 @@ impl Shared {
             let ticket = desk.ticket;
             let mut batch = desk.free.pop().unwrap_or_default();
             drop(desk);
-            let recipe =
-                Recipe { dataset: &self.dataset, augment: &self.augment, seed: self.options.seed, epoch: job.number };
-            let made = batch.fill(&recipe, job.order.batch(&self.layout, step), &mut scratch);
+            let made = self.make(&job, step, &mut batch, &mut scratch);
             desk = self.lock();
             match made {
                 _ if desk.ticket != ticket => desk.free.push(batch),
@@ -313,7 +337,28 @@ impl Shared {
             }
             self.ready.notify_all();
         }
+        desk.left += 1;
+        self.ready.notify_all();
     }
+
+    /// Makes the batch of one step, and names that step in what can go wrong on the way.
+    fn make(&self, job: &Job, step: usize, batch: &mut Batch, scratch: &mut Scratch) -> Result<(), DataError> {
+        let (epoch, named) = (job.number, job.first_step + step);
+        let recipe = Recipe { dataset: &self.dataset, augment: &self.augment, seed: self.options.seed, epoch };
+        let samples = job.order.batch(&self.layout, step);
+        // Unwind safe: after an error nobody reads the batch, and every image is written anew into the scratch.
+        let made = catch_unwind(AssertUnwindSafe(|| batch.fill(&recipe, samples, scratch)));
+        match made.unwrap_or_else(|panic| Err(DataError::Panicked { epoch, step: named, message: words_of(&*panic) })) {
+            Err(DataError::Disk(source)) => Err(DataError::Reading { epoch, step: named, source }),
+            made => made,
+        }
+    }
+}
+
+/// What a panic said.
+fn words_of(panic: &(dyn Any + Send)) -> String {
+    let literal = panic.downcast_ref::<&str>().map(|&words| words.to_owned());
+    literal.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it said nothing".to_owned())
 }
 
 #[cfg(test)]
