@@ -18,6 +18,10 @@ const AUGMENT: u64 = 0x4155_474D;
 /// The largest side images may be brought to: a bound on what a mistyped number can allocate.
 const SIDE_MAX: usize = 8192;
 
+/// The most a longer side may be of the shorter one when the shorter is resized. A crop follows that sees less; without
+/// the bound, a strip of one pixel by thousands would become gigabytes.
+const LONGER_MAX: usize = 4;
+
 /// What the user can ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -55,7 +59,7 @@ pub enum Op {
         /// Columns of the result.
         width: usize,
     },
-    /// Resizes so that the shorter side has this length; the other follows.
+    /// Resizes so that the shorter side has this length; the other follows, cut to the middle four times that length.
     ResizeShorter {
         /// Pixels.
         side: usize,
@@ -285,8 +289,9 @@ fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random) {
         }
         Op::Resize { height, width } => scratch.resize(whole, height, width),
         Op::ResizeShorter { side } => {
+            let window = middle_of(rows, columns);
             let [height, width] = shorter_to(rows, columns, side);
-            scratch.resize(whole, height, width);
+            scratch.resize(window, height, width);
         }
         Op::CentreCrop { height, width } => {
             let middle = |long: usize, short: usize| (long as isize - short as isize) / 2;
@@ -323,8 +328,15 @@ fn random_window(rows: usize, columns: usize, scale: [f32; 2], ratio: [f32; 2], 
     Window { top: ((rows - height) / 2) as isize, left: ((columns - width) / 2) as isize, height, width }
 }
 
-/// Height and width with the shorter of them brought to `side`.
-fn shorter_to(height: usize, width: usize, side: usize) -> [usize; 2] {
+/// The middle of an image, no longer than [`LONGER_MAX`] times its shorter side.
+fn middle_of(rows: usize, columns: usize) -> Window {
+    let (height, width) = (rows.min(LONGER_MAX * columns), columns.min(LONGER_MAX * rows));
+    Window { top: ((rows - height) / 2) as isize, left: ((columns - width) / 2) as isize, height, width }
+}
+
+/// Height and width of [`middle_of`] an image with the shorter of them brought to `side`.
+fn shorter_to(rows: usize, columns: usize, side: usize) -> [usize; 2] {
+    let Window { height, width, .. } = middle_of(rows, columns);
     if height <= width { [side, (width * side / height).max(1)] } else { [(height * side / width).max(1), side] }
 }
 

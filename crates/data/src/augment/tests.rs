@@ -87,6 +87,24 @@ fn a_random_resized_crop_works_on_any_image() {
 }
 
 #[test]
+fn the_shorter_side_of_a_strip_is_resized_without_a_huge_image() {
+    for (height, width) in [(1, 32_768), (32_768, 1)] {
+        let mut strip = Pixels::default();
+        strip.reshape(height, width, 3);
+        // The middle two pixels: the only ones that the crop shows.
+        strip.data[16_383 * 3..16_385 * 3].fill(255);
+        let ops = vec![Op::ResizeShorter { side: 256 }, Op::CentreCrop { height: 224, width: 224 }, PLAIN()];
+        let augment = Augment::new(ops).unwrap();
+        let mut scratch = Scratch { image: strip, ..Scratch::default() };
+        let mut out = vec![f32::NAN; 224 * 224 * 3];
+        augment.apply(&mut scratch, moment(0, 0), &mut out);
+        assert!(out.iter().all(|&value| value > 0.5), "{out:?}");
+        assert!(scratch.image.data.capacity().max(scratch.next.data.capacity()) < 1 << 20);
+    }
+    assert_eq!(shorter_to(100, 250, 50), [50, 125], "an ordinary picture keeps its shape");
+}
+
+#[test]
 fn random_windows_have_the_asked_area_and_ratio() {
     let mut random = Random::new(&[1]);
     for _ in 0..500 {
