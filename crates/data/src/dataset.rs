@@ -82,6 +82,36 @@ pub struct Info {
     pub std: Vec<f32>,
 }
 
+impl Info {
+    /// The same, with a mean and a standard deviation of the user's.
+    ///
+    /// # Errors
+    /// When there is not one of each per channel, or one of them makes no sense.
+    pub fn with_normalisation(self, mean: Vec<f32>, std: Vec<f32>) -> Result<Self, DataError> {
+        let SampleKind::Image { channels, .. } = self.kind else {
+            return Err(DataError::refused(format!(
+                "{} holds tokens, which are not normalised; give no mean and no std",
+                self.name
+            )));
+        };
+        for (name, given) in [("mean", &mean), ("std", &std)] {
+            if given.len() != channels {
+                return Err(DataError::refused(format!(
+                    "{} has {channels} channels, and {name} has {} values; give one for each channel",
+                    self.name,
+                    given.len()
+                )));
+            }
+        }
+        if mean.iter().any(|mean| !mean.is_finite()) || std.iter().any(|std| !std.is_finite() || *std <= 0.0) {
+            return Err(DataError::refused(format!(
+                "values of a pixel count from 0 to 1: mean {mean:?} must be numbers and std {std:?} above 0"
+            )));
+        }
+        Ok(Self { mean, std, ..self })
+    }
+}
+
 /// What the user may say about opening a set.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -241,4 +271,34 @@ pub(crate) fn missing(name: &str, place: Option<&Path>, home: Option<&Path>, hol
     DataError::refused(format!(
         "{looked}; type --data {name}:DIR, where DIR holds {holds}, or set PACELINE_DATA to the folder above it"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::augment::{Augment, Op};
+
+    fn info(spec: &str) -> Info {
+        let spec: Spec = spec.parse().unwrap();
+        Dataset::open(&spec, &OpenOptions::default(), &Disk::real()).unwrap().0.info().clone()
+    }
+
+    #[test]
+    fn the_users_mean_and_std_reach_the_augmentation_or_are_refused() {
+        let info = info("synthetic:6x4x3/5");
+        let (mean, std) = (vec![0.1, 0.2, 0.3], vec![0.4, 0.5, 0.6]);
+        let own = info.clone().with_normalisation(mean.clone(), std.clone()).unwrap();
+        let augment = Augment::evaluation(&own, None).unwrap();
+        assert_eq!(augment.ops(), [Op::Normalise { mean: mean.clone(), std: std.clone() }]);
+        for (mean, std, words) in [
+            (vec![0.1], std.clone(), "mean has 1 values"),
+            (mean.clone(), vec![0.4; 4], "std has 4 values"),
+            (mean.clone(), vec![0.4, 0.0, 0.6], "std [0.4, 0.0, 0.6] above 0"),
+            (mean, vec![0.4, f32::NAN, 0.6], "above 0"),
+            (vec![0.1, f32::INFINITY, 0.3], std, "must be numbers"),
+        ] {
+            let error = info.clone().with_normalisation(mean, std).unwrap_err();
+            assert!(error.is_refusal() && error.to_string().contains(words), "{error}");
+        }
+    }
 }
