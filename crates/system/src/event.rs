@@ -60,7 +60,7 @@ pub enum Event {
         step: u64,
         /// The epoch it belongs to, from 0.
         epoch: u64,
-        /// Mean loss over the batch.
+        /// Mean cross-entropy over the batch, without label smoothing.
         loss: f64,
         /// Share of the batch classified right.
         accuracy: f64,
@@ -70,7 +70,7 @@ pub enum Event {
         samples: u64,
         /// Wall time of the step.
         seconds: f64,
-        /// Where the time went, by the names of `train/src/step.rs`: data, compute, agree, update, …
+        /// Where the time went, by the names of `train/src/step.rs`: data, compute, clip (where asked for), update.
         phases: BTreeMap<String, f64>,
     },
     /// One pass over the data ended, with its evaluation.
@@ -79,7 +79,7 @@ pub enum Event {
         epoch: u64,
         /// Updates done so far.
         step: u64,
-        /// Mean training loss over the epoch.
+        /// Mean training cross-entropy over the epoch, without label smoothing.
         train_loss: f64,
         /// Training accuracy over the epoch.
         train_accuracy: f64,
