@@ -5,6 +5,8 @@ use crate::augment::Op;
 use crate::dataset::OpenOptions;
 use crate::{AugmentChoice, Spec};
 use paceline_system::disk::Disk;
+use std::path::Path;
+use std::sync::mpsc;
 
 fn synthetic(count: usize) -> Arc<Dataset> {
     let spec: Spec = format!("synthetic:6x4x3/5/{count}").parse().unwrap();
@@ -142,6 +144,92 @@ fn a_loader_that_delivers_nothing_gives_up_at_its_deadline() {
     // A step that nobody will ever make.
     assert!(matches!(loader.take(0, 999), Err(DataError::Stalled { step: 999, .. })));
     assert!(loader.waited_s() > 0.0);
+}
+
+/// A set of photographs whose first image is a pipe that nobody writes to: reading it hangs, as on a dead disk.
+fn hanging_set(folder: &Path) -> Arc<Dataset> {
+    for half in ["train", "val"] {
+        let class = folder.join(half).join("a");
+        std::fs::create_dir_all(&class).unwrap();
+        std::fs::write(class.join("1.jpg"), crate::decode::tests::jpeg(16, 16)).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(class.join("0.jpg")).status().unwrap();
+        assert!(made.success());
+    }
+    let spec = Spec::Folder(Some(folder.into()));
+    Arc::new(Dataset::open(&spec, &OpenOptions::default(), &Disk::real()).unwrap().1)
+}
+
+/// Takes the first batch of a hanging set and drops the loader, all within a bound that the hang does not know.
+fn first_error_of_a_hanging_set(options: LoaderOptions) -> DataError {
+    let folder = tempfile::tempdir().unwrap();
+    let val = hanging_set(folder.path());
+    let (sender, receiver) = mpsc::channel();
+    threads::spawn("consumer", move || {
+        let augment = Augment::evaluation(val.info(), Some(8)).unwrap();
+        let mut loader = Loader::new(val, augment, options, Clock::real()).unwrap();
+        let shared = Arc::clone(&loader.shared);
+        let mut epoch = loader.epoch_after(3, 0, 40);
+        while shared.lock().to_make == 0 {
+            std::thread::yield_now();
+        }
+        let error = epoch.next().unwrap().unwrap_err();
+        drop(epoch);
+        drop(loader);
+        sender.send(error).unwrap();
+    })
+    .unwrap();
+    let error = receiver.recv_timeout(Duration::from_secs(20)).expect("a hung thread keeps the error from the user");
+    // The disk answers at last: the thread that was left behind ends too.
+    std::fs::write(folder.path().join("val/a/0.jpg"), b"late").unwrap();
+    error
+}
+
+#[test]
+fn a_disk_that_hangs_is_reported_and_left_behind() {
+    let deadline = Duration::from_millis(1);
+    let error = first_error_of_a_hanging_set(LoaderOptions { deadline, ..LoaderOptions::evaluation(1) });
+    assert!(matches!(error, DataError::Stalled { epoch: 3, step: 40, .. }) && !error.is_refusal(), "{error}");
+}
+
+#[test]
+fn a_stop_ends_the_wait_for_a_disk_that_hangs() {
+    let stop = Stop::new();
+    stop.request();
+    let error = first_error_of_a_hanging_set(LoaderOptions { stop: Some(stop), ..LoaderOptions::evaluation(1) });
+    assert!(matches!(error, DataError::Interrupted { epoch: 3, step: 40 }) && !error.is_refusal(), "{error}");
+}
+
+#[test]
+fn a_panic_while_a_batch_is_made_comes_in_its_place() {
+    // Tables for one channel, images with three.
+    let augment = Augment::new(vec![Op::Normalise { mean: vec![0.5], std: vec![0.25] }]).unwrap();
+    let mut loader = Loader::new(synthetic(20), augment, LoaderOptions::training(5, 1), Clock::real()).unwrap();
+    for epoch in 0..2 {
+        let mut batches = loader.epoch(epoch, 2);
+        let error = batches.next().unwrap().unwrap_err();
+        assert!(matches!(error, DataError::Panicked { step: 2, .. }) && !error.is_refusal(), "{error}");
+        assert!(error.to_string().contains("one mean and one std per channel"), "{error}");
+        assert!(batches.next().is_none());
+    }
+}
+
+#[test]
+fn a_file_that_vanishes_in_mid_run_is_a_failure_and_no_refusal() {
+    let folder = tempfile::tempdir().unwrap();
+    for half in ["train", "val"] {
+        std::fs::create_dir_all(folder.path().join(half).join("a")).unwrap();
+        std::fs::write(folder.path().join(half).join("a/0.jpg"), crate::decode::tests::jpeg(16, 16)).unwrap();
+    }
+    let spec = Spec::Folder(Some(folder.path().into()));
+    let val = Arc::new(Dataset::open(&spec, &OpenOptions::default(), &Disk::real()).unwrap().1);
+    std::fs::remove_file(folder.path().join("val/a/0.jpg")).unwrap();
+    let augment = Augment::evaluation(val.info(), Some(8)).unwrap();
+    let mut loader = Loader::new(val, augment, LoaderOptions::evaluation(1), Clock::real()).unwrap();
+    let error = loader.epoch(0, 0).next().unwrap().unwrap_err();
+    assert!(matches!(error, DataError::Reading { .. }) && !error.is_refusal(), "{error}");
+    assert!(error.to_string().contains("val/a/0.jpg"), "{error}");
+    let missing = Dataset::open(&Spec::Folder(Some("no/such".into())), &OpenOptions::default(), &Disk::real());
+    assert!(missing.unwrap_err().is_refusal());
 }
 
 #[test]
