@@ -233,39 +233,6 @@ fn a_file_that_vanishes_in_mid_run_is_a_failure_and_no_refusal() {
 }
 
 #[test]
-fn a_panic_while_a_batch_is_made_comes_in_its_place() {
-    // Tables for one channel, images with three.
-    let augment = Augment::new(vec![Op::Normalise { mean: vec![0.5], std: vec![0.25] }]).unwrap();
-    let mut loader = Loader::new(synthetic(20), augment, LoaderOptions::training(5, 1), Clock::real()).unwrap();
-    for epoch in 0..2 {
-        let mut batches = loader.epoch(epoch, 2);
-        let error = batches.next().unwrap().unwrap_err();
-        assert!(matches!(error, DataError::Panicked { step: 2, .. }) && !error.is_refusal(), "{error}");
-        assert!(error.to_string().contains("one mean and one std per channel"), "{error}");
-        assert!(batches.next().is_none());
-    }
-}
-
-#[test]
-fn a_file_that_vanishes_in_mid_run_is_a_failure_and_no_refusal() {
-    let folder = tempfile::tempdir().unwrap();
-    for half in ["train", "val"] {
-        std::fs::create_dir_all(folder.path().join(half).join("a")).unwrap();
-        std::fs::write(folder.path().join(half).join("a/0.jpg"), crate::decode::tests::jpeg(16, 16)).unwrap();
-    }
-    let spec = Spec::Folder(Some(folder.path().into()));
-    let val = Arc::new(Dataset::open(&spec, &OpenOptions::default(), &Disk::real()).unwrap().1);
-    std::fs::remove_file(folder.path().join("val/a/0.jpg")).unwrap();
-    let augment = Augment::evaluation(val.info(), Some(8)).unwrap();
-    let mut loader = Loader::new(val, augment, LoaderOptions::evaluation(1), Clock::real()).unwrap();
-    let error = loader.epoch(0, 0).next().unwrap().unwrap_err();
-    assert!(matches!(error, DataError::Reading { .. }) && !error.is_refusal(), "{error}");
-    assert!(error.to_string().contains("val/a/0.jpg"), "{error}");
-    let missing = Dataset::open(&Spec::Folder(Some("no/such".into())), &OpenOptions::default(), &Disk::real());
-    assert!(missing.unwrap_err().is_refusal());
-}
-
-#[test]
 fn dropping_a_loader_in_the_middle_ends_its_threads() {
     for taken in [0, 1, 3] {
         let options = LoaderOptions { threads: 4, prefetch: 2, ..LoaderOptions::training(3, 1) };
