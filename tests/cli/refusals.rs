@@ -32,7 +32,7 @@ fn data_that_is_not_there_or_not_whole_is_refused() {
     place.write("photos/train/cat/one.txt", "no image");
     place.write("photos/val/cat/one.txt", "no image");
     for (data, words) in [
-        ("cifar10:nowhere", ["no cifar10 data in nowhere", "type --data cifar10:DIR"]),
+        ("cifar10:nowhere", ["no cifar10 data in /", "type --data cifar10:DIR"]),
         ("cifar10", ["no folder was given", "type --data cifar10:DIR"]),
         ("cifar10:cifar", ["data_batch_1.bin", "truncated"]),
         ("mnist:nowhere", ["no mnist data", "type --data mnist:DIR"]),
@@ -123,7 +123,7 @@ fn a_checkpoint_of_another_model_is_refused() {
     let config = place.read_text("run/config.toml").replace("\"mlp\"", "\"resnet9\"");
     place.write("run/config.toml", config.replace("epochs = 1", "epochs = 2"));
     place.refuses("train --resume run", &["step-00000008", "config.toml names", "another --run"]);
-    place.refuses("evaluate run", &["does not fit the model", "missing from the file"]);
+    place.refuses("evaluate run", &["weights of mlp", "config.toml names resnet9"]);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn weights_that_do_not_fit_are_refused_with_the_differences() {
     place.refuses(&format!("{other} --weights run"), &["fc3.weight (10×512 in the file, 5×512", "--except fc3"]);
     place.refuses(&format!("{other} --weights run --except fc9"), &["starts with `fc9`", "such as `fc`"]);
     place.refuses(&format!("{other} --weights garbage.safetensors"), &["not a safetensors file", "save_file"]);
-    place.refuses(&format!("{other} --weights nowhere"), &["no weights at nowhere", "type a run's folder"]);
+    place.refuses(&format!("{other} --weights nowhere"), &["no weights at /", "type a run's folder"]);
     place.refuses(
         "train --model resnet9 --data synthetic:32x32x3/10/64 --batch 8 --weights run",
         &["missing from the file", "not in the model: fc1.bias"],

@@ -99,6 +99,14 @@ pub struct Examined {
 pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings) -> Result<Examined, TrainError> {
     let card = read_card(&around.disk, weights)?;
     let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
+    if card.model != config.model {
+        return Err(TrainError::Refused(format!(
+            "{} holds weights of {}, and the run's config.toml names {}; type a run whose files belong together",
+            weights.display(),
+            card.model,
+            config.model
+        )));
+    }
     let (_, val) = open(config, around)?;
     let found = &val.info().class_names;
     if *found != card.class_names {
