@@ -32,7 +32,7 @@ fn data_that_is_not_there_or_not_whole_is_refused() {
     place.write("photos/train/cat/one.txt", "no image");
     place.write("photos/val/cat/one.txt", "no image");
     for (data, words) in [
-        ("cifar10:nowhere", ["no cifar10 data in /", "type --data cifar10:DIR"]),
+        ("cifar10:nowhere", ["no cifar10 data in ", "type --data cifar10:DIR"]),
         ("cifar10", ["no folder was given", "type --data cifar10:DIR"]),
         ("cifar10:cifar", ["data_batch_1.bin", "truncated"]),
         ("mnist:nowhere", ["no mnist data", "type --data mnist:DIR"]),
