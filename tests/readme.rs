@@ -83,3 +83,16 @@ fn every_command_of_the_readme_runs() {
         paceline(folder, &line);
     }
 }
+
+#[test]
+fn every_recipe_is_a_configuration() {
+    let recipes = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes")).unwrap();
+    let mut count = 0;
+    for recipe in recipes {
+        let path = recipe.unwrap().path();
+        let config = paceline::train::Config::from_toml(&fs::read_to_string(&path).unwrap()).and_then(|c| c.check());
+        config.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        count += 1;
+    }
+    assert!(count > 2);
+}
