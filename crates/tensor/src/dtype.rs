@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bf16::Bf16;
+
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -53,8 +55,45 @@ impl Element for i32 {
     const DTYPE: DType = DType::I32;
 }
 
+impl Element for Bf16 {
+    const DTYPE: DType = DType::Bf16;
+}
+
+/// An element that kernels compute with: read as an `f32`, written rounded to the type.
+pub trait Float: Element {
+    /// The number.
+    fn to_f32(self) -> f32;
+    /// The nearest number of this type.
+    fn from_f32(value: f32) -> Self;
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Float for Bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        Self::to_f32(self)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        Self::from_f32(value)
+    }
+}
+
 mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}
     impl Sealed for i32 {}
+    impl Sealed for super::Bf16 {}
 }

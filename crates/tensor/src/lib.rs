@@ -3,6 +3,7 @@
 //! Everything about a training step is known before it runs, so all of it can be printed, costed and tested as plain
 //! values. What is absent: ranks, machines and messages (crate `parallel` knows both), and models (crate `nn`).
 
+pub mod bf16;
 pub mod buffer;
 pub mod device;
 pub mod dtype;
@@ -17,8 +18,9 @@ pub mod store;
 pub mod unary;
 pub mod window;
 
+pub use bf16::Bf16;
 pub use device::Device;
-pub use dtype::{DType, Element};
+pub use dtype::{DType, Element, Float};
 pub use execute::{Executor, Pass};
 pub use graph::{Graph, GraphError, Node, Source, Value};
 pub use op::Op;

@@ -47,6 +47,17 @@ pub enum Algorithm {
     Depthwise,
 }
 
+/// One of the three products of a convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConvPass {
+    /// y from x and the weight.
+    Forward,
+    /// dx from dy and the weight.
+    GradInput,
+    /// dw from x and dy.
+    GradWeight,
+}
+
 impl ConvShape {
     /// The convolution of an input `[N,H,W,C]` to `outputs` channels.
     ///
@@ -60,8 +71,8 @@ impl ConvShape {
         Self { conv, x, y: [batch, rows, columns, outputs] }
     }
 
-    /// The algorithm used for all three passes.
-    pub fn algorithm(&self) -> Algorithm {
+    /// The algorithm that is used where nothing was measured.
+    pub fn algorithm(&self, _pass: ConvPass) -> Algorithm {
         let Conv2d { kernel, stride, padding, groups, .. } = self.conv;
         if groups > 1 && groups == self.x[3] && groups == self.y[3] {
             Algorithm::Depthwise

@@ -3,7 +3,7 @@
 use paceline_system::random;
 
 use super::context::Context;
-use super::conv::{self, ConvShape};
+use super::conv::{self, ConvPass, ConvShape};
 use super::gemm::{Batch, Epilogue, Gemm, Matrix, gemm, gemm_batched};
 use super::memory::Operands;
 use super::pooling::Pooling;
@@ -95,15 +95,18 @@ fn convolution(cpu: &Cpu, work: &mut Work, at: &Operands<'_>) {
         Op::Conv2d { conv, bias, relu } => {
             let shape = ConvShape::new(conv, image(0), at.output_shape(0).last());
             let epilogue = Epilogue { bias: bias.then(|| at.input(2)), relu };
-            conv::conv2d_forward(&mut context, &shape, at.input(0), at.input(1), epilogue, at.output(0));
+            let algorithm = shape.algorithm(ConvPass::Forward);
+            conv::conv2d_forward(&mut context, &shape, algorithm, at.input(0), at.input(1), epilogue, at.output(0));
         }
         Op::Conv2dGradInput { conv, input } => {
             let shape = ConvShape::new(conv, input, at.input_shape(0).last());
-            conv::conv2d_grad_input(&mut context, &shape, at.input(0), at.input(1), false, at.output(0));
+            let algorithm = shape.algorithm(ConvPass::GradInput);
+            conv::conv2d_grad_input(&mut context, &shape, algorithm, at.input(0), at.input(1), at.output(0));
         }
         Op::Conv2dGradWeight { conv } => {
             let shape = ConvShape::new(conv, image(0), at.input_shape(1).last());
-            conv::conv2d_grad_weight(&mut context, &shape, at.input(0), at.input(1), false, at.output(0));
+            let algorithm = shape.algorithm(ConvPass::GradWeight);
+            conv::conv2d_grad_weight(&mut context, &shape, algorithm, at.input(0), at.input(1), at.output(0));
         }
         _ => unreachable!("only convolutions come here"),
     }

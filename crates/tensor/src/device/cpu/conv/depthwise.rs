@@ -30,7 +30,6 @@ pub(super) struct Sweep<'a> {
     pub kernel_width: usize,
     pub channels: usize,
     pub epilogue: Epilogue<'a>,
-    pub accumulate: bool,
 }
 
 /// Runs `sweep` into the image `target` of `shape`.
@@ -130,7 +129,7 @@ impl Row<'_> {
         rows: Range<usize>,
         columns: Range<usize>,
     ) {
-        let Sweep { axes: [down, across], source, weight, kernel_width, channels, epilogue, accumulate } = self.sweep;
+        let Sweep { axes: [down, across], source, weight, kernel_width, channels, epilogue } = self.sweep;
         let (count, step) = (channels - channel, across.stride * channels);
         // SAFETY: lanes beyond the last channel are not touched; the rest lies inside the slices by the promise above.
         unsafe {
@@ -149,7 +148,7 @@ impl Row<'_> {
             }
             for (p, &sum) in sums.iter().enumerate() {
                 let offset = (across.first + across.step * (column + p)) * channels + channel;
-                let mut sum = if *accumulate { S::add(sum, load::<S>(self.target, offset, count)) } else { sum };
+                let mut sum = sum;
                 if let Some(bias) = epilogue.bias {
                     sum = S::add(sum, load::<S>(bias, channel, count));
                 }

@@ -17,6 +17,7 @@ use super::{Algorithm, ConvShape};
 pub fn conv2d_forward(
     context: &mut Context<'_>,
     shape: &ConvShape,
+    algorithm: Algorithm,
     x: &[f32],
     weight: &[f32],
     epilogue: Epilogue<'_>,
@@ -28,10 +29,10 @@ pub fn conv2d_forward(
     let patches =
         Patches { image: x, axes, channels: inputs, group_channels: shape.group_inputs(), layout: Layout::AlongDepth };
     let pixels = Strided { matrix: Matrix::row_major(x, inputs), batch_stride: 0 };
-    let left: &dyn Left = match shape.algorithm() {
+    let left: &dyn Left = match algorithm {
         Algorithm::Depthwise => {
             let (kernel_width, channels) = (shape.conv.kernel[1], inputs);
-            let forward = Sweep { axes, source: x, weight, kernel_width, channels, epilogue, accumulate: false };
+            let forward = Sweep { axes, source: x, weight, kernel_width, channels, epilogue };
             return sweep(context, &forward, shape.y, y);
         }
         Algorithm::Pointwise => &pixels,

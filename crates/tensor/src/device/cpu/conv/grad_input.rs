@@ -13,16 +13,16 @@ use super::depthwise::{Sweep, sweep};
 use super::patches::Patches;
 use super::{Algorithm, ConvShape};
 
-/// The gradient of the input from that of the output, written to `dx` or added to it.
+/// The gradient of the input from that of the output.
 ///
 /// # Panics
 /// When a slice has another size than `shape` says.
 pub fn conv2d_grad_input(
     context: &mut Context<'_>,
     shape: &ConvShape,
+    algorithm: Algorithm,
     dy: &[f32],
     weight: &[f32],
-    accumulate: bool,
     dx: &mut [f32],
 ) {
     shape.check(dx.len(), weight.len(), dy.len());
@@ -30,12 +30,12 @@ pub fn conv2d_grad_input(
     for phase in 0..rows * columns {
         let phases = [phase / columns, phase % columns];
         let axes = [0, 1].map(|dim| Axis::backward(&shape.conv, dim, phases[dim], shape.x[1 + dim], shape.y[1 + dim]));
-        if shape.algorithm() == Algorithm::Depthwise {
+        if algorithm == Algorithm::Depthwise {
             let (kernel_width, channels, epilogue) = (shape.conv.kernel[1], shape.x[3], Epilogue::default());
-            let backward = Sweep { axes, source: dy, weight, kernel_width, channels, epilogue, accumulate };
+            let backward = Sweep { axes, source: dy, weight, kernel_width, channels, epilogue };
             sweep(context, &backward, shape.x, dx);
         } else {
-            one_phase(context, shape, axes, dy, weight, accumulate, dx);
+            one_phase(context, shape, algorithm, axes, dy, weight, dx);
         }
     }
 }
@@ -43,10 +43,10 @@ pub fn conv2d_grad_input(
 fn one_phase(
     context: &mut Context<'_>,
     shape: &ConvShape,
+    algorithm: Algorithm,
     axes: [Axis; 2],
     dy: &[f32],
     weight: &[f32],
-    accumulate: bool,
     dx: &mut [f32],
 ) {
     let (inputs, outputs) = (shape.x[3], shape.y[3]);
@@ -55,7 +55,7 @@ fn one_phase(
     let (layout, group_channels) = (Layout::AlongDepth, shape.group_outputs());
     let patches = Patches { image: dy, axes, channels: outputs, group_channels, layout };
     let pixels = Strided { matrix: Matrix::row_major(dy, outputs), batch_stride: 0 };
-    let left: &dyn Left = if shape.algorithm() == Algorithm::Pointwise { &pixels } else { &patches };
+    let left: &dyn Left = if algorithm == Algorithm::Pointwise { &pixels } else { &patches };
     let [down, across] = axes;
     let place = |group: usize, row: usize| {
         let pixel = if (down.step, across.step) == (1, 1) {
@@ -76,7 +76,7 @@ fn one_phase(
         right: &TransposedTaps { weight, axes, shape: *shape },
         place: &place,
         scale: 1.0,
-        accumulate,
+        accumulate: false,
         epilogue: Epilogue::default(),
         bias_stride: 0,
     };

@@ -10,16 +10,16 @@ use super::depthwise;
 use super::patches::Patches;
 use super::{Algorithm, ConvShape};
 
-/// The gradient of the weight from the input and the gradient of the output, written to `dw` or added to it.
+/// The gradient of the weight from the input and the gradient of the output.
 ///
 /// # Panics
 /// When a slice has another size than `shape` says.
 pub fn conv2d_grad_weight(
     context: &mut Context<'_>,
     shape: &ConvShape,
+    algorithm: Algorithm,
     x: &[f32],
     dy: &[f32],
-    accumulate: bool,
     dw: &mut [f32],
 ) {
     shape.check(x.len(), dw.len(), dy.len());
@@ -28,8 +28,8 @@ pub fn conv2d_grad_weight(
     let (layout, group_channels) = (Layout::AlongRows, shape.group_inputs());
     let patches = Patches { image: x, axes, channels: inputs, group_channels, layout };
     let pixels = Strided { matrix: Matrix::row_major(x, inputs).transposed(), batch_stride: 0 };
-    let left: &dyn Left = match shape.algorithm() {
-        Algorithm::Depthwise => return depthwise::grad_weight(context, shape, axes, x, dy, accumulate, dw),
+    let left: &dyn Left = match algorithm {
+        Algorithm::Depthwise => return depthwise::grad_weight(context, shape, axes, x, dy, dw),
         // A single channel has no rows side by side, and its patches are packed the same way.
         Algorithm::Pointwise if inputs > 1 => &pixels,
         Algorithm::Pointwise | Algorithm::Implicit => &patches,
@@ -44,7 +44,7 @@ pub fn conv2d_grad_weight(
         right: &Strided { matrix: Matrix::row_major(dy, outputs), batch_stride: columns },
         place: &|group, row| row * outputs + group * columns,
         scale: 1.0,
-        accumulate,
+        accumulate: false,
         epilogue: Epilogue::default(),
         bias_stride: 0,
     };

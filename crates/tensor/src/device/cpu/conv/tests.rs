@@ -49,30 +49,32 @@ fn run(conv: Conv2d, x_shape: [usize; 4], outputs: usize) {
         y.iter().enumerate().map(|(index, y)| (y + f64::from(bias[index % outputs])).max(0.0)).collect();
     check(&format!("forward {name}"), &y, terms, |context| {
         let mut result = vec![f32::NAN; y.len()];
-        conv2d_forward(context, &shape, &x, &w, Epilogue::default(), &mut result);
+        conv2d_forward(context, &shape, shape.algorithm(ConvPass::Forward), &x, &w, Epilogue::default(), &mut result);
         result
     });
     check(&format!("forward with bias and ReLU {name}"), &finished, terms, |context| {
         let mut result = vec![f32::NAN; y.len()];
-        conv2d_forward(context, &shape, &x, &w, Epilogue { bias: Some(&bias), relu: true }, &mut result);
+        conv2d_forward(
+            context,
+            &shape,
+            shape.algorithm(ConvPass::Forward),
+            &x,
+            &w,
+            Epilogue { bias: Some(&bias), relu: true },
+            &mut result,
+        );
         result
     });
-    for accumulate in [false, true] {
-        let add = |sums: &[f64], before: &[f32]| -> Vec<f64> {
-            let before = |index: usize| if accumulate { f64::from(before[index]) } else { 0.0 };
-            sums.iter().enumerate().map(|(index, sum)| sum + before(index)).collect()
-        };
-        check(&format!("gradient of the input {name}"), &add(&dx, &x), terms * outputs, |context| {
-            let mut result = if accumulate { x.clone() } else { vec![f32::NAN; x.len()] };
-            conv2d_grad_input(context, &shape, &dy, &w, accumulate, &mut result);
-            result
-        });
-        check(&format!("gradient of the weight {name}"), &add(&dw, &w), pixels, |context| {
-            let mut result = if accumulate { w.clone() } else { vec![f32::NAN; w.len()] };
-            conv2d_grad_weight(context, &shape, &x, &dy, accumulate, &mut result);
-            result
-        });
-    }
+    check(&format!("gradient of the input {name}"), &dx, terms * outputs, |context| {
+        let mut result = vec![f32::NAN; x.len()];
+        conv2d_grad_input(context, &shape, shape.algorithm(ConvPass::GradInput), &dy, &w, &mut result);
+        result
+    });
+    check(&format!("gradient of the weight {name}"), &dw, pixels, |context| {
+        let mut result = vec![f32::NAN; w.len()];
+        conv2d_grad_weight(context, &shape, shape.algorithm(ConvPass::GradWeight), &x, &dy, &mut result);
+        result
+    });
 }
 
 fn same(kernel: usize) -> Conv2d {

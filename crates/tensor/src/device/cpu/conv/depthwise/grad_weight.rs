@@ -16,14 +16,13 @@ use super::{PIXELS, blocks, load};
 /// Most shares of the rows.
 const SHARES: usize = 32;
 
-/// The gradient of the weight of a depthwise convolution, written to `dw` or added to it.
+/// The gradient of the weight of a depthwise convolution.
 pub(in super::super) fn grad_weight(
     context: &mut Context<'_>,
     shape: &ConvShape,
     axes: [Axis; 2],
     x: &[f32],
     dy: &[f32],
-    accumulate: bool,
     dw: &mut [f32],
 ) {
     let rows = shape.y[0] * shape.y[1];
@@ -32,9 +31,7 @@ pub(in super::super) fn grad_weight(
     let need = Need { partial: shares * dw.len(), ..Need::default() };
     let Buffers { partial, .. } = context.scratch.take(context.pool.threads(), need);
     let (isa, length, channels) = (context.isa, dw.len(), shape.x[3]);
-    if !accumulate {
-        dw.fill(0.0);
-    }
+    dw.fill(0.0);
     if length == 0 {
         return;
     }
