@@ -8,7 +8,7 @@ use super::super::gemm::{Epilogue, Matrix};
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
 use super::patches::Patches;
-use super::{Algorithm, ConvShape};
+use super::{Algorithm, ConvShape, winograd};
 
 /// Convolves `x` with `weight` into `y`, adds the bias and applies the ReLU if asked.
 ///
@@ -35,6 +35,7 @@ pub fn conv2d_forward(
             let forward = Sweep { axes, source: x, weight, kernel_width, channels, epilogue };
             return sweep(context, &forward, shape.y, y);
         }
+        Algorithm::Winograd => return winograd::forward(context, shape, x, weight, epilogue, y),
         Algorithm::Pointwise => &pixels,
         Algorithm::Implicit => &patches,
     };

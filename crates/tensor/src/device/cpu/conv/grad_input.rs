@@ -11,7 +11,7 @@ use super::super::isa::Isa;
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
 use super::patches::Patches;
-use super::{Algorithm, ConvShape};
+use super::{Algorithm, ConvShape, winograd};
 
 /// The gradient of the input from that of the output.
 ///
@@ -26,6 +26,9 @@ pub fn conv2d_grad_input(
     dx: &mut [f32],
 ) {
     shape.check(dx.len(), weight.len(), dy.len());
+    if algorithm == Algorithm::Winograd {
+        return winograd::grad_input(context, shape, dy, weight, dx);
+    }
     let [rows, columns] = shape.conv.stride;
     for phase in 0..rows * columns {
         let phases = [phase / columns, phase % columns];

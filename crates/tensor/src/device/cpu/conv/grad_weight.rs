@@ -8,7 +8,7 @@ use super::super::gemm::{Epilogue, Matrix};
 use super::axis::Axis;
 use super::depthwise;
 use super::patches::Patches;
-use super::{Algorithm, ConvShape};
+use super::{Algorithm, ConvShape, winograd};
 
 /// The gradient of the weight from the input and the gradient of the output.
 ///
@@ -30,6 +30,7 @@ pub fn conv2d_grad_weight(
     let pixels = Strided { matrix: Matrix::row_major(x, inputs).transposed(), batch_stride: 0 };
     let left: &dyn Left = match algorithm {
         Algorithm::Depthwise => return depthwise::grad_weight(context, shape, axes, x, dy, dw),
+        Algorithm::Winograd => return winograd::grad_weight(context, shape, x, dy, dw),
         // A single channel has no rows side by side, and its patches are packed the same way.
         Algorithm::Pointwise if inputs > 1 => &pixels,
         Algorithm::Pointwise | Algorithm::Implicit => &patches,
