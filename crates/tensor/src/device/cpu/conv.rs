@@ -82,7 +82,7 @@ impl ConvShape {
 
     /// The algorithm that is used where nothing was measured.
     pub fn algorithm(&self, _pass: ConvPass) -> Algorithm {
-        self.direct()
+        if winograd::pays(self) { Algorithm::Winograd } else { self.direct() }
     }
 
     /// The algorithm without tricks.

@@ -46,6 +46,12 @@ pub(super) fn applies(shape: &ConvShape) -> bool {
         && shape.y.iter().chain(&shape.x).all(|&size| size > 0)
 }
 
+/// Whether it is likely to be faster than the direct sum: enough channels to be worth mapping, and tiles that are not mostly empty.
+pub(super) fn pays(shape: &ConvShape) -> bool {
+    let direct = 9 * shape.y[0] * shape.y[1] * shape.y[2];
+    applies(shape) && shape.x[3].min(shape.y[3]) >= 16 && direct >= 2 * POSITIONS * Tiles::forward(shape).count
+}
+
 /// The tiles of a batch of images: `rows` × `columns` per image.
 #[derive(Clone, Copy, Debug)]
 struct Tiles {

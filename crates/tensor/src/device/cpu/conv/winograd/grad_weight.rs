@@ -1,13 +1,14 @@
 //! The gradient of the weight: for every position a product of mapped inputs and mapped output gradients over all tiles.
 //!
 //! Tiles are taken a chunk at a time: first all threads map the chunk's images into a third-level cache, then each task multiplies a block of
-//! input × output channels for some positions and adds to its sums. After the last chunk the sums are mapped back to 3×3 weights.
+//! input × output channels for some positions and adds to its sums. After the last chunk the sums are mapped back to 3×3 weights; where
+//! one chunk is all, a task does so itself and its sums stay in its own cache.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use super::super::super::context::Context;
-use super::super::super::gemm::kernel::{self, DEPTH_MAX, Layout, ROWS_MAX, Tile};
+use super::super::super::gemm::kernel::{self, Layout, ROWS_MAX, Tile};
 use super::super::super::isa::Isa;
 use super::super::super::pool::SendPointer;
 use super::super::super::scratch::{Buffers, Need};
@@ -17,7 +18,10 @@ use super::transform::{Input, OutputGradient, WeightGradient, map_tile};
 use super::{PATCH, POSITIONS, TILE, Tiles};
 
 /// Mapped images of a chunk: a share of a third-level cache.
-const CHUNK_BYTES: usize = 8 << 20;
+const CHUNK_BYTES: usize = 20 << 20;
+
+/// Most tiles of a chunk: with more, the panels of a product fall out of the first-level cache.
+const CHUNK_TILES: usize = 128;
 
 /// Input and output channels of a task.
 const ROWS: usize = 32;
@@ -39,11 +43,16 @@ pub(in super::super) fn grad_weight(
     let cut = run.cut;
     let (inputs, outputs) = (POSITIONS * cut.chunk * cut.input_stride(), POSITIONS * cut.chunk * cut.padded());
     let zeros = shape.x[3].max(shape.y[3]).next_multiple_of(16);
-    let need = Need { shared: inputs + outputs, partial: zeros + POSITIONS * cut.inputs * cut.sum_stride(), worker: 0 };
-    let Buffers { shared, partial, .. } = context.scratch.take(context.pool.threads(), need);
+    let at_once = cut.chunk == run.tiles.count && cut.groups == 1;
+    let (own, all) = (POSITIONS * ROWS * (COLUMNS + 16), POSITIONS * cut.inputs * cut.sum_stride());
+    let (all, own) = if at_once { (0, own) } else { (all, 0) };
+    let need = Need { shared: inputs + outputs, partial: zeros + all, worker: own };
+    let Buffers { shared, partial, workers } = context.scratch.take(context.pool.threads(), need);
     let (zeros, sums) = partial.split_at_mut(zeros);
     zeros.fill(0.0);
-    let sums = SendPointer(sums.as_mut_ptr());
+    let sums =
+        Sums { base: SendPointer(sums.as_mut_ptr()), row: 0, column: 0, rows: cut.inputs, stride: cut.sum_stride() };
+    let result = Target { base: SendPointer(dw.as_mut_ptr()), length: dw.len() };
     for first in (0..run.tiles.count).step_by(cut.chunk) {
         let tiles = first..(first + cut.chunk).min(run.tiles.count);
         let base = SendPointer(shared.as_mut_ptr());
@@ -52,16 +61,51 @@ pub(in super::super) fn grad_weight(
             cut.isa.run(MapImages { run: &run, first, part, chunk: tiles.len(), zeros, mapped: base, inputs });
         });
         let (mapped_x, mapped_dy) = shared.split_at(inputs);
-        context.pool.run(cut.tasks(), |task, _| {
-            let part = Part { cut: &cut, task, tiles: tiles.len(), first: first == 0, sums };
-            part.multiply(mapped_x, mapped_dy);
+        context.pool.run(cut.tasks(), |task, worker| {
+            let (group, block) = (task % cut.groups, task / cut.groups);
+            let (rows, columns) = cut.block(block);
+            let sums = if at_once {
+                // SAFETY: the pool runs one task per worker at a time.
+                let base = SendPointer(unsafe { workers.buffer(worker) }.as_mut_ptr());
+                Sums { base, row: rows.start, column: columns.start, rows: ROWS, stride: COLUMNS + 16 }
+            } else {
+                sums
+            };
+            Part { cut: &cut, group, block, tiles: tiles.len(), first: first == 0, sums }.multiply(mapped_x, mapped_dy);
+            if at_once {
+                cut.isa.run(MapWeights { cut: &cut, block, sums, result });
+            }
         });
     }
-    let target = SendPointer(dw.as_mut_ptr());
-    let length = dw.len();
-    context.pool.run(cut.row_blocks() * cut.column_blocks(), |task, _| {
-        cut.isa.run(MapWeights { cut: &cut, task, sums, target, length });
-    });
+    if !at_once {
+        context.pool.run(cut.row_blocks() * cut.column_blocks(), |block, _| {
+            cut.isa.run(MapWeights { cut: &cut, block, sums, result });
+        });
+    }
+}
+
+/// Sums of mapped weights, `[position][row][column]`, from some input and output channel on.
+#[derive(Clone, Copy)]
+struct Sums {
+    base: SendPointer<f32>,
+    row: usize,
+    column: usize,
+    rows: usize,
+    stride: usize,
+}
+
+impl Sums {
+    /// Where the sums of an input and an output channel begin.
+    fn at(&self, position: usize, row: usize, column: usize) -> *mut f32 {
+        self.base.get().wrapping_add((position * self.rows + row - self.row) * self.stride + column - self.column)
+    }
+}
+
+/// The gradient that is written.
+#[derive(Clone, Copy)]
+struct Target {
+    base: SendPointer<f32>,
+    length: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +124,7 @@ impl Cut {
         let (inputs, outputs) = (shape.x[3], shape.y[3]);
         let bytes = POSITIONS * (inputs + outputs) * size_of::<f32>();
         let count = Tiles::forward(shape).count;
-        let chunk = (CHUNK_BYTES / bytes).clamp(16, DEPTH_MAX);
+        let chunk = (CHUNK_BYTES / bytes).clamp(16, CHUNK_TILES);
         let chunk = count.div_ceil(count.div_ceil(chunk));
         let mut cut = Self { isa, inputs, outputs, chunk, groups: 1 };
         let blocks = cut.row_blocks() * cut.column_blocks();
@@ -201,19 +245,19 @@ unsafe fn load<S: Simd>(from: *const f32, count: usize) -> S::Vector {
 /// One task's products over a chunk.
 struct Part<'a> {
     cut: &'a Cut,
-    task: usize,
+    group: usize,
+    block: usize,
     tiles: usize,
     first: bool,
-    sums: SendPointer<f32>,
+    sums: Sums,
 }
 
 impl Part<'_> {
     fn multiply(&self, mapped_x: &[f32], mapped_dy: &[f32]) {
         let (cut, tiles) = (self.cut, self.tiles);
-        let (group, block) = (self.task % cut.groups, self.task / cut.groups);
-        let (rows, columns) = cut.block(block);
+        let (rows, columns) = cut.block(self.block);
         let positions = POSITIONS / cut.groups;
-        for position in group * positions..(group + 1) * positions {
+        for position in self.group * positions..(self.group + 1) * positions {
             let left = &mapped_x[position * tiles * cut.input_stride()..][..tiles * cut.input_stride()];
             let right = &mapped_dy[position * tiles * cut.padded()..][..tiles * cut.padded()];
             let height = kernel::height(cut.isa, cut.outputs);
@@ -223,8 +267,7 @@ impl Part<'_> {
                     let panel = first..(first + height).min(rows.end);
                     let mut pointers = [std::ptr::null_mut(); ROWS_MAX];
                     for (pointer, row) in pointers.iter_mut().zip(panel.clone()) {
-                        let at = (position * cut.inputs + row) * cut.sum_stride() + start;
-                        *pointer = self.sums.get().wrapping_add(at);
+                        *pointer = self.sums.at(position, row, start);
                     }
                     let panel_right = &right[start * tiles..][..width * tiles];
                     let tile = Tile {
@@ -254,26 +297,25 @@ impl Part<'_> {
 /// Maps the sums of a block of channels back to weights.
 struct MapWeights<'a> {
     cut: &'a Cut,
-    task: usize,
-    sums: SendPointer<f32>,
-    target: SendPointer<f32>,
-    length: usize,
+    block: usize,
+    sums: Sums,
+    result: Target,
 }
 
 impl Vectorised for MapWeights<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { cut, task, sums, target, length } = self;
-        let (rows, columns) = cut.block(task);
-        assert!(length >= 9 * cut.inputs * cut.outputs);
-        let (stride, taps) = (cut.inputs * cut.sum_stride(), cut.inputs * cut.outputs);
+        let Self { cut, block, sums, result } = self;
+        let (rows, columns) = cut.block(block);
+        assert!(result.length >= 9 * cut.inputs * cut.outputs);
+        let (stride, taps) = (sums.rows * sums.stride, cut.inputs * cut.outputs);
         for row in rows {
             for column in columns.clone().step_by(S::LANES) {
                 let count = (columns.end - column).min(S::LANES);
                 // SAFETY: rows of sums are whole vectors; each weight is written by one task.
                 unsafe {
-                    let from = sums.get().add(row * cut.sum_stride() + column).cast_const();
-                    let to = target.get().add(row * cut.outputs + column);
+                    let from = sums.at(0, row, column).cast_const();
+                    let to = result.base.get().add(row * cut.outputs + column);
                     let load = |i: usize, j: usize| S::load(from.add((PATCH * i + j) * stride));
                     map_tile::<S, WeightGradient, PATCH, 3>(load, |i, j, value| {
                         let to = to.add((3 * i + j) * taps);
