@@ -9,17 +9,18 @@ use super::axis::Axis;
 use super::depthwise;
 use super::patches::Patches;
 use super::{Algorithm, ConvShape};
+use crate::dtype::Float;
 
 /// The gradient of the weight from the input and the gradient of the output.
 ///
 /// # Panics
 /// When a slice has another size than `shape` says.
-pub fn conv2d_grad_weight(
+pub fn conv2d_grad_weight<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
     algorithm: Algorithm,
-    x: &[f32],
-    dy: &[f32],
+    x: &[E],
+    dy: &[E],
     dw: &mut [f32],
 ) {
     shape.check(x.len(), dw.len(), dy.len());
