@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 mod cut;
-mod kernel;
+pub(super) mod kernel;
 pub(crate) mod pack;
 pub(crate) mod product;
 #[cfg(test)]
