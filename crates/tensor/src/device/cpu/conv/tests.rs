@@ -1,8 +1,10 @@
 //! All three passes against sums in double precision, on every instruction set and number of threads.
 
 use super::super::gemm::Epilogue;
-use super::super::gemm::tests::{check, numbers};
+use super::super::gemm::tests::{check, numbers, taken};
 use super::*;
+use crate::bf16::Bf16;
+use crate::dtype::Float;
 use crate::window::Padding;
 
 /// Calls `visit(x, weight, y)` with the indices of every product in the convolution.
@@ -32,13 +34,21 @@ fn products(shape: &ConvShape, mut visit: impl FnMut(usize, usize, usize)) {
 }
 
 fn run(conv: Conv2d, x_shape: [usize; 4], outputs: usize) {
+    run_as::<f32>(conv, x_shape, outputs);
+    run_as::<Bf16>(conv, x_shape, outputs);
+}
+
+fn run_as<E: Float>(conv: Conv2d, x_shape: [usize; 4], outputs: usize) {
     let shape = ConvShape::new(conv, x_shape, outputs);
     let name = format!("{conv:?} of {x_shape:?} to {outputs}");
-    let (x, w) = (numbers(1, x_shape.iter().product()), numbers(2, shape.weights()));
-    let (dy, bias) = (numbers(3, shape.y.iter().product()), numbers(4, outputs));
+    let (x, w) = (numbers::<E>(1, x_shape.iter().product()), numbers::<f32>(2, shape.weights()));
+    let (dy, bias) = (numbers::<E>(3, shape.y.iter().product()), numbers::<f32>(4, outputs));
     let (mut y, mut dx, mut dw) = (vec![0.0; dy.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
     products(&shape, |xi, wi, yi| {
-        let (x, w, dy) = (f64::from(x[xi]), f64::from(w[wi]), f64::from(dy[yi]));
+        let (x, dy) = (f64::from(x[xi].to_f32()), f64::from(dy[yi].to_f32()));
+        // Depthwise convolutions multiply in f32.
+        let depthwise = shape.algorithm(ConvPass::Forward) == Algorithm::Depthwise;
+        let w = if depthwise { f64::from(w[wi]) } else { taken::<E, f32>(w[wi]) };
         y[yi] += x * w;
         dx[xi] += dy * w;
         dw[wi] += dy * x;
@@ -51,7 +61,7 @@ fn run(conv: Conv2d, x_shape: [usize; 4], outputs: usize) {
     let allow = |algorithm, terms| if algorithm == Algorithm::Winograd { 16 * terms } else { terms };
     for algorithm in shape.candidates(ConvPass::Forward) {
         check(&format!("forward {algorithm:?} {name}"), &y, allow(algorithm, terms), |context| {
-            let mut result = vec![f32::NAN; y.len()];
+            let mut result = vec![E::from_f32(f32::NAN); y.len()];
             conv2d_forward(context, &shape, algorithm, &x, &w, Epilogue::default(), &mut result);
             result
         });
@@ -60,7 +70,7 @@ fn run(conv: Conv2d, x_shape: [usize; 4], outputs: usize) {
             &finished,
             allow(algorithm, terms),
             |context| {
-                let mut result = vec![f32::NAN; y.len()];
+                let mut result = vec![E::from_f32(f32::NAN); y.len()];
                 let epilogue = Epilogue { bias: Some(&bias), relu: true };
                 conv2d_forward(context, &shape, algorithm, &x, &w, epilogue, &mut result);
                 result
@@ -73,7 +83,7 @@ fn run(conv: Conv2d, x_shape: [usize; 4], outputs: usize) {
             &dx,
             allow(algorithm, terms * outputs),
             |context| {
-                let mut result = vec![f32::NAN; x.len()];
+                let mut result = vec![E::from_f32(f32::NAN); x.len()];
                 conv2d_grad_input(context, &shape, algorithm, &dy, &w, &mut result);
                 result
             },

@@ -52,8 +52,8 @@ pub(crate) struct Tile<'a> {
     pub relu: bool,
     /// Write whole tiles past the caches; every row then starts at a multiple of a vector's size.
     pub stream: bool,
-    /// What will be packed next: every depth step asks for one line, this many floats apart.
-    pub ahead: (*const f32, usize),
+    /// What will be packed next: every depth step asks for one line, this many bytes apart.
+    pub ahead: (*const u8, usize),
 }
 
 /// A compiled tile.
@@ -62,8 +62,8 @@ pub(crate) type TileFunction = unsafe fn(&Tile<'_>);
 /// Rows of the tallest tile for a result of `columns`.
 pub(crate) fn height(isa: Isa, columns: usize) -> usize {
     match isa {
-        Isa::Avx512 if columns <= 16 => ROWS_MAX,
-        Isa::Avx512 => 14,
+        Isa::Avx512 | Isa::Avx512Bf16 if columns <= 16 => ROWS_MAX,
+        Isa::Avx512 | Isa::Avx512Bf16 => 14,
         Isa::Avx2 => 6,
         Isa::Portable => 4,
     }
@@ -83,15 +83,15 @@ pub(crate) fn tile(isa: Isa, rows: usize, vectors: usize, layout: Layout) -> Til
     }
     match (isa, rows) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, 0..=4) => pick!(avx512, 4),
+        (Isa::Avx512 | Isa::Avx512Bf16, 0..=4) => pick!(avx512, 4),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, 5..=8) => pick!(avx512, 8),
+        (Isa::Avx512 | Isa::Avx512Bf16, 5..=8) => pick!(avx512, 8),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, 9..=14) => pick!(avx512, 14),
+        (Isa::Avx512 | Isa::Avx512Bf16, 9..=14) => pick!(avx512, 14),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, _) if layout == Layout::AlongDepth => avx512::<ROWS_MAX, 1, true>,
+        (Isa::Avx512 | Isa::Avx512Bf16, _) if layout == Layout::AlongDepth => avx512::<ROWS_MAX, 1, true>,
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, _) => avx512::<ROWS_MAX, 1, false>,
+        (Isa::Avx512 | Isa::Avx512Bf16, _) => avx512::<ROWS_MAX, 1, false>,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx2, 0..=3) => pick!(avx2, 3),
         #[cfg(target_arch = "x86_64")]

@@ -282,7 +282,7 @@ impl Part<'_> {
                         bias: None,
                         relu: false,
                         stream: false,
-                        ahead: (panel_right.as_ptr(), 0),
+                        ahead: (panel_right.as_ptr().cast(), 0),
                     };
                     let function = kernel::tile(cut.isa, panel.len(), width / cut.isa.lanes(), Layout::AlongRows);
                     // SAFETY: the set is available; a row of mapped inputs has a line to spare for the rows that a tile reads

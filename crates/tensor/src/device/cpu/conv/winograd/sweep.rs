@@ -405,7 +405,7 @@ impl Part<'_> {
                         bias: None,
                         relu: false,
                         stream: false,
-                        ahead: (ahead, share / steps),
+                        ahead: (ahead.cast(), size_of::<f32>() * (share / steps)),
                     };
                     let function = kernel::tile(cut.isa, rows.len(), width / cut.isa.lanes(), Layout::AlongDepth);
                     // SAFETY: the set is available; a panel holds `height` rows of `PANEL_STRIDE`, valid or not, and every

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::super::super::gemm::pack::pack_transposed;
+use super::super::super::gemm::pack::{How, Words, pack_transposed};
 use super::super::super::isa::Isa;
 use super::super::super::pool::SendPointer;
 use super::super::super::simd::{Simd, Vectorised};
@@ -63,7 +63,15 @@ impl Weights<'_> {
                 let row = (TAPS - 1 - tap) * self.inputs + columns.start;
                 let source = &self.weight[row * self.outputs + first..];
                 let target = &mut gathered[tap * GATHER * width..];
-                pack_transposed(isa, source, self.outputs, count, columns.len(), target, width);
+                pack_transposed(
+                    How { isa, words: Words::Plain },
+                    source,
+                    self.outputs,
+                    count,
+                    columns.len(),
+                    target,
+                    width,
+                );
             }
             let panels = Panels { offset: offset + (first - depth.start) * width, ..panels };
             let strides = (GATHER * width, width);
