@@ -7,12 +7,10 @@ use super::super::context::Context;
 use super::super::gemm::pack::{How, Layout, Left, Right, Strided, pack_transposed};
 use super::super::gemm::product::{Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
-use super::super::simd::is_f32;
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
 use super::patches::Patches;
 use super::{Algorithm, ConvShape, winograd};
-use crate::buffer::{cast, cast_mut};
 use crate::dtype::{DType, Float};
 
 /// The gradient of the input from that of the output.
@@ -28,8 +26,8 @@ pub fn conv2d_grad_input<E: Float>(
     dx: &mut [E],
 ) {
     shape.check(dx.len(), weight.len(), dy.len());
-    if algorithm == Algorithm::Winograd && is_f32::<E>() {
-        return winograd::grad_input(context, shape, cast(dy), weight, cast_mut(dx));
+    if algorithm == Algorithm::Winograd {
+        return winograd::grad_input(context, shape, dy, weight, dx);
     }
     let [rows, columns] = shape.conv.stride;
     for phase in 0..rows * columns {

@@ -16,6 +16,7 @@ use super::super::super::simd::{Simd, Vectorised};
 use super::super::ConvShape;
 use super::transform::{Input, OutputGradient, WeightGradient, map_tile};
 use super::{PATCH, POSITIONS, TILE, Tiles};
+use crate::dtype::Float;
 
 /// Mapped images of a chunk: a share of a third-level cache.
 const CHUNK_BYTES: usize = 20 << 20;
@@ -31,11 +32,11 @@ const COLUMNS: usize = 64;
 const MAP_TILES: usize = 8;
 
 /// dw from x and dy.
-pub(in super::super) fn grad_weight(
+pub(in super::super) fn grad_weight<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
-    x: &[f32],
-    dy: &[f32],
+    x: &[E],
+    dy: &[E],
     dw: &mut [f32],
 ) {
     assert!(context.isa.available(), "this machine has no {:?}", context.isa);
@@ -171,16 +172,16 @@ impl Cut {
     }
 }
 
-struct Run<'a> {
+struct Run<'a, E> {
     cut: Cut,
     tiles: Tiles,
-    x: &'a [f32],
-    dy: &'a [f32],
+    x: &'a [E],
+    dy: &'a [E],
 }
 
 /// Maps tiles `part` of a chunk: x to `[position][tile][channel]`, dy to `[position][panel][tile][column]`.
-struct MapImages<'a> {
-    run: &'a Run<'a>,
+struct MapImages<'a, E> {
+    run: &'a Run<'a, E>,
     /// The chunk's first tile, and how many it has.
     first: usize,
     chunk: usize,
@@ -191,40 +192,40 @@ struct MapImages<'a> {
     inputs: usize,
 }
 
-impl Vectorised for MapImages<'_> {
+impl<E: Float> Vectorised for MapImages<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { run: Run { cut, tiles, x, dy }, first, chunk, part, zeros, mapped, inputs } = self;
         let (row, padded) = (cut.input_stride(), cut.padded());
         assert!(part.end <= chunk && chunk <= cut.chunk && inputs >= POSITIONS * chunk * row);
+        let at = |image: &[E], pixel: Option<usize>, channels: usize| match pixel {
+            Some(pixel) => image[pixel * channels..][..channels].as_ptr(),
+            None => zeros[..channels].as_ptr().cast::<E>(),
+        };
         for tile in part {
             let channels = cut.inputs;
-            let patch = tiles
-                .patch(first + tile)
-                .map(|line| line.map(|pixel| pixel.map_or(zeros, |pixel| &x[pixel * channels..][..channels]).as_ptr()));
+            let patch = tiles.patch(first + tile).map(|line| line.map(|pixel| at(x, pixel, channels)));
             for channel in (0..channels).step_by(S::LANES) {
                 let count = (channels - channel).min(S::LANES);
                 // SAFETY: a patch points to whole pixels or to as many zeros; rows are whole vectors.
                 unsafe {
                     let to = mapped.get().add(tile * row + channel);
-                    let load = |i: usize, j: usize| load::<S>(patch[i][j].add(channel), count);
+                    let load = |i: usize, j: usize| load::<S, E>(patch[i][j].add(channel), count);
                     map_tile::<S, Input, PATCH, PATCH>(load, |i, j, value| {
                         S::store(to.add((PATCH * i + j) * chunk * row), value);
                     });
                 }
             }
             let channels = cut.outputs;
-            let pixels = tiles.outputs(first + tile).map(|line| {
-                line.map(|pixel| pixel.map_or(zeros, |pixel| &dy[pixel * channels..][..channels]).as_ptr())
-            });
+            let pixels = tiles.outputs(first + tile).map(|line| line.map(|pixel| at(dy, pixel, channels)));
             for channel in (0..channels).step_by(S::LANES) {
                 let count = (channels - channel).min(S::LANES);
                 let panel = channel / (2 * S::LANES) * 2 * S::LANES;
-                let at = panel * chunk + tile * cut.width(panel) + channel - panel;
+                let place = panel * chunk + tile * cut.width(panel) + channel - panel;
                 // SAFETY: as above; panels are whole vectors wide.
                 unsafe {
-                    let to = mapped.get().add(inputs + at);
-                    let load = |i: usize, j: usize| load::<S>(pixels[i][j].add(channel), count);
+                    let to = mapped.get().add(inputs + place);
+                    let load = |i: usize, j: usize| load::<S, E>(pixels[i][j].add(channel), count);
                     map_tile::<S, OutputGradient, TILE, PATCH>(load, |i, j, value| {
                         S::store(to.add((PATCH * i + j) * chunk * padded), value);
                     });
@@ -235,11 +236,11 @@ impl Vectorised for MapImages<'_> {
 }
 
 /// # Safety
-/// The machine has the instructions of `S`; `count` floats can be read.
+/// The machine has the instructions of `S`; `count` numbers can be read.
 #[inline(always)]
-unsafe fn load<S: Simd>(from: *const f32, count: usize) -> S::Vector {
+unsafe fn load<S: Simd, E: Float>(from: *const E, count: usize) -> S::Vector {
     // SAFETY: the caller's promise.
-    unsafe { if count == S::LANES { S::load(from) } else { S::load_first(from, count) } }
+    unsafe { if count == S::LANES { S::read(from) } else { S::read_first(from, count) } }
 }
 
 /// One task's products over a chunk.

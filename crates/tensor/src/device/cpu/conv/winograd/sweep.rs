@@ -14,11 +14,12 @@ use super::super::super::gemm::kernel::{self, DEPTH_MAX, Fence, Layout, PANEL_ST
 use super::super::super::isa::Isa;
 use super::super::super::pool::{Pool, SendPointer};
 use super::super::super::scratch::{Buffers, Need};
-use super::super::super::simd::{Simd, Vectorised};
+use super::super::super::simd::{Simd, Vectorised, is_f32};
 use super::super::ConvShape;
 use super::transform::{Input, Output, map_tile};
 use super::weights::{Panels, Weights};
 use super::{PATCH, POSITIONS, TILE, Tiles};
+use crate::dtype::Float;
 
 /// Mapped inputs and sums of one task stay below this: most of a second-level cache.
 const TASK_BYTES: usize = 768 << 10;
@@ -42,13 +43,13 @@ const CHUNK_TILES: usize = 112;
 const OWN_DEPTH: usize = 128;
 
 /// y = x ∗ w, then the epilogue.
-pub(in super::super) fn forward(
+pub(in super::super) fn forward<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
-    x: &[f32],
+    x: &[E],
     weight: &[f32],
     epilogue: Epilogue<'_>,
-    y: &mut [f32],
+    y: &mut [E],
 ) {
     let (inputs, outputs) = (shape.x[3], shape.y[3]);
     let weights = Weights { weight, inputs, outputs, turned: false };
@@ -57,12 +58,12 @@ pub(in super::super) fn forward(
 }
 
 /// dx = dy ∗ w backwards.
-pub(in super::super) fn grad_input(
+pub(in super::super) fn grad_input<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
-    dy: &[f32],
+    dy: &[E],
     weight: &[f32],
-    dx: &mut [f32],
+    dx: &mut [E],
 ) {
     let (inputs, outputs) = (shape.x[3], shape.y[3]);
     let weights = Weights { weight, inputs, outputs, turned: true };
@@ -71,9 +72,9 @@ pub(in super::super) fn grad_input(
 }
 
 /// A convolution seen from the side that is written: `depth` channels of `source` become `columns` channels.
-struct Sweep<'a> {
+struct Sweep<'a, E> {
     tiles: Tiles,
-    source: &'a [f32],
+    source: &'a [E],
     weights: Weights<'a>,
     depth: usize,
     columns: usize,
@@ -103,7 +104,7 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(isa: Isa, threads: usize, sweep: &Sweep<'_>) -> Self {
+    fn new<E>(isa: Isa, threads: usize, sweep: &Sweep<'_, E>) -> Self {
         let Sweep { tiles: Tiles { count, .. }, depth, columns, .. } = *sweep;
         let order = if depth * columns >= COLUMNS_ORDER { Order::Columns } else { Order::Tiles };
         let width = 2 * isa.lanes();
@@ -160,12 +161,12 @@ fn even(total: usize, most: usize, unit: usize) -> usize {
     total.div_ceil(total.div_ceil(most).max(1)).next_multiple_of(unit).max(unit)
 }
 
-impl Sweep<'_> {
-    fn run(&self, context: &mut Context<'_>, target: &mut [f32]) {
+impl<E: Float> Sweep<'_, E> {
+    fn run(&self, context: &mut Context<'_>, target: &mut [E]) {
         assert!(context.isa.available(), "this machine has no {:?}", context.isa);
         let cut = Cut::new(context.isa, context.pool.threads(), self);
         let aligned = self.columns.is_multiple_of(cut.isa.lanes()) && (target.as_ptr() as usize).is_multiple_of(64);
-        let stream = aligned && size_of_val(target) >= STREAM_BYTES;
+        let stream = aligned && is_f32::<E>() && size_of_val(target) >= STREAM_BYTES;
         let output = Target { base: SendPointer(target.as_mut_ptr()), length: target.len(), stream };
         match cut.order {
             Order::Tiles => self.by_tiles(context, &cut, output),
@@ -173,7 +174,7 @@ impl Sweep<'_> {
         }
     }
 
-    fn by_tiles(&self, context: &mut Context<'_>, cut: &Cut, output: Target) {
+    fn by_tiles(&self, context: &mut Context<'_>, cut: &Cut, output: Target<E>) {
         let padded = self.columns.next_multiple_of(cut.isa.lanes());
         let inputs = POSITIONS * cut.input_stride(cut.tiles);
         let sums = POSITIONS * cut.tiles * cut.sum_stride();
@@ -209,7 +210,7 @@ impl Sweep<'_> {
         });
     }
 
-    fn by_columns(&self, context: &mut Context<'_>, cut: &Cut, output: Target) {
+    fn by_columns(&self, context: &mut Context<'_>, cut: &Cut, output: Target<E>) {
         let inputs = POSITIONS * cut.input_stride(cut.tiles);
         let weights = POSITIONS * cut.depth_block * cut.columns;
         let need = Need {
@@ -284,7 +285,7 @@ impl Sweep<'_> {
         });
     }
 
-    fn finish(&self, cut: &Cut, tiles: Range<usize>, columns: Range<usize>, sums: &[f32], target: Target) {
+    fn finish(&self, cut: &Cut, tiles: Range<usize>, columns: Range<usize>, sums: &[f32], target: Target<E>) {
         cut.isa.run(MapOutput { sweep: self, cut, tiles, columns, sums, target });
         if target.stream {
             cut.isa.run(Fence);
@@ -294,22 +295,22 @@ impl Sweep<'_> {
 
 /// The image that is written.
 #[derive(Clone, Copy)]
-struct Target {
-    base: SendPointer<f32>,
+struct Target<E> {
+    base: SendPointer<E>,
     length: usize,
     stream: bool,
 }
 
 /// The inputs of some tiles.
-struct InputBlock<'a> {
-    sweep: &'a Sweep<'a>,
+struct InputBlock<'a, E> {
+    sweep: &'a Sweep<'a, E>,
     cut: &'a Cut,
     tiles: Range<usize>,
-    /// As many zeros as there are channels, for pixels outside the image.
+    /// At least as many zeros as there are channels, for pixels outside the image.
     zeros: &'a [f32],
 }
 
-impl InputBlock<'_> {
+impl<E: Float> InputBlock<'_, E> {
     /// Maps the tiles of the given panels into `length` floats at `mapped`.
     ///
     /// # Safety
@@ -320,13 +321,13 @@ impl InputBlock<'_> {
     }
 }
 
-struct MapInput<'a> {
-    input: &'a InputBlock<'a>,
+struct MapInput<'a, E> {
+    input: &'a InputBlock<'a, E>,
     panels: Range<usize>,
     mapped: SendPointer<f32>,
 }
 
-impl Vectorised for MapInput<'_> {
+impl<E: Float> Vectorised for MapInput<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let InputBlock { sweep, cut, tiles, zeros } = self.input;
@@ -335,8 +336,9 @@ impl Vectorised for MapInput<'_> {
         let last = (self.panels.end * cut.height).min(tiles.len());
         for tile in first..last {
             let patch = sweep.tiles.patch(tiles.start + tile).map(|row| {
-                row.map(|pixel| {
-                    pixel.map_or(*zeros, |pixel| &sweep.source[pixel * sweep.depth..][..sweep.depth]).as_ptr()
+                row.map(|pixel| match pixel {
+                    Some(pixel) => sweep.source[pixel * sweep.depth..][..sweep.depth].as_ptr(),
+                    None => zeros[..sweep.depth].as_ptr().cast::<E>(),
                 })
             });
             let row = tile % cut.height * PANEL_STRIDE;
@@ -350,7 +352,7 @@ impl Vectorised for MapInput<'_> {
                         let to = self.mapped.get().add(to + channel - steps.start);
                         let load = |i: usize, j: usize| {
                             let from = patch[i][j].add(channel);
-                            if count == S::LANES { S::load(from) } else { S::load_first(from, count) }
+                            if count == S::LANES { S::read(from) } else { S::read_first(from, count) }
                         };
                         map_tile::<S, Input, PATCH, PATCH>(load, |i, j, value| {
                             S::store(to.add((PATCH * i + j) * stride), value);
@@ -417,16 +419,16 @@ impl Part<'_> {
     }
 }
 
-struct MapOutput<'a> {
-    sweep: &'a Sweep<'a>,
+struct MapOutput<'a, E> {
+    sweep: &'a Sweep<'a, E>,
     cut: &'a Cut,
     tiles: Range<usize>,
     columns: Range<usize>,
     sums: &'a [f32],
-    target: Target,
+    target: Target<E>,
 }
 
-impl Vectorised for MapOutput<'_> {
+impl<E: Float> Vectorised for MapOutput<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { sweep, cut, tiles, columns, sums, target } = self;
@@ -458,9 +460,9 @@ impl Vectorised for MapOutput<'_> {
                         let value = if sweep.epilogue.relu { S::relu(value) } else { value };
                         let to = pixel.add(column);
                         match (count == S::LANES, target.stream) {
-                            (true, true) => S::stream(to, value),
-                            (true, false) => S::store(to, value),
-                            (false, _) => S::store_first(to, value, count),
+                            (true, true) => S::stream(to.cast(), value),
+                            (true, false) => S::write(to, value),
+                            (false, _) => S::write_first(to, value, count),
                         }
                     });
                 }
