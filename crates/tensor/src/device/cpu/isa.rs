@@ -10,7 +10,7 @@ pub enum Isa {
     Portable,
     /// x86-64 with AVX2 and FMA: 8 lanes.
     Avx2,
-    /// x86-64 with AVX-512F: 16 lanes.
+    /// x86-64 with AVX-512 F, BW, DQ and VL, as every server since 2017 has: 16 lanes.
     Avx512,
 }
 
@@ -29,7 +29,13 @@ impl Isa {
         return match self {
             Self::Portable => true,
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            Self::Avx512 => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("fma"),
+            Self::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("fma")
+            }
         };
         #[cfg(not(target_arch = "x86_64"))]
         return self == Self::Portable;
