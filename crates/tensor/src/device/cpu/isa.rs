@@ -12,11 +12,13 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL, as every server since 2017 has: 16 lanes.
     Avx512,
+    /// The same and AVX512_BF16.
+    Avx512Bf16,
 }
 
 impl Isa {
     /// Every set, the slowest first.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
     /// The fastest set this machine has.
     pub fn best() -> Self {
@@ -36,6 +38,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("fma")
             }
+            Self::Avx512Bf16 => Self::Avx512.available() && is_x86_feature_detected!("avx512bf16"),
         };
         #[cfg(not(target_arch = "x86_64"))]
         return self == Self::Portable;
@@ -46,7 +49,7 @@ impl Isa {
         match self {
             Self::Portable => 4,
             Self::Avx2 => 8,
-            Self::Avx512 => 16,
+            Self::Avx512 | Self::Avx512Bf16 => 16,
         }
     }
 
@@ -59,6 +62,9 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `available` has seen the features that the function is compiled with.
+            Self::Avx512Bf16 => unsafe { avx512_bf16(work) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
             Self::Avx512 => unsafe { avx512(work) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -70,7 +76,14 @@ impl Isa {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
+unsafe fn avx512_bf16<W: Vectorised>(work: W) {
+    // SAFETY: the caller has seen the features.
+    unsafe { work.run::<super::simd::Avx512Bf16>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn avx512<W: Vectorised>(work: W) {
     // SAFETY: the caller has seen the features.
     unsafe { work.run::<super::simd::Avx512>() }

@@ -5,23 +5,26 @@ use super::super::context::Context;
 use super::super::gemm::pack::{Layout, Left, Strided};
 use super::super::gemm::product::{Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
+use super::super::simd::is_f32;
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
 use super::patches::Patches;
-use super::{Algorithm, ConvShape};
+use super::{Algorithm, ConvShape, winograd};
+use crate::buffer::{cast, cast_mut};
+use crate::dtype::Float;
 
 /// Convolves `x` with `weight` into `y`, adds the bias and applies the ReLU if asked.
 ///
 /// # Panics
 /// When a slice has another size than `shape` says.
-pub fn conv2d_forward(
+pub fn conv2d_forward<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
     algorithm: Algorithm,
-    x: &[f32],
+    x: &[E],
     weight: &[f32],
     epilogue: Epilogue<'_>,
-    y: &mut [f32],
+    y: &mut [E],
 ) {
     shape.check(x.len(), weight.len(), y.len());
     let axes = [0, 1].map(|dim| Axis::forward(&shape.conv, dim, shape.x[1 + dim], shape.y[1 + dim]));
@@ -35,8 +38,11 @@ pub fn conv2d_forward(
             let forward = Sweep { axes, source: x, weight, kernel_width, channels, epilogue };
             return sweep(context, &forward, shape.y, y);
         }
+        Algorithm::Winograd if is_f32::<E>() => {
+            return winograd::forward(context, shape, cast(x), weight, epilogue, cast_mut(y));
+        }
         Algorithm::Pointwise => &pixels,
-        Algorithm::Implicit => &patches,
+        Algorithm::Implicit | Algorithm::Winograd => &patches,
     };
     let columns = shape.group_outputs();
     let product = Product {

@@ -5,21 +5,24 @@ use super::super::context::Context;
 use super::super::gemm::pack::{Layout, Left, Strided};
 use super::super::gemm::product::{Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
+use super::super::simd::is_f32;
 use super::axis::Axis;
 use super::depthwise;
 use super::patches::Patches;
-use super::{Algorithm, ConvShape};
+use super::{Algorithm, ConvShape, winograd};
+use crate::buffer::cast;
+use crate::dtype::Float;
 
 /// The gradient of the weight from the input and the gradient of the output.
 ///
 /// # Panics
 /// When a slice has another size than `shape` says.
-pub fn conv2d_grad_weight(
+pub fn conv2d_grad_weight<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
     algorithm: Algorithm,
-    x: &[f32],
-    dy: &[f32],
+    x: &[E],
+    dy: &[E],
     dw: &mut [f32],
 ) {
     shape.check(x.len(), dw.len(), dy.len());
@@ -30,9 +33,12 @@ pub fn conv2d_grad_weight(
     let pixels = Strided { matrix: Matrix::row_major(x, inputs).transposed(), batch_stride: 0 };
     let left: &dyn Left = match algorithm {
         Algorithm::Depthwise => return depthwise::grad_weight(context, shape, axes, x, dy, dw),
+        Algorithm::Winograd if is_f32::<E>() => {
+            return winograd::grad_weight(context, shape, cast(x), cast(dy), dw);
+        }
         // A single channel has no rows side by side, and its patches are packed the same way.
         Algorithm::Pointwise if inputs > 1 => &pixels,
-        Algorithm::Pointwise | Algorithm::Implicit => &patches,
+        Algorithm::Pointwise | Algorithm::Implicit | Algorithm::Winograd => &patches,
     };
     let columns = shape.group_outputs();
     let product = Product {
