@@ -73,14 +73,7 @@ impl Cpu {
 }
 
 /// Runs the plan's nodes in order; after each, `after` says whether to go on.
-pub(crate) fn run(
-    cpu: &Cpu,
-    plan: &Plan,
-    arena: &mut Buffer,
-    store: &mut Store,
-    pass: Pass,
-    after: &mut After<'_>,
-) {
+pub(crate) fn run(cpu: &Cpu, plan: &Plan, arena: &mut Buffer, store: &mut Store, pass: Pass, after: &mut After<'_>) {
     let mut scratch = cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
     let mut context = Context { pool: &cpu.pool, isa: cpu.isa, scratch: &mut scratch };
     let mut memory = memory::Memory::new(plan, arena, store);
