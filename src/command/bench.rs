@@ -32,6 +32,7 @@ pub fn run(arguments: &Bench) -> Outcome {
         smoothing: 0.0,
         seed: 1,
         rule,
+        precision: arguments.dtype,
     };
     let cpu = Arc::new(Cpu::new(arguments.threads.unwrap_or_else(threads::available)));
     let mut replica = Replica::new(entry, options, &cpu)?;
