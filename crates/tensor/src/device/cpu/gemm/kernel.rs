@@ -254,7 +254,8 @@ unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const A
             }
             done = end;
         }
-        if tile.rows.len() == R && tile.columns == V * S::LANES {
+        let rounds = tile.narrow.is_some() && !S::ROUNDS;
+        if tile.rows.len() == R && tile.columns == V * S::LANES && !rounds {
             finish::<S, R, V>(tile, sums);
             return;
         }
@@ -274,7 +275,7 @@ unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const A
 }
 
 /// Scales the sums of a whole tile, adds what is to be added and writes them. Loops are short so that each is unrolled and the sums
-/// stay in registers.
+/// stay in registers; rounding without an instruction for it would be too long.
 ///
 /// # Safety
 /// As [`run`].
@@ -308,7 +309,7 @@ unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut s
                 sums[r][v] = S::raise(sums[r][v], floor);
             }
         }
-        if let Some(narrow) = tile.narrow {
+        if let Some(narrow) = tile.narrow.filter(|_| S::ROUNDS) {
             if V == 1 {
                 for r in 0..R {
                     S::store_bf16(*narrow.get_unchecked(r), sums[r][0]);
@@ -350,12 +351,14 @@ unsafe fn finish_ragged<S: Simd, const V: usize>(tile: &Tile<'_>, v: usize, colu
     unsafe {
         let scale = S::splat(tile.scale);
         let floor = S::splat(if tile.relu { 0.0 } else { f32::NEG_INFINITY });
-        let load = |source: *const f32| S::load_first(source.wrapping_add(v * S::LANES), columns);
-        let bias = tile.bias.map_or(S::splat(0.0), load);
+        let bias = match tile.bias {
+            Some(bias) => S::load_first(bias.wrapping_add(v * S::LANES), columns),
+            None => S::splat(0.0),
+        };
         for (r, row) in tile.rows.iter().enumerate() {
             let mut sum = S::mul_add(*sums.add(r * V), scale, bias);
             if tile.load {
-                sum = S::add(sum, load(*row));
+                sum = S::add(sum, S::load_first(row.wrapping_add(v * S::LANES), columns));
             }
             let sum = S::raise(sum, floor);
             if let Some(narrow) = tile.narrow {
