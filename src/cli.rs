@@ -299,9 +299,9 @@ pub struct BenchStep {
     /// Side of the images, or length of the token sequence [default: the model's own]
     #[arg(long, value_parser = parse::count, allow_negative_numbers = true)]
     pub size: Option<usize>,
-    /// Samples per step
-    #[arg(long, short, default_value_t = 32, value_parser = parse::count, allow_negative_numbers = true)]
-    pub batch: usize,
+    /// Samples per step; a list such as 1,8,32 measures each
+    #[arg(long, short, default_value = "32", value_delimiter = ',', value_parser = parse::count, allow_negative_numbers = true)]
+    pub batch: Vec<usize>,
     /// Number of classes
     #[arg(long, default_value_t = 10, value_parser = parse::count, allow_negative_numbers = true)]
     pub classes: usize,
@@ -317,7 +317,11 @@ pub struct BenchStep {
     /// Show where the time goes, by operation and by layer
     #[arg(long, conflicts_with = "json")]
     pub profile: bool,
-    /// Print one JSON object
+    /// Time nothing; write weights and batch to FILE and print the losses of two steps without dropout, for comparison
+    /// with another framework
+    #[arg(long, value_name = "FILE", conflicts_with = "profile")]
+    pub check: Option<PathBuf>,
+    /// Print one JSON object per batch size
     #[arg(long)]
     pub json: bool,
 }
