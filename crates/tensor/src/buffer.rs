@@ -73,6 +73,13 @@ pub(crate) fn cast<A: Element, B: Element>(slice: &[A]) -> &[B] {
     unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), slice.len()) }
 }
 
+/// As [`cast`], to be written.
+pub(crate) fn cast_mut<A: Element, B: Element>(slice: &mut [A]) -> &mut [B] {
+    assert!(A::DTYPE == B::DTYPE && size_of::<A>() == size_of::<B>() && align_of::<A>() == align_of::<B>());
+    // SAFETY: as in `cast`, and `slice` is borrowed mutably.
+    unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), slice.len()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,30 +5,31 @@
 #![allow(unsafe_code)]
 
 mod cut;
-mod kernel;
+pub(super) mod kernel;
 pub(crate) mod pack;
 pub(crate) mod product;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use super::context::Context;
+use crate::dtype::Float;
 use pack::Strided;
 use product::{Product, multiply};
 
 /// A matrix in memory: element (row, column) lies at `row · row_stride + column · column_stride`.
 #[derive(Clone, Copy, Debug)]
-pub struct Matrix<'a> {
+pub struct Matrix<'a, E = f32> {
     /// The elements.
-    pub data: &'a [f32],
+    pub data: &'a [E],
     /// Distance between rows.
     pub row_stride: usize,
     /// Distance between columns.
     pub column_stride: usize,
 }
 
-impl<'a> Matrix<'a> {
+impl<'a, E: Float> Matrix<'a, E> {
     /// Rows of `columns` elements, one after the other.
-    pub const fn row_major(data: &'a [f32], columns: usize) -> Self {
+    pub const fn row_major(data: &'a [E], columns: usize) -> Self {
         Self { data, row_stride: columns, column_stride: 1 }
     }
 
@@ -55,8 +56,10 @@ pub struct Epilogue<'a> {
 }
 
 /// c = \[c +\] scale · a · b, then the epilogue; a is m×k, b is k×n.
+///
+/// Where one operand is bf16, the other is rounded to it. Sums are `f32`; a result in bf16 is rounded once, at the end.
 #[derive(Clone, Copy, Debug)]
-pub struct Gemm<'a> {
+pub struct Gemm<'a, A = f32, B = f32> {
     /// Rows of a and c.
     pub m: usize,
     /// Columns of b and c.
@@ -64,9 +67,9 @@ pub struct Gemm<'a> {
     /// Columns of a, rows of b.
     pub k: usize,
     /// Left operand.
-    pub a: Matrix<'a>,
+    pub a: Matrix<'a, A>,
     /// Right operand.
-    pub b: Matrix<'a>,
+    pub b: Matrix<'a, B>,
     /// Distance between the rows of c.
     pub c_stride: usize,
     /// Factor of the product.
@@ -77,9 +80,9 @@ pub struct Gemm<'a> {
     pub epilogue: Epilogue<'a>,
 }
 
-impl<'a> Gemm<'a> {
+impl<'a, A: Float, B: Float> Gemm<'a, A, B> {
     /// The plain product of `[m, n, k]`: c = a · b, rows of c side by side.
-    pub const fn new([m, n, k]: [usize; 3], a: Matrix<'a>, b: Matrix<'a>) -> Self {
+    pub const fn new([m, n, k]: [usize; 3], a: Matrix<'a, A>, b: Matrix<'a, B>) -> Self {
         let epilogue = Epilogue { bias: None, relu: false };
         Self { m, n, k, a, b, c_stride: n, scale: 1.0, accumulate: false, epilogue }
     }
@@ -102,7 +105,7 @@ pub struct Batch {
 ///
 /// # Panics
 /// When an operand is too short for its shape.
-pub fn gemm(context: &mut Context<'_>, gemm: Gemm<'_>, c: &mut [f32]) {
+pub fn gemm<A: Float, B: Float, C: Float>(context: &mut Context<'_>, gemm: Gemm<'_, A, B>, c: &mut [C]) {
     gemm_batched(context, gemm, Batch { count: 1, a_stride: 0, b_stride: 0, c_stride: gemm.m * gemm.c_stride }, c);
 }
 
@@ -110,7 +113,12 @@ pub fn gemm(context: &mut Context<'_>, gemm: Gemm<'_>, c: &mut [f32]) {
 ///
 /// # Panics
 /// When an operand is too short for its shape, or results overlap.
-pub fn gemm_batched(context: &mut Context<'_>, gemm: Gemm<'_>, batch: Batch, c: &mut [f32]) {
+pub fn gemm_batched<A: Float, B: Float, C: Float>(
+    context: &mut Context<'_>,
+    gemm: Gemm<'_, A, B>,
+    batch: Batch,
+    c: &mut [C],
+) {
     let Gemm { m, n, k, a, b, c_stride, scale, accumulate, epilogue } = gemm;
     a.check("a", [batch.count, m, k], batch.a_stride);
     b.check("b", [batch.count, k, n], batch.b_stride);

@@ -10,13 +10,15 @@ pub enum Isa {
     Portable,
     /// x86-64 with AVX2 and FMA: 8 lanes.
     Avx2,
-    /// x86-64 with AVX-512F: 16 lanes.
+    /// x86-64 with AVX-512 F, BW, DQ and VL: 16 lanes.
     Avx512,
+    /// The same and AVX512_BF16.
+    Avx512Bf16,
 }
 
 impl Isa {
     /// Every set, the slowest first.
-    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
 
     /// The fastest set this machine has.
     pub fn best() -> Self {
@@ -29,7 +31,14 @@ impl Isa {
         return match self {
             Self::Portable => true,
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            Self::Avx512 => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("fma"),
+            Self::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("fma")
+            }
+            Self::Avx512Bf16 => Self::Avx512.available() && is_x86_feature_detected!("avx512bf16"),
         };
         #[cfg(not(target_arch = "x86_64"))]
         return self == Self::Portable;
@@ -40,7 +49,7 @@ impl Isa {
         match self {
             Self::Portable => 4,
             Self::Avx2 => 8,
-            Self::Avx512 => 16,
+            Self::Avx512 | Self::Avx512Bf16 => 16,
         }
     }
 
@@ -53,6 +62,9 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `available` has seen the features that the function is compiled with.
+            Self::Avx512Bf16 => unsafe { avx512_bf16(work) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
             Self::Avx512 => unsafe { avx512(work) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -64,7 +76,14 @@ impl Isa {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
+unsafe fn avx512_bf16<W: Vectorised>(work: W) {
+    // SAFETY: the caller has seen the features.
+    unsafe { work.run::<super::simd::Avx512Bf16>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn avx512<W: Vectorised>(work: W) {
     // SAFETY: the caller has seen the features.
     unsafe { work.run::<super::simd::Avx512>() }

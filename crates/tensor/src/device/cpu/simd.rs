@@ -12,8 +12,11 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::Avx512;
+pub(crate) use avx512::{Avx512, Avx512Bf16};
 pub(crate) use portable::Portable;
+
+use crate::bf16::Bf16;
+use crate::dtype::{DType, Float};
 
 /// Work that can be compiled for any instruction set.
 pub(crate) trait Vectorised {
@@ -52,6 +55,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn fence();
     /// Writes the first `count` floats.
     unsafe fn store_first(target: *mut f32, vector: Self::Vector, count: usize);
+    /// `LANES` numbers of bf16.
+    unsafe fn load_bf16(source: *const Bf16) -> Self::Vector;
+    /// As [`Simd::load_first`].
+    unsafe fn load_first_bf16(source: *const Bf16, count: usize) -> Self::Vector;
+    /// Writes `LANES` numbers rounded to the nearest bf16, ties to even. A set's own conversion takes denormals for zero.
+    unsafe fn store_bf16(target: *mut Bf16, vector: Self::Vector);
+    /// As [`Simd::store_first`].
+    unsafe fn store_first_bf16(target: *mut Bf16, vector: Self::Vector, count: usize);
     /// a·b + c, rounded once where the set can.
     unsafe fn mul_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
     /// a + b.
@@ -59,7 +70,54 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// The larger of each lane and zero; what is not a number stays so.
     unsafe fn relu(vector: Self::Vector) -> Self::Vector;
     /// Brings the line at `address` into the second-level cache; the address need not be valid.
-    unsafe fn prefetch(address: *const f32);
+    unsafe fn prefetch(address: *const u8);
     /// Transposes a block of `LANES` × `LANES`; the strides are distances between rows, in floats.
     unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize);
+
+    /// `LANES` numbers of either type.
+    #[inline(always)]
+    unsafe fn read<E: Float>(source: *const E) -> Self::Vector {
+        // SAFETY: the caller's promise.
+        unsafe { if is_f32::<E>() { Self::load(source.cast()) } else { Self::load_bf16(source.cast()) } }
+    }
+
+    /// As [`Simd::load_first`].
+    #[inline(always)]
+    unsafe fn read_first<E: Float>(source: *const E, count: usize) -> Self::Vector {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if is_f32::<E>() {
+                Self::load_first(source.cast(), count)
+            } else {
+                Self::load_first_bf16(source.cast(), count)
+            }
+        }
+    }
+
+    /// Writes `LANES` numbers of either type.
+    #[inline(always)]
+    unsafe fn write<E: Float>(target: *mut E, vector: Self::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if is_f32::<E>() { Self::store(target.cast(), vector) } else { Self::store_bf16(target.cast(), vector) }
+        }
+    }
+
+    /// As [`Simd::store_first`].
+    #[inline(always)]
+    unsafe fn write_first<E: Float>(target: *mut E, vector: Self::Vector, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if is_f32::<E>() {
+                Self::store_first(target.cast(), vector, count);
+            } else {
+                Self::store_first_bf16(target.cast(), vector, count);
+            }
+        }
+    }
+}
+
+/// Whether `E` is `f32`; the other type that kernels compute with is bf16.
+pub(crate) const fn is_f32<E: Float>() -> bool {
+    matches!(E::DTYPE, DType::F32)
 }

@@ -16,15 +16,16 @@ use super::super::gemm::Epilogue;
 use super::super::pool::SendPointer;
 use super::super::simd::{Simd, Vectorised};
 use super::axis::Axis;
+use crate::dtype::Float;
 
 /// Pixels computed together.
 const PIXELS: usize = 4;
 
 /// A depthwise convolution seen from the side that is written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sweep<'a> {
+pub(super) struct Sweep<'a, E> {
     pub axes: [Axis; 2],
-    pub source: &'a [f32],
+    pub source: &'a [E],
     pub weight: &'a [f32],
     /// Taps in a row of the kernel.
     pub kernel_width: usize,
@@ -33,7 +34,7 @@ pub(super) struct Sweep<'a> {
 }
 
 /// Runs `sweep` into the image `target` of `shape`.
-pub(super) fn sweep(context: &mut Context<'_>, sweep: &Sweep<'_>, shape: [usize; 4], target: &mut [f32]) {
+pub(super) fn sweep<E: Float>(context: &mut Context<'_>, sweep: &Sweep<'_, E>, shape: [usize; 4], target: &mut [E]) {
     let [down, _] = &sweep.axes;
     let line = shape[2] * shape[3];
     assert!(target.len() == shape.iter().product::<usize>() && shape[3] == sweep.channels);
@@ -51,14 +52,14 @@ pub(super) fn sweep(context: &mut Context<'_>, sweep: &Sweep<'_>, shape: [usize;
 }
 
 /// One row of outputs.
-struct Row<'a> {
-    sweep: &'a Sweep<'a>,
+struct Row<'a, E> {
+    sweep: &'a Sweep<'a, E>,
     image: usize,
     row: usize,
-    target: &'a mut [f32],
+    target: &'a mut [E],
 }
 
-impl Vectorised for Row<'_> {
+impl<E: Float> Vectorised for Row<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(mut self) {
         let [down, across] = &self.sweep.axes;
@@ -107,16 +108,16 @@ fn blocks(across: &Axis) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
 /// # Safety
 /// The machine has `S`, and `slice` has the floats.
 #[inline(always)]
-unsafe fn load<S: Simd>(slice: &[f32], offset: usize, count: usize) -> S::Vector {
+unsafe fn load<S: Simd, E: Float>(slice: &[E], offset: usize, count: usize) -> S::Vector {
     debug_assert!(offset + count.min(S::LANES) <= slice.len());
     // SAFETY: lanes beyond `count` are not read.
     unsafe {
         let source = slice.as_ptr().add(offset);
-        if count >= S::LANES { S::load(source) } else { S::load_first(source, count) }
+        if count >= S::LANES { S::read(source) } else { S::read_first(source, count) }
     }
 }
 
-impl Row<'_> {
+impl<E: Float> Row<'_, E> {
     /// `P` outputs from `column` on, one vector of channels.
     ///
     /// # Safety
@@ -139,10 +140,10 @@ impl Row<'_> {
                 let taps = down.tap(tap_row) * kernel_width;
                 for tap in columns.clone() {
                     let pixel = (across.start(column) + (across.delta * tap) as isize) as usize;
-                    let weight = load::<S>(weight, (taps + across.tap(tap)) * channels + channel, count);
+                    let weight = load::<S, _>(weight, (taps + across.tap(tap)) * channels + channel, count);
                     let first = (line * across.size + pixel) * channels + channel;
                     for (p, sum) in sums.iter_mut().enumerate() {
-                        *sum = S::mul_add(load::<S>(source, first + p * step, count), weight, *sum);
+                        *sum = S::mul_add(load::<S, _>(source, first + p * step, count), weight, *sum);
                     }
                 }
             }
@@ -150,11 +151,11 @@ impl Row<'_> {
                 let offset = (across.first + across.step * (column + p)) * channels + channel;
                 let mut sum = sum;
                 if let Some(bias) = epilogue.bias {
-                    sum = S::add(sum, load::<S>(bias, channel, count));
+                    sum = S::add(sum, load::<S, _>(bias, channel, count));
                 }
                 let sum = if epilogue.relu { S::relu(sum) } else { sum };
                 let target = self.target.as_mut_ptr().add(offset);
-                if count >= S::LANES { S::store(target, sum) } else { S::store_first(target, sum, count) }
+                if count >= S::LANES { S::write(target, sum) } else { S::write_first(target, sum, count) }
             }
         }
     }

@@ -8,20 +8,21 @@ use super::super::gemm::{Epilogue, Matrix};
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
 use super::patches::Patches;
-use super::{Algorithm, ConvShape};
+use super::{Algorithm, ConvShape, winograd};
+use crate::dtype::Float;
 
 /// Convolves `x` with `weight` into `y`, adds the bias and applies the ReLU if asked.
 ///
 /// # Panics
 /// When a slice has another size than `shape` says.
-pub fn conv2d_forward(
+pub fn conv2d_forward<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
     algorithm: Algorithm,
-    x: &[f32],
+    x: &[E],
     weight: &[f32],
     epilogue: Epilogue<'_>,
-    y: &mut [f32],
+    y: &mut [E],
 ) {
     shape.check(x.len(), weight.len(), y.len());
     let axes = [0, 1].map(|dim| Axis::forward(&shape.conv, dim, shape.x[1 + dim], shape.y[1 + dim]));
@@ -35,6 +36,7 @@ pub fn conv2d_forward(
             let forward = Sweep { axes, source: x, weight, kernel_width, channels, epilogue };
             return sweep(context, &forward, shape.y, y);
         }
+        Algorithm::Winograd => return winograd::forward(context, shape, x, weight, epilogue, y),
         Algorithm::Pointwise => &pixels,
         Algorithm::Implicit => &patches,
     };

@@ -4,28 +4,31 @@
 use std::ops::Range;
 
 use super::super::context::Context;
-use super::super::gemm::pack::{Layout, Left, Right, Strided, pack_transposed};
+use super::super::gemm::pack::{How, Layout, Left, Right, Strided, pack_transposed};
 use super::super::gemm::product::{Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
-use super::super::isa::Isa;
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
 use super::patches::Patches;
-use super::{Algorithm, ConvShape};
+use super::{Algorithm, ConvShape, winograd};
+use crate::dtype::{DType, Float};
 
 /// The gradient of the input from that of the output.
 ///
 /// # Panics
 /// When a slice has another size than `shape` says.
-pub fn conv2d_grad_input(
+pub fn conv2d_grad_input<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
     algorithm: Algorithm,
-    dy: &[f32],
+    dy: &[E],
     weight: &[f32],
-    dx: &mut [f32],
+    dx: &mut [E],
 ) {
     shape.check(dx.len(), weight.len(), dy.len());
+    if algorithm == Algorithm::Winograd {
+        return winograd::grad_input(context, shape, dy, weight, dx);
+    }
     let [rows, columns] = shape.conv.stride;
     for phase in 0..rows * columns {
         let phases = [phase / columns, phase % columns];
@@ -40,14 +43,14 @@ pub fn conv2d_grad_input(
     }
 }
 
-fn one_phase(
+fn one_phase<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
     algorithm: Algorithm,
     axes: [Axis; 2],
-    dy: &[f32],
+    dy: &[E],
     weight: &[f32],
-    dx: &mut [f32],
+    dx: &mut [E],
 ) {
     let (inputs, outputs) = (shape.x[3], shape.y[3]);
     let [_, height, width, _] = shape.x;
@@ -92,9 +95,13 @@ struct TransposedTaps<'a> {
 }
 
 impl Right for TransposedTaps<'_> {
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
+
     fn pack(
         &self,
-        isa: Isa,
+        how: How,
         group: usize,
         depth: Range<usize>,
         columns: Range<usize>,
@@ -112,7 +119,7 @@ impl Right for TransposedTaps<'_> {
             let row = kernel_tap * inputs + columns.start;
             let source = &self.weight[row * stride + group * outputs + begin - tap * outputs..];
             let target = &mut panel[(begin - depth.start) * width..];
-            pack_transposed(isa, source, stride, end - begin, columns.len(), target, width);
+            pack_transposed(how, source, stride, end - begin, columns.len(), target, width);
             begin = end;
         }
     }

@@ -8,18 +8,19 @@ use super::super::gemm::{Epilogue, Matrix};
 use super::axis::Axis;
 use super::depthwise;
 use super::patches::Patches;
-use super::{Algorithm, ConvShape};
+use super::{Algorithm, ConvShape, winograd};
+use crate::dtype::Float;
 
 /// The gradient of the weight from the input and the gradient of the output.
 ///
 /// # Panics
 /// When a slice has another size than `shape` says.
-pub fn conv2d_grad_weight(
+pub fn conv2d_grad_weight<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
     algorithm: Algorithm,
-    x: &[f32],
-    dy: &[f32],
+    x: &[E],
+    dy: &[E],
     dw: &mut [f32],
 ) {
     shape.check(x.len(), dw.len(), dy.len());
@@ -30,6 +31,7 @@ pub fn conv2d_grad_weight(
     let pixels = Strided { matrix: Matrix::row_major(x, inputs).transposed(), batch_stride: 0 };
     let left: &dyn Left = match algorithm {
         Algorithm::Depthwise => return depthwise::grad_weight(context, shape, axes, x, dy, dw),
+        Algorithm::Winograd => return winograd::grad_weight(context, shape, x, dy, dw),
         // A single channel has no rows side by side, and its patches are packed the same way.
         Algorithm::Pointwise if inputs > 1 => &pixels,
         Algorithm::Pointwise | Algorithm::Implicit => &patches,

@@ -3,18 +3,18 @@
 
 use std::ops::Range;
 
-use super::super::gemm::pack::{Layout, Left, copy};
-use super::super::isa::Isa;
+use super::super::gemm::pack::{How, Layout, Left, copy};
 use super::super::simd::{Simd, Vectorised};
 use super::axis::Axis;
+use crate::dtype::{DType, Float};
 
 /// Pixels whose coordinates are worked out at a time.
 const CHUNK: usize = 32;
 
 /// The patch matrix of one sweep. With `AlongDepth` rows are pixels, with `AlongRows` it is the transpose.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patches<'a> {
-    pub image: &'a [f32],
+pub(super) struct Patches<'a, E> {
+    pub image: &'a [E],
     pub axes: [Axis; 2],
     /// Channels of the image, and how many of them belong to one group.
     pub channels: usize,
@@ -30,23 +30,36 @@ struct Corner {
     column: isize,
 }
 
-impl Left for Patches<'_> {
+impl<E: Float> Left for Patches<'_, E> {
+    fn dtype(&self) -> DType {
+        E::DTYPE
+    }
+
     fn layout(&self) -> Layout {
         self.layout
     }
 
-    fn pack(&self, isa: Isa, group: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
+    fn pack(&self, how: How, group: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
         let (pixels, features) = match self.layout {
             Layout::AlongDepth => (rows, depth),
             Layout::AlongRows => (depth, rows),
         };
-        isa.run(Gather { patches: self, channel: group * self.group_channels, pixels, features, panel, stride });
+        how.isa.run(Gather {
+            patches: self,
+            how,
+            channel: group * self.group_channels,
+            pixels,
+            features,
+            panel,
+            stride,
+        });
     }
 }
 
 /// The copy of a block of patches: pixel after pixel, `stride` apart.
-struct Gather<'a> {
-    patches: &'a Patches<'a>,
+struct Gather<'a, E> {
+    patches: &'a Patches<'a, E>,
+    how: How,
     /// The group's first channel.
     channel: usize,
     pixels: Range<usize>,
@@ -55,7 +68,7 @@ struct Gather<'a> {
     stride: usize,
 }
 
-impl Vectorised for Gather<'_> {
+impl<E: Float> Vectorised for Gather<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(mut self) {
         let mut corners = [Corner::default(); CHUNK];
@@ -68,7 +81,7 @@ impl Vectorised for Gather<'_> {
     }
 }
 
-impl Patches<'_> {
+impl<E: Float> Patches<'_, E> {
     fn corners(&self, first: usize, corners: &mut [Corner]) {
         let [rows, columns] = [self.axes[0].outputs, self.axes[1].outputs];
         let (mut column, line) = (first % columns, first / columns);
@@ -86,7 +99,7 @@ impl Patches<'_> {
     }
 }
 
-impl Gather<'_> {
+impl<E: Float> Gather<'_, E> {
     /// Copies the features of the pixels at `corners` to the panel from `offset` on.
     ///
     /// # Safety
@@ -117,10 +130,10 @@ impl Gather<'_> {
                 if column >= 0 && column as usize + taps <= across.size {
                     let source = (line + column as usize) * channels + self.channel + part.start;
                     // SAFETY: the caller's promise.
-                    unsafe { copy::<S>(&image[source..], target) };
+                    unsafe { copy::<S, E>(self.how.words, &image[source..], target) };
                 } else {
                     let run = Clipped { line, column, taps, channel: self.channel, part: part.clone() };
-                    self.patches.copy_clipped(run, target);
+                    self.patches.copy_clipped(self.how, run, target);
                 }
             }
             begin = end;
@@ -137,9 +150,9 @@ struct Clipped {
     part: Range<usize>,
 }
 
-impl Patches<'_> {
+impl<E: Float> Patches<'_, E> {
     /// Copies what lies in the image and writes zeros for the rest.
-    fn copy_clipped(&self, Clipped { line, column, taps, channel, part }: Clipped, target: &mut [f32]) {
+    fn copy_clipped(&self, how: How, Clipped { line, column, taps, channel, part }: Clipped, target: &mut [f32]) {
         let low = column.min(0).unsigned_abs().min(taps) * self.group_channels;
         let high = (self.axes[1].size as isize - column).clamp(0, taps as isize) as usize * self.group_channels;
         let (low, high) = (low.clamp(part.start, part.end), high.clamp(part.start, part.end));
@@ -150,7 +163,7 @@ impl Patches<'_> {
         // More than one tap means that a pixel is all its channels, so the run is contiguous from its first tap on.
         let start = ((line as isize + column) * self.channels as isize + (channel + low) as isize) as usize;
         target[..low - part.start].fill(0.0);
-        target[low - part.start..high - part.start].copy_from_slice(&self.image[start..][..high - low]);
+        how.words.copy(&self.image[start..], &mut target[low - part.start..high - part.start]);
         target[high - part.start..].fill(0.0);
     }
 }

@@ -1,8 +1,10 @@
 //! All three passes against sums in double precision, on every instruction set and number of threads.
 
 use super::super::gemm::Epilogue;
-use super::super::gemm::tests::{check, numbers};
+use super::super::gemm::tests::{check, numbers, taken};
 use super::*;
+use crate::bf16::Bf16;
+use crate::dtype::Float;
 use crate::window::Padding;
 
 /// Calls `visit(x, weight, y)` with the indices of every product in the convolution.
@@ -33,12 +35,23 @@ fn products(shape: &ConvShape, mut visit: impl FnMut(usize, usize, usize)) {
 
 fn run(conv: Conv2d, x_shape: [usize; 4], outputs: usize) {
     let shape = ConvShape::new(conv, x_shape, outputs);
-    let name = format!("{conv:?} of {x_shape:?} to {outputs}");
-    let (x, w) = (numbers(1, x_shape.iter().product()), numbers(2, shape.weights()));
-    let (dy, bias) = (numbers(3, shape.y.iter().product()), numbers(4, outputs));
+    for algorithm in shape.candidates(ConvPass::Forward) {
+        run_as::<f32>(&shape, algorithm);
+        run_as::<Bf16>(&shape, algorithm);
+    }
+}
+
+fn run_as<E: Float>(shape: &ConvShape, algorithm: Algorithm) {
+    let outputs = shape.y[3];
+    let name = format!("{algorithm:?} {shape:?}");
+    let (x, w) = (numbers::<E>(1, shape.x.iter().product()), numbers::<f32>(2, shape.weights()));
+    let (dy, bias) = (numbers::<E>(3, shape.y.iter().product()), numbers::<f32>(4, outputs));
     let (mut y, mut dx, mut dw) = (vec![0.0; dy.len()], vec![0.0; x.len()], vec![0.0; w.len()]);
-    products(&shape, |xi, wi, yi| {
-        let (x, w, dy) = (f64::from(x[xi]), f64::from(w[wi]), f64::from(dy[yi]));
+    products(shape, |xi, wi, yi| {
+        let (x, dy) = (f64::from(x[xi].to_f32()), f64::from(dy[yi].to_f32()));
+        // Products round the weights to bf16; the others multiply in f32.
+        let rounded = !matches!(algorithm, Algorithm::Depthwise | Algorithm::Winograd);
+        let w = if rounded { taken::<E, f32>(w[wi]) } else { f64::from(w[wi]) };
         y[yi] += x * w;
         dx[xi] += dy * w;
         dw[wi] += dy * x;
@@ -47,32 +60,27 @@ fn run(conv: Conv2d, x_shape: [usize; 4], outputs: usize) {
     let pixels = dy.len() / outputs;
     let finished: Vec<f64> =
         y.iter().enumerate().map(|(index, y)| (y + f64::from(bias[index % outputs])).max(0.0)).collect();
-    check(&format!("forward {name}"), &y, terms, |context| {
-        let mut result = vec![f32::NAN; y.len()];
-        conv2d_forward(context, &shape, shape.algorithm(ConvPass::Forward), &x, &w, Epilogue::default(), &mut result);
+    // The tolerance grows with the root of the terms; mapped sums may err by four times as much as direct ones.
+    let allow = |terms| if algorithm == Algorithm::Winograd { 16 * terms } else { terms };
+    check(&format!("forward {name}"), &y, allow(terms), |context| {
+        let mut result = vec![E::from_f32(f32::NAN); y.len()];
+        conv2d_forward(context, shape, algorithm, &x, &w, Epilogue::default(), &mut result);
         result
     });
-    check(&format!("forward with bias and ReLU {name}"), &finished, terms, |context| {
-        let mut result = vec![f32::NAN; y.len()];
-        conv2d_forward(
-            context,
-            &shape,
-            shape.algorithm(ConvPass::Forward),
-            &x,
-            &w,
-            Epilogue { bias: Some(&bias), relu: true },
-            &mut result,
-        );
+    check(&format!("forward with bias and ReLU {name}"), &finished, allow(terms), |context| {
+        let mut result = vec![E::from_f32(f32::NAN); y.len()];
+        let epilogue = Epilogue { bias: Some(&bias), relu: true };
+        conv2d_forward(context, shape, algorithm, &x, &w, epilogue, &mut result);
         result
     });
-    check(&format!("gradient of the input {name}"), &dx, terms * outputs, |context| {
-        let mut result = vec![f32::NAN; x.len()];
-        conv2d_grad_input(context, &shape, shape.algorithm(ConvPass::GradInput), &dy, &w, &mut result);
+    check(&format!("gradient of the input {name}"), &dx, allow(terms * outputs), |context| {
+        let mut result = vec![E::from_f32(f32::NAN); x.len()];
+        conv2d_grad_input(context, shape, algorithm, &dy, &w, &mut result);
         result
     });
-    check(&format!("gradient of the weight {name}"), &dw, pixels, |context| {
+    check(&format!("gradient of the weight {name}"), &dw, allow(pixels), |context| {
         let mut result = vec![f32::NAN; w.len()];
-        conv2d_grad_weight(context, &shape, shape.algorithm(ConvPass::GradWeight), &x, &dy, &mut result);
+        conv2d_grad_weight(context, shape, algorithm, &x, &dy, &mut result);
         result
     });
 }
@@ -103,6 +111,22 @@ fn strides_paddings_and_dilations_are_right() {
     run(Conv2d { dilation: [2, 2], stride: [2, 3], padding: odd, ..Conv2d::square(3) }, [1, 9, 11, 5], 7);
     run(Conv2d { stride: [4, 4], ..Conv2d::square(2) }, [1, 11, 10, 3], 4);
     run(Conv2d { padding: Padding::all(4), ..Conv2d::square(2) }, [1, 2, 3, 2], 3);
+}
+
+#[test]
+fn tiles_of_every_size_and_many_channels_are_right() {
+    for size in 1..=9 {
+        run(same(3), [2, size, 10 - size, 5], 7);
+    }
+    for padding in 0..=2 {
+        run(Conv2d { padding: Padding::all(padding), ..Conv2d::square(3) }, [1, 7, 6, 18], 33);
+    }
+    let odd = Padding { top: 0, left: 2, bottom: 2, right: 1 };
+    run(Conv2d { padding: odd, ..Conv2d::square(3) }, [3, 6, 9, 17], 40);
+    // More channels than one block of the depth, and enough of both for the mapped weights to be made where they are used.
+    run(same(3), [1, 5, 6, 330], 20);
+    run(same(3), [2, 4, 4, 260], 140);
+    run(same(3), [1, 11, 9, 130], 260);
 }
 
 #[test]

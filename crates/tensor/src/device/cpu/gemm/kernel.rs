@@ -14,13 +14,13 @@ use super::super::isa::Isa;
 use super::super::simd::{Portable, Simd, Vectorised};
 
 /// Most rows any tile has.
-pub(super) const ROWS_MAX: usize = 24;
+pub(crate) const ROWS_MAX: usize = 24;
 
 /// Most of the depth one tile run covers: a panel of the tallest tile then fills about half of a first-level cache.
-pub(super) const DEPTH_MAX: usize = 320;
+pub(crate) const DEPTH_MAX: usize = 320;
 
 /// Distance between the rows of a left panel that lies along the depth. The extra line keeps the rows out of one cache set.
-pub(super) const PANEL_STRIDE: usize = DEPTH_MAX + 16;
+pub(crate) const PANEL_STRIDE: usize = DEPTH_MAX + 16;
 
 /// How a packed left operand lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) enum Layout {
 
 /// One run of a tile: rows += scale · left · right.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tile<'a> {
+pub(crate) struct Tile<'a> {
     pub left: *const f32,
     /// Distance between depth steps, for [`Layout::AlongRows`].
     pub left_stride: usize,
@@ -52,25 +52,25 @@ pub(super) struct Tile<'a> {
     pub relu: bool,
     /// Write whole tiles past the caches; every row then starts at a multiple of a vector's size.
     pub stream: bool,
-    /// What will be packed next: every depth step asks for one line, this many floats apart.
-    pub ahead: (*const f32, usize),
+    /// What will be packed next: every depth step asks for one line, this many bytes apart.
+    pub ahead: (*const u8, usize),
 }
 
 /// A compiled tile.
-pub(super) type TileFunction = unsafe fn(&Tile<'_>);
+pub(crate) type TileFunction = unsafe fn(&Tile<'_>);
 
 /// Rows of the tallest tile for a result of `columns`.
-pub(super) fn height(isa: Isa, columns: usize) -> usize {
+pub(crate) fn height(isa: Isa, columns: usize) -> usize {
     match isa {
-        Isa::Avx512 if columns <= 16 => ROWS_MAX,
-        Isa::Avx512 => 14,
+        Isa::Avx512 | Isa::Avx512Bf16 if columns <= 16 => ROWS_MAX,
+        Isa::Avx512 | Isa::Avx512Bf16 => 14,
         Isa::Avx2 => 6,
         Isa::Portable => 4,
     }
 }
 
 /// The smallest tile with at least `rows` rows, and one or two vectors.
-pub(super) fn tile(isa: Isa, rows: usize, vectors: usize, layout: Layout) -> TileFunction {
+pub(crate) fn tile(isa: Isa, rows: usize, vectors: usize, layout: Layout) -> TileFunction {
     macro_rules! pick {
         ($function:ident, $rows:literal) => {
             match (vectors, layout) {
@@ -83,15 +83,15 @@ pub(super) fn tile(isa: Isa, rows: usize, vectors: usize, layout: Layout) -> Til
     }
     match (isa, rows) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, 0..=4) => pick!(avx512, 4),
+        (Isa::Avx512 | Isa::Avx512Bf16, 0..=4) => pick!(avx512, 4),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, 5..=8) => pick!(avx512, 8),
+        (Isa::Avx512 | Isa::Avx512Bf16, 5..=8) => pick!(avx512, 8),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, 9..=14) => pick!(avx512, 14),
+        (Isa::Avx512 | Isa::Avx512Bf16, 9..=14) => pick!(avx512, 14),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, _) if layout == Layout::AlongDepth => avx512::<ROWS_MAX, 1, true>,
+        (Isa::Avx512 | Isa::Avx512Bf16, _) if layout == Layout::AlongDepth => avx512::<ROWS_MAX, 1, true>,
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512, _) => avx512::<ROWS_MAX, 1, false>,
+        (Isa::Avx512 | Isa::Avx512Bf16, _) => avx512::<ROWS_MAX, 1, false>,
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx2, 0..=3) => pick!(avx2, 3),
         #[cfg(target_arch = "x86_64")]
@@ -120,7 +120,7 @@ unsafe fn portable<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile
 }
 
 /// What has to follow tiles that write past the caches, on the same thread.
-pub(super) struct Fence;
+pub(crate) struct Fence;
 
 impl Vectorised for Fence {
     #[inline(always)]

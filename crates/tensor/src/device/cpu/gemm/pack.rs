@@ -7,18 +7,59 @@
 use std::ops::Range;
 
 use super::super::isa::Isa;
-use super::super::simd::{Simd, Vectorised};
+use super::super::simd::{Simd, Vectorised, is_f32};
 use super::Matrix;
 pub(crate) use super::kernel::Layout;
+use crate::bf16::Bf16;
+use crate::buffer::cast;
+use crate::dtype::{DType, Float};
+
+/// What a panel's words hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Words {
+    /// The numbers.
+    Plain,
+    /// The numbers rounded to bf16.
+    Rounded,
+}
+
+impl Words {
+    /// The word of a number.
+    #[inline(always)]
+    pub fn of<E: Float>(self, value: E) -> f32 {
+        match (E::DTYPE, self) {
+            (DType::F32, Self::Rounded) => Bf16::from_f32(value.to_f32()).to_f32(),
+            _ => value.to_f32(),
+        }
+    }
+
+    /// The words of numbers side by side.
+    #[inline(always)]
+    pub fn copy<E: Float>(self, source: &[E], target: &mut [f32]) {
+        for (target, &source) in target.iter_mut().zip(source) {
+            *target = self.of(source);
+        }
+    }
+}
+
+/// How a panel is filled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    pub isa: Isa,
+    pub words: Words,
+}
 
 /// A left operand: rows × depth.
 pub(crate) trait Left: Sync {
+    /// The type of its elements.
+    fn dtype(&self) -> DType;
+
     /// The layout in which it is cheapest to pack.
     fn layout(&self) -> Layout;
 
     /// Copies a block to `panel`: element (row, depth) goes to `row · stride + depth`, or for [`Layout::AlongRows`] to
     /// `depth · stride + row`, both counted from the block's corner.
-    fn pack(&self, isa: Isa, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
+    fn pack(&self, how: How, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
 
     /// The memory that packing the block will read.
     fn ahead(&self, _batch: usize, _rows: Range<usize>, _depth: Range<usize>) -> Ahead {
@@ -28,8 +69,11 @@ pub(crate) trait Left: Sync {
 
 /// A right operand: depth × columns.
 pub(crate) trait Right: Sync {
+    /// As [`Left::dtype`].
+    fn dtype(&self) -> DType;
+
     /// Copies a block to `panel`: element (depth, column) goes to `depth · width + column`, zeros beyond the last column.
-    fn pack(&self, isa: Isa, batch: usize, depth: Range<usize>, columns: Range<usize>, panel: &mut [f32], width: usize);
+    fn pack(&self, how: How, batch: usize, depth: Range<usize>, columns: Range<usize>, panel: &mut [f32], width: usize);
 
     /// As [`Left::ahead`].
     fn ahead(&self, _batch: usize, _depth: Range<usize>, _columns: Range<usize>) -> Ahead {
@@ -37,11 +81,11 @@ pub(crate) trait Right: Sync {
     }
 }
 
-/// Memory that will be read soon: `lines` runs of `run` floats, `stride` apart. Tiles ask for it piece by piece while they compute,
+/// Memory that will be read soon: `lines` runs of `run` bytes, `stride` apart. Tiles ask for it piece by piece while they compute,
 /// one cache line per depth step, so that it arrives without ever filling the queue of misses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ahead {
-    pub start: *const f32,
+    pub start: *const u8,
     pub lines: usize,
     pub stride: usize,
     pub run: usize,
@@ -51,14 +95,14 @@ impl Ahead {
     /// Nothing worth asking for.
     pub const NOTHING: Self = Self { start: std::ptr::null(), lines: 0, stride: 0, run: 0 };
 
-    /// Floats.
+    /// Bytes.
     pub fn length(&self) -> usize {
         self.lines * self.run
     }
 
     /// Where tile `tile` of `tiles` begins to ask, and by how much it advances in each of its `steps` depth steps.
-    pub fn share(&self, tile: usize, tiles: usize, steps: usize) -> Option<(*const f32, usize)> {
-        const LINE: usize = 16;
+    pub fn share(&self, tile: usize, tiles: usize, steps: usize) -> Option<(*const u8, usize)> {
+        const LINE: usize = 64;
         if self.length() == 0 || steps == 0 {
             None
         } else if self.stride == self.run {
@@ -76,13 +120,13 @@ impl Ahead {
 
 /// A batch of matrices a fixed distance apart.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Strided<'a> {
-    pub matrix: Matrix<'a>,
+pub(crate) struct Strided<'a, E> {
+    pub matrix: Matrix<'a, E>,
     pub batch_stride: usize,
 }
 
-impl Strided<'_> {
-    fn batch(&self, batch: usize) -> &[f32] {
+impl<E: Float> Strided<'_, E> {
+    fn batch(&self, batch: usize) -> &[E] {
         &self.matrix.data[batch * self.batch_stride..]
     }
 
@@ -93,12 +137,17 @@ impl Strided<'_> {
             (1, _) => (columns, column_stride, rows),
             _ => return Ahead::NOTHING,
         };
-        let start = self.batch(batch).as_ptr().wrapping_add(lines.start * stride + run.start);
+        let start = self.batch(batch).as_ptr().wrapping_add(lines.start * stride + run.start).cast();
+        let (stride, run) = (stride * size_of::<E>(), run.start * size_of::<E>()..run.end * size_of::<E>());
         Ahead { start, lines: lines.len(), stride, run: run.len() }
     }
 }
 
-impl Left for Strided<'_> {
+impl<E: Float> Left for Strided<'_, E> {
+    fn dtype(&self) -> DType {
+        E::DTYPE
+    }
+
     fn ahead(&self, batch: usize, rows: Range<usize>, depth: Range<usize>) -> Ahead {
         self.ahead(batch, rows, depth)
     }
@@ -111,23 +160,23 @@ impl Left for Strided<'_> {
         }
     }
 
-    fn pack(&self, _isa: Isa, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
+    fn pack(&self, how: How, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
         let (data, Matrix { row_stride, column_stride, .. }) = (self.batch(batch), self.matrix);
         match self.layout() {
             Layout::AlongRows => {
                 for (line, step) in panel.chunks_mut(stride).zip(depth) {
-                    line[..rows.len()].copy_from_slice(&data[step * column_stride + rows.start..][..rows.len()]);
+                    how.words.copy(&data[step * column_stride + rows.start..][..rows.len()], line);
                 }
             }
             Layout::AlongDepth if column_stride == 1 => {
                 for (line, row) in panel.chunks_mut(stride).zip(rows) {
-                    line[..depth.len()].copy_from_slice(&data[row * row_stride + depth.start..][..depth.len()]);
+                    how.words.copy(&data[row * row_stride + depth.start..][..depth.len()], line);
                 }
             }
             Layout::AlongDepth => {
                 for (line, row) in panel.chunks_mut(stride).zip(rows) {
                     for (value, step) in line.iter_mut().zip(depth.clone()) {
-                        *value = data[row * row_stride + step * column_stride];
+                        *value = how.words.of(data[row * row_stride + step * column_stride]);
                     }
                 }
             }
@@ -135,14 +184,18 @@ impl Left for Strided<'_> {
     }
 }
 
-impl Right for Strided<'_> {
+impl<E: Float> Right for Strided<'_, E> {
+    fn dtype(&self) -> DType {
+        E::DTYPE
+    }
+
     fn ahead(&self, batch: usize, depth: Range<usize>, columns: Range<usize>) -> Ahead {
         self.ahead(batch, depth, columns)
     }
 
     fn pack(
         &self,
-        isa: Isa,
+        how: How,
         batch: usize,
         depth: Range<usize>,
         columns: Range<usize>,
@@ -151,15 +204,15 @@ impl Right for Strided<'_> {
     ) {
         let (data, Matrix { row_stride, column_stride, .. }) = (self.batch(batch), self.matrix);
         if column_stride == 1 {
-            pack_natural(data, row_stride, depth, columns, panel, width);
+            pack_natural(how, data, row_stride, depth, columns, panel, width);
         } else if row_stride == 1 {
             let source = &data[columns.start * column_stride + depth.start..];
-            pack_transposed(isa, source, column_stride, depth.len(), columns.len(), panel, width);
+            pack_transposed(how, source, column_stride, depth.len(), columns.len(), panel, width);
         } else {
             for (line, step) in panel.chunks_exact_mut(width).zip(depth) {
                 line.fill(0.0);
                 for (value, column) in line.iter_mut().zip(columns.clone()) {
-                    *value = data[step * row_stride + column * column_stride];
+                    *value = how.words.of(data[step * row_stride + column * column_stride]);
                 }
             }
         }
@@ -167,8 +220,9 @@ impl Right for Strided<'_> {
 }
 
 /// Packs a right operand whose columns are contiguous.
-fn pack_natural(
-    data: &[f32],
+fn pack_natural<E: Float>(
+    how: How,
+    data: &[E],
     stride: usize,
     depth: Range<usize>,
     columns: Range<usize>,
@@ -178,19 +232,19 @@ fn pack_natural(
     let count = columns.len();
     for (line, step) in panel.chunks_exact_mut(width).zip(depth) {
         let source = &data[step * stride + columns.start..][..count];
-        if let (Ok(source), Ok(line)) = (<&[f32; 32]>::try_from(source), <&mut [f32; 32]>::try_from(&mut *line)) {
-            *line = *source;
+        if let (Ok(source), Ok(line)) = (<&[E; 32]>::try_from(source), <&mut [f32; 32]>::try_from(&mut *line)) {
+            how.words.copy(source, line);
         } else {
-            line[..count].copy_from_slice(source);
+            how.words.copy(source, &mut line[..count]);
             line[count..].fill(0.0);
         }
     }
 }
 
 /// Packs a right operand whose depth is contiguous: `columns` runs of `depth` floats, `stride` apart in `source`.
-pub(crate) fn pack_transposed(
-    isa: Isa,
-    source: &[f32],
+pub(crate) fn pack_transposed<E: Float>(
+    how: How,
+    source: &[E],
     stride: usize,
     depth: usize,
     columns: usize,
@@ -201,7 +255,15 @@ pub(crate) fn pack_transposed(
         return;
     }
     assert!(source.len() > (columns - 1) * stride + depth - 1 && panel.len() >= depth * width && columns <= width);
-    isa.run(Transpose { source, stride, depth, columns, panel, width });
+    if let (DType::F32, Words::Plain) = (E::DTYPE, how.words) {
+        return how.isa.run(Transpose { source: cast(source), stride, depth, columns, panel, width });
+    }
+    for (step, line) in panel.chunks_exact_mut(width).take(depth).enumerate() {
+        line.fill(0.0);
+        for (value, column) in line.iter_mut().zip(0..columns) {
+            *value = how.words.of(source[column * stride + step]);
+        }
+    }
 }
 
 struct Transpose<'a> {
@@ -243,22 +305,25 @@ impl Vectorised for Transpose<'_> {
     }
 }
 
-/// Copies the first `target.len()` floats. Runs are often short (a tap of a few channels), so this is not a call of `memcpy`.
+/// Copies the first `target.len()` numbers. Runs are often short (a tap of a few channels), so this is not a call of `memcpy`.
 ///
 /// # Safety
 /// The machine has the instructions of `S`.
 #[inline(always)]
-pub(crate) unsafe fn copy<S: Simd>(source: &[f32], target: &mut [f32]) {
+pub(crate) unsafe fn copy<S: Simd, E: Float>(words: Words, source: &[E], target: &mut [f32]) {
+    if is_f32::<E>() && words == Words::Rounded {
+        return words.copy(&source[..target.len()], target);
+    }
     let (source, length) = (&source[..target.len()], target.len());
     let mut at = 0;
-    // SAFETY: both slices have `length` floats.
+    // SAFETY: both slices have `length` numbers.
     unsafe {
         while at + S::LANES <= length {
-            S::store(target.as_mut_ptr().add(at), S::load(source.as_ptr().add(at)));
+            S::store(target.as_mut_ptr().add(at), S::read(source.as_ptr().add(at)));
             at += S::LANES;
         }
         if at < length {
-            let rest = S::load_first(source.as_ptr().add(at), length - at);
+            let rest = S::read_first(source.as_ptr().add(at), length - at);
             S::store_first(target.as_mut_ptr().add(at), rest, length - at);
         }
     }

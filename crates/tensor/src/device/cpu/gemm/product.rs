@@ -8,13 +8,13 @@
 use std::ops::Range;
 
 use super::super::context::Context;
-use super::super::isa::Isa;
 use super::super::pool::{Pool, SendPointer};
 use super::super::scratch::{Buffers, Need};
 use super::Epilogue;
 use super::cut::Cut;
 use super::kernel::{self, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
-use super::pack::{Left, Right};
+use super::pack::{How, Left, Right, Words};
+use crate::dtype::{DType, Float};
 
 /// From this size on a result that is written once goes past the caches: it would not stay in them, and a cached write would
 /// read the line first. On a Zen 4 core a 1×1 convolution with 33 MB of output gained a quarter.
@@ -41,7 +41,7 @@ pub(crate) struct Product<'a> {
 ///
 /// # Safety
 /// The rows that `place` names must not overlap.
-pub(crate) unsafe fn multiply(context: &mut Context<'_>, product: &Product<'_>, result: &mut [f32]) {
+pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Product<'_>, result: &mut [C]) {
     let Product { batch, rows, columns, depth, .. } = *product;
     if batch * rows * columns == 0 {
         return;
@@ -52,24 +52,30 @@ pub(crate) unsafe fn multiply(context: &mut Context<'_>, product: &Product<'_>, 
     }
     let layout = product.left.layout();
     let cut = Cut::new(context.isa, layout, [batch, rows, columns, depth]);
+    let narrow = product.left.dtype() == DType::Bf16 || product.right.dtype() == DType::Bf16;
+    let how = How { isa: context.isa, words: if narrow { Words::Rounded } else { Words::Plain } };
+    let direct = cut.splits == 1 && C::DTYPE == DType::F32;
     let left = match layout {
         Layout::AlongDepth => ROWS_MAX * PANEL_STRIDE,
         Layout::AlongRows => cut.depth_block * row_stride(&cut) + ROWS_MAX,
     };
     let need = Need {
         shared: if cut.shared { batch * depth * cut.padded(columns) } else { 0 },
-        partial: if cut.splits > 1 { cut.splits * batch * rows * columns } else { 0 },
+        partial: if direct { 0 } else { cut.splits * batch * rows * columns },
         worker: left.next_multiple_of(16) + if cut.shared { 0 } else { cut.depth_block * cut.column_block },
     };
     let Buffers { shared, partial, workers } = context.scratch.take(context.pool.threads(), need);
     if cut.shared {
-        pack_shared(context.pool, context.isa, product, &cut, shared);
+        pack_shared(context.pool, how, product, &cut, shared);
     }
-    let output = if cut.splits > 1 { &mut *partial } else { &mut *result };
-    let (length, output) = (output.len(), SendPointer(output.as_mut_ptr()));
-    let once = cut.splits == 1 && cut.depth_blocks == 1 && !product.accumulate;
+    let (length, output) = if direct {
+        (result.len(), SendPointer(result.as_mut_ptr().cast()))
+    } else {
+        (partial.len(), SendPointer(partial.as_mut_ptr()))
+    };
+    let once = direct && cut.depth_blocks == 1 && !product.accumulate;
     let stream = once && batch * rows * columns * size_of::<f32>() >= STREAM_BYTES;
-    let run = Run { product, cut, isa: context.isa, layout, shared, output, length, stream };
+    let run = Run { product, cut, how, layout, shared, output, length, direct, stream };
     context.pool.run(batch * cut.tasks(), |task, worker| {
         // SAFETY: the pool runs one task per worker at a time.
         let buffer = unsafe { workers.buffer(worker) };
@@ -77,10 +83,10 @@ pub(crate) unsafe fn multiply(context: &mut Context<'_>, product: &Product<'_>, 
         // SAFETY: tasks write disjoint blocks, as their rows do not overlap.
         unsafe { run.task(task, left, right) };
         if stream {
-            run.isa.run(Fence);
+            run.how.isa.run(Fence);
         }
     });
-    if cut.splits > 1 {
+    if !direct {
         // SAFETY: the rows do not overlap, by the caller's promise.
         unsafe { reduce(context.pool, product, cut.splits, partial, result) };
     }
@@ -92,7 +98,7 @@ fn row_stride(cut: &Cut) -> usize {
 }
 
 /// Packs the whole right operand: depth block after depth block, in each panel after panel.
-fn pack_shared(pool: &Pool, isa: Isa, product: &Product<'_>, cut: &Cut, shared: &mut [f32]) {
+fn pack_shared(pool: &Pool, how: How, product: &Product<'_>, cut: &Cut, shared: &mut [f32]) {
     let (columns, depth, padded) = (product.columns, product.depth, cut.padded(product.columns));
     let panels = columns.div_ceil(2 * cut.lanes);
     let base = SendPointer(shared.as_mut_ptr());
@@ -104,7 +110,7 @@ fn pack_shared(pool: &Pool, isa: Isa, product: &Product<'_>, cut: &Cut, shared: 
         let offset = (batch * depth + steps.start) * padded + start * steps.len();
         // SAFETY: panels lie one after the other and the last ends with the buffer; each task fills its own.
         let target = unsafe { std::slice::from_raw_parts_mut(base.get().add(offset), steps.len() * width) };
-        product.right.pack(isa, batch, steps, start..(start + width).min(columns), target, width);
+        product.right.pack(how, batch, steps, start..(start + width).min(columns), target, width);
     });
 }
 
@@ -112,11 +118,13 @@ fn pack_shared(pool: &Pool, isa: Isa, product: &Product<'_>, cut: &Cut, shared: 
 struct Run<'a> {
     product: &'a Product<'a>,
     cut: Cut,
-    isa: Isa,
+    how: How,
     layout: Layout,
     shared: &'a [f32],
     output: SendPointer<f32>,
     length: usize,
+    /// Tiles write the result itself, not partial sums.
+    direct: bool,
     stream: bool,
 }
 
@@ -162,7 +170,7 @@ impl Run<'_> {
             let width = self.cut.panel_width(start, self.product.columns);
             let (panel, next) = rest.split_at_mut(width * steps.len());
             let end = (start + width).min(columns.end);
-            self.product.right.pack(self.isa, batch, steps.clone(), start..end, panel, width);
+            self.product.right.pack(self.how, batch, steps.clone(), start..end, panel, width);
             rest = next;
         }
     }
@@ -170,7 +178,7 @@ impl Run<'_> {
     /// All panels of rows of a block, over one block of the depth.
     unsafe fn rows(&self, part: &Part<'_>, rows: Range<usize>, left: &mut [f32]) {
         let pack = |rows: Range<usize>, left: &mut [f32], stride: usize| {
-            self.product.left.pack(self.isa, part.batch, rows, part.steps.clone(), left, stride);
+            self.product.left.pack(self.how, part.batch, rows, part.steps.clone(), left, stride);
         };
         let stride = row_stride(&self.cut);
         if self.layout == Layout::AlongRows {
@@ -200,7 +208,7 @@ impl Run<'_> {
         panel: &Range<usize>,
         tile: usize,
         tiles: usize,
-    ) -> Option<(*const f32, usize)> {
+    ) -> Option<(*const u8, usize)> {
         let (Product { left, right, .. }, steps) = (self.product, part.steps.len());
         if self.cut.shared {
             let next = panel.end..(panel.end + self.cut.height).min(self.product.rows);
@@ -228,10 +236,10 @@ impl Run<'_> {
         rows: Range<usize>,
         left: *const f32,
         left_stride: usize,
-        ahead: &dyn Fn(usize, usize) -> Option<(*const f32, usize)>,
+        ahead: &dyn Fn(usize, usize) -> Option<(*const u8, usize)>,
     ) {
         let (product, epilogue) = (self.product, self.product.epilogue);
-        let whole = self.cut.splits == 1;
+        let whole = self.direct;
         let mut pointers = [std::ptr::null_mut(); ROWS_MAX];
         for (pointer, row) in pointers.iter_mut().zip(rows.clone()) {
             let offset = if whole {
@@ -263,9 +271,9 @@ impl Run<'_> {
                 bias: bias.map(|bias| bias[start..start + columns].as_ptr()),
                 relu: epilogue.relu && whole && part.last,
                 stream,
-                ahead: ahead(index, panels).unwrap_or((panel.as_ptr(), 0)),
+                ahead: ahead(index, panels).unwrap_or((panel.as_ptr().cast(), 0)),
             };
-            let function = kernel::tile(self.isa, rows.len(), width / self.cut.lanes, self.layout);
+            let function = kernel::tile(self.how.isa, rows.len(), width / self.cut.lanes, self.layout);
             // SAFETY: the instruction set is available; panels hold what the tile reads; each row has room for its columns.
             unsafe { function(&tile) };
             for pointer in pointers.iter_mut() {
@@ -294,8 +302,9 @@ fn block(index: usize, size: usize, total: usize) -> Range<usize> {
 }
 
 /// Adds the partial sums in the order of the depth, and finishes.
-unsafe fn reduce(pool: &Pool, product: &Product<'_>, splits: usize, partial: &[f32], result: &mut [f32]) {
+unsafe fn reduce<C: Float>(pool: &Pool, product: &Product<'_>, splits: usize, partial: &[f32], result: &mut [C]) {
     const ROWS: usize = 16;
+    const COLUMNS: usize = 128;
     let (columns, rows) = (product.columns, product.batch * product.rows);
     let (length, base) = (result.len(), SendPointer(result.as_mut_ptr()));
     pool.run(rows.div_ceil(ROWS), |task, _| {
@@ -304,18 +313,23 @@ unsafe fn reduce(pool: &Pool, product: &Product<'_>, splits: usize, partial: &[f
             assert!(offset + columns <= length, "a row lies outside the result");
             // SAFETY: inside the result; rows do not overlap and each is in one task.
             let target = unsafe { std::slice::from_raw_parts_mut(base.get().add(offset), columns) };
-            let part = |split: usize| &partial[(split * rows + row) * columns..][..columns];
-            if product.accumulate {
-                add(target, part(0));
-            } else {
-                target.copy_from_slice(part(0));
-            }
-            (1..splits).for_each(|split| add(target, part(split)));
-            if let Some(bias) = product.epilogue.bias {
-                add(target, &bias[row / product.rows * product.bias_stride..][..columns]);
-            }
-            if product.epilogue.relu {
-                target.iter_mut().for_each(|value| *value = if *value < 0.0 { 0.0 } else { *value });
+            let bias = product.epilogue.bias.map(|bias| &bias[row / product.rows * product.bias_stride..][..columns]);
+            for start in (0..columns).step_by(COLUMNS) {
+                let columns_here = start..(start + COLUMNS).min(columns);
+                let part = |split: usize| &partial[(split * rows + row) * columns..][columns_here.clone()];
+                let mut sums = [0.0; COLUMNS];
+                let (sums, target) = (&mut sums[..columns_here.len()], &mut target[columns_here.clone()]);
+                if product.accumulate {
+                    sums.iter_mut().zip(&*target).for_each(|(sum, target)| *sum = target.to_f32());
+                }
+                (0..splits).for_each(|split| add(sums, part(split)));
+                if let Some(bias) = bias {
+                    add(sums, &bias[columns_here.clone()]);
+                }
+                let floor = if product.epilogue.relu { 0.0 } else { f32::NEG_INFINITY };
+                for (target, &sum) in target.iter_mut().zip(&*sums) {
+                    *target = C::from_f32(if sum < floor { floor } else { sum });
+                }
             }
         }
     });

@@ -5,30 +5,35 @@ use paceline_system::random::Random;
 use super::super::isa::Isa;
 use super::super::pool::Pool;
 use super::super::scratch::Scratch;
+use super::super::simd::is_f32;
 use super::*;
+use crate::bf16::Bf16;
 
 /// Numbers in (-1, 1), the same for the same seed.
-pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
+pub(crate) fn numbers<E: Float>(seed: u64, count: usize) -> Vec<E> {
     let mut random = Random::new(&[seed]);
-    (0..count).map(|_| random.range(-1.0, 1.0)).collect()
+    (0..count).map(|_| E::from_f32(random.range(-1.0, 1.0))).collect()
 }
 
 /// Runs `kernel` on every instruction set of this machine with 1, 2 and 3 threads; the bits must agree between thread counts
 /// and the values with `expected`, to a tolerance that grows with the number of terms in a sum.
-pub(crate) fn check(name: &str, expected: &[f64], terms: usize, kernel: impl Fn(&mut Context<'_>) -> Vec<f32>) {
+pub(crate) fn check<C: Float>(name: &str, expected: &[f64], terms: usize, kernel: impl Fn(&mut Context<'_>) -> Vec<C>) {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-        let mut first: Option<Vec<f32>> = None;
+        let mut first: Option<Vec<C>> = None;
         for threads in 1..=3 {
             let (pool, mut scratch) = (Pool::new(threads), Scratch::new());
             let got = kernel(&mut Context { pool: &pool, isa, scratch: &mut scratch });
             assert_eq!(got.len(), expected.len());
+            let rounding = if is_f32::<C>() { 0.0 } else { 2.0_f64.powi(-8) };
             let tolerance = 1e-6 * (terms as f64).sqrt() + 1e-6;
             for (index, (&got, &want)) in got.iter().zip(expected).enumerate() {
-                let error = (f64::from(got) - want).abs();
-                assert!(error <= tolerance * want.abs().max(1.0), "{name} {isa:?} [{index}]: {got} is not {want}");
+                let got = got.to_f32();
+                let (error, bound) = ((f64::from(got) - want).abs(), tolerance * want.abs().max(1.0));
+                assert!(error <= bound + rounding * want.abs(), "{name} {isa:?} [{index}]: {got} is not {want}");
             }
-            let same =
-                first.as_ref().is_none_or(|first| first.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()));
+            let same = first
+                .as_ref()
+                .is_none_or(|first| first.iter().zip(&got).all(|(a, b)| a.to_f32().to_bits() == b.to_f32().to_bits()));
             assert!(same, "{name} {isa:?}: bits change with {threads} threads");
             first.get_or_insert(got);
         }
@@ -44,10 +49,24 @@ struct Case {
     epilogue: bool,
 }
 
+/// The number that a product of `A` and `B` takes this one for.
+pub(crate) fn taken<A: Float, B: Float>(value: impl Float) -> f64 {
+    let plain = is_f32::<A>() && is_f32::<B>();
+    f64::from(if plain { value.to_f32() } else { Bf16::from_f32(value.to_f32()).to_f32() })
+}
+
 fn run(case: Case) {
+    run_as::<f32, f32, f32>(case);
+    run_as::<Bf16, f32, Bf16>(case);
+    run_as::<Bf16, Bf16, f32>(case);
+    run_as::<f32, Bf16, Bf16>(case);
+    run_as::<Bf16, Bf16, Bf16>(case);
+}
+
+fn run_as<A: Float, B: Float, C: Float>(case: Case) {
     let Case { shape: [m, n, k], batch, transposed, accumulate, epilogue } = case;
-    let (a, b, c) = (numbers(1, batch * m * k), numbers(2, batch * k * n), numbers(3, batch * m * n));
-    let bias = numbers(4, n);
+    let (a, b) = (numbers::<A>(1, batch * m * k), numbers::<B>(2, batch * k * n));
+    let (c, bias) = (numbers::<C>(3, batch * m * n), numbers::<f32>(4, n));
     let at = |transposed: bool, row: usize, column: usize, rows: usize, columns: usize| {
         if transposed { column * rows + row } else { row * columns + column }
     };
@@ -57,25 +76,28 @@ fn run(case: Case) {
         let sum: f64 = (0..k)
             .map(|step| {
                 let left = a[matrix * m * k + at(transposed[0], row, step, m, k)];
-                f64::from(left) * f64::from(b[matrix * k * n + at(transposed[1], step, column, k, n)])
+                let right = b[matrix * k * n + at(transposed[1], step, column, k, n)];
+                taken::<A, B>(left) * taken::<A, B>(right)
             })
             .sum();
-        *value = 0.5 * sum + if accumulate { f64::from(c[index]) } else { 0.0 };
+        *value = 0.5 * sum + if accumulate { f64::from(c[index].to_f32()) } else { 0.0 };
         if epilogue {
             *value = (*value + f64::from(bias[column])).max(0.0);
         }
     }
     check(&format!("{case:?}"), &expected, k, |context| {
-        let matrix = |data, rows, columns, transposed: bool| {
-            if transposed { Matrix::row_major(data, rows).transposed() } else { Matrix::row_major(data, columns) }
-        };
-        let plain = Gemm::new([m, n, k], matrix(&a, m, k, transposed[0]), matrix(&b, k, n, transposed[1]));
+        let a = matrix(&a, [m, k], transposed[0]);
+        let plain = Gemm::new([m, n, k], a, matrix(&b, [k, n], transposed[1]));
         let epilogue = Epilogue { bias: epilogue.then_some(&bias[..]), relu: epilogue };
-        let mut result = if accumulate { c.clone() } else { vec![f32::NAN; c.len()] };
+        let mut result = if accumulate { c.clone() } else { vec![C::from_f32(f32::NAN); c.len()] };
         let strides = Batch { count: batch, a_stride: m * k, b_stride: k * n, c_stride: m * n };
         gemm_batched(context, Gemm { scale: 0.5, accumulate, epilogue, ..plain }, strides, &mut result);
         result
     });
+}
+
+fn matrix<E: Float>(data: &[E], [rows, columns]: [usize; 2], transposed: bool) -> Matrix<'_, E> {
+    if transposed { Matrix::row_major(data, rows).transposed() } else { Matrix::row_major(data, columns) }
 }
 
 #[test]
@@ -112,7 +134,7 @@ fn batches_are_right() {
 
 #[test]
 fn a_matrix_with_gaps_in_both_directions_is_read_right() {
-    let (a, b) = (numbers(1, 200), numbers(2, 200));
+    let (a, b) = (numbers::<f32>(1, 200), numbers::<f32>(2, 200));
     let strided = |data| Matrix { data, row_stride: 20, column_stride: 3 };
     let expected: Vec<f64> = (0..4 * 5)
         .map(|index| (0..6).map(|k| f64::from(a[index / 5 * 20 + k * 3]) * f64::from(b[k * 20 + index % 5 * 3])).sum())
@@ -127,7 +149,7 @@ fn a_matrix_with_gaps_in_both_directions_is_read_right() {
 #[test]
 fn a_result_too_large_for_the_caches_is_right() {
     let [m, n, k] = [1030, 4096, 2];
-    let (a, b) = (numbers(1, m * k), numbers(2, k * n));
+    let (a, b) = (numbers::<f32>(1, m * k), numbers::<f32>(2, k * n));
     let element = |index: usize, k: usize| f64::from(a[index / n * 2 + k]) * f64::from(b[k * n + index % n]);
     let expected: Vec<f64> = (0..m * n).map(|index| element(index, 0) + element(index, 1)).collect();
     check("large", &expected, k, |context| {
@@ -145,7 +167,7 @@ fn a_result_too_large_for_the_caches_is_right() {
 fn an_operand_that_is_too_short_is_refused() {
     let (pool, mut scratch) = (Pool::new(1), Scratch::new());
     let mut context = Context { pool: &pool, isa: Isa::best(), scratch: &mut scratch };
-    let data = [0.0; 12];
+    let data = [0.0f32; 12];
     let plain = Gemm::new([4, 4, 4], Matrix::row_major(&data, 4), Matrix::row_major(&data, 4));
-    gemm(&mut context, plain, &mut [0.0; 16]);
+    gemm(&mut context, plain, &mut [0.0f32; 16]);
 }

@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 
 use super::Simd;
+use crate::bf16::Bf16;
 
 /// Eight floats in a 256-bit register.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +59,49 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(source: *const Bf16) -> __m256 {
+        unsafe {
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(source.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first_bf16(source: *const Bf16, count: usize) -> __m256 {
+        let mut numbers = [Bf16::default(); 8];
+        unsafe {
+            std::ptr::copy_nonoverlapping(source, numbers.as_mut_ptr(), count.min(8));
+            Self::load_bf16(numbers.as_ptr())
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(target: *mut Bf16, vector: __m256) {
+        unsafe {
+            // As `Bf16::from_f32`: half of the last place kept, or a hair less where that place is even.
+            let bits = _mm256_castps_si256(vector);
+            let upper = _mm256_srli_epi32::<16>(bits);
+            let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+            let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(vector, vector));
+            let words = _mm256_blendv_epi8(_mm256_srli_epi32::<16>(rounded), quiet, nan);
+            // Four words of each half become the lower 64 bits of that half.
+            let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(words, words));
+            _mm_storeu_si128(target.cast(), _mm256_castsi256_si128(packed));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first_bf16(target: *mut Bf16, vector: __m256, count: usize) {
+        let mut numbers = [Bf16::default(); 8];
+        unsafe {
+            Self::store_bf16(numbers.as_mut_ptr(), vector);
+            std::ptr::copy_nonoverlapping(numbers.as_ptr(), target, count.min(8));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
@@ -74,7 +118,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(address: *const f32) {
+    unsafe fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 

@@ -1,23 +1,54 @@
-//! AVX-512: sixteen floats.
+//! AVX-512: sixteen floats; with AVX512_BF16, its conversions.
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
-// Every block below holds for the reason the trait gives: the machine has AVX-512F and the pointers are valid.
+// Every block below holds for the reason the trait gives: the machine has the features and the pointers are valid.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 use std::arch::x86_64::*;
 
 use super::Simd;
+use crate::bf16::Bf16;
 
-/// Sixteen floats in a 512-bit register.
+/// Sixteen floats in a 512-bit register; `BF16` says whether the machine has instructions for that type.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Avx512;
+pub(crate) struct Vectors<const BF16: bool>;
+
+/// Without AVX512_BF16.
+pub(crate) type Avx512 = Vectors<false>;
+
+/// With AVX512_BF16.
+pub(crate) type Avx512Bf16 = Vectors<true>;
+
+/// Sixteen numbers rounded to bf16.
+#[inline(always)]
+unsafe fn rounded<const BF16: bool>(vector: __m512) -> __m256i {
+    unsafe {
+        if BF16 {
+            return std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(vector));
+        }
+        // As `Bf16::from_f32`: half of the last place kept, or a hair less where that place is even.
+        let bits = _mm512_castps_si512(vector);
+        let upper = _mm512_srli_epi32::<16>(bits);
+        let odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
+        let sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(vector, vector);
+        let words = _mm512_mask_or_epi32(_mm512_srli_epi32::<16>(sum), nan, upper, _mm512_set1_epi32(0x40));
+        _mm512_cvtepi32_epi16(words)
+    }
+}
+
+/// Sixteen numbers of bf16 as floats.
+#[inline(always)]
+unsafe fn widened(numbers: __m256i) -> __m512 {
+    unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers))) }
+}
 
 #[inline(always)]
 fn mask(count: usize) -> __mmask16 {
     if count >= 16 { u16::MAX } else { (1u16 << count) - 1 }
 }
 
-impl Simd for Avx512 {
+impl<const BF16: bool> Simd for Vectors<BF16> {
     type Vector = __m512;
     const LANES: usize = 16;
 
@@ -57,6 +88,26 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(source: *const Bf16) -> __m512 {
+        unsafe { widened(_mm256_loadu_si256(source.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first_bf16(source: *const Bf16, count: usize) -> __m512 {
+        unsafe { widened(_mm256_maskz_loadu_epi16(mask(count), source.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(target: *mut Bf16, vector: __m512) {
+        unsafe { _mm256_storeu_si256(target.cast(), rounded::<BF16>(vector)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first_bf16(target: *mut Bf16, vector: __m512, count: usize) {
+        unsafe { _mm256_mask_storeu_epi16(target.cast(), mask(count), rounded::<BF16>(vector)) }
+    }
+
+    #[inline(always)]
     unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
@@ -73,7 +124,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(address: *const f32) {
+    unsafe fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }
 

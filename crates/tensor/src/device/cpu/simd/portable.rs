@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::Simd;
+use crate::bf16::Bf16;
 
 /// Four floats.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +55,32 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(source: *const Bf16) -> Self::Vector {
+        // SAFETY: the caller gives four numbers.
+        unsafe { source.cast::<[Bf16; LANES]>().read_unaligned() }.map(Bf16::to_f32)
+    }
+
+    #[inline(always)]
+    unsafe fn load_first_bf16(source: *const Bf16, count: usize) -> Self::Vector {
+        // SAFETY: only lanes below `count` are read.
+        std::array::from_fn(|lane| if lane < count { unsafe { *source.add(lane) }.to_f32() } else { 0.0 })
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(target: *mut Bf16, vector: Self::Vector) {
+        // SAFETY: the caller gives room for four numbers.
+        unsafe { target.cast::<[Bf16; LANES]>().write_unaligned(vector.map(Bf16::from_f32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first_bf16(target: *mut Bf16, vector: Self::Vector, count: usize) {
+        for (lane, value) in vector.into_iter().enumerate().take(count) {
+            // SAFETY: only lanes below `count` are written.
+            unsafe { *target.add(lane) = Bf16::from_f32(value) };
+        }
+    }
+
+    #[inline(always)]
     unsafe fn mul_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
         std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
     }
@@ -69,7 +96,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn prefetch(_address: *const f32) {}
+    unsafe fn prefetch(_address: *const u8) {}
 
     #[inline(always)]
     unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {

@@ -12,17 +12,18 @@ use super::super::super::simd::{Simd, Vectorised};
 use super::super::ConvShape;
 use super::super::axis::Axis;
 use super::{PIXELS, blocks, load};
+use crate::dtype::Float;
 
 /// Most shares of the rows.
 const SHARES: usize = 32;
 
 /// The gradient of the weight of a depthwise convolution.
-pub(in super::super) fn grad_weight(
+pub(in super::super) fn grad_weight<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
     axes: [Axis; 2],
-    x: &[f32],
-    dy: &[f32],
+    x: &[E],
+    dy: &[E],
     dw: &mut [f32],
 ) {
     let rows = shape.y[0] * shape.y[1];
@@ -47,16 +48,16 @@ pub(in super::super) fn grad_weight(
 }
 
 /// The sums over some rows of output.
-struct Share<'a> {
+struct Share<'a, E> {
     axes: &'a [Axis; 2],
     channels: usize,
-    x: &'a [f32],
-    dy: &'a [f32],
+    x: &'a [E],
+    dy: &'a [E],
     rows: Range<usize>,
     sums: &'a mut [f32],
 }
 
-impl Vectorised for Share<'_> {
+impl<E: Float> Vectorised for Share<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(mut self) {
         let [down, across] = self.axes;
@@ -79,7 +80,7 @@ impl Vectorised for Share<'_> {
     }
 }
 
-impl Share<'_> {
+impl<E: Float> Share<'_, E> {
     /// Adds `P` pixels from `column` of output row `row` on to the sums of every tap given, one vector of channels.
     ///
     /// # Safety
@@ -100,7 +101,7 @@ impl Share<'_> {
         unsafe {
             let mut gradients = [S::splat(0.0); P];
             for (p, gradient) in gradients.iter_mut().enumerate() {
-                *gradient = load::<S>(self.dy, (row * across.outputs + column + p) * channels + channel, count);
+                *gradient = load::<S, _>(self.dy, (row * across.outputs + column + p) * channels + channel, count);
             }
             for tap_row in rows {
                 let line = (down.start(row_in_image) + (down.delta * tap_row) as isize) as usize + image * down.size;
@@ -108,9 +109,9 @@ impl Share<'_> {
                     let pixel = (across.start(column) + (across.delta * tap) as isize) as usize;
                     let first = (line * across.size + pixel) * channels + channel;
                     let offset = (tap_row * across.taps + tap) * channels + channel;
-                    let mut sum = load::<S>(self.sums, offset, count);
+                    let mut sum = load::<S, _>(self.sums, offset, count);
                     for (p, &gradient) in gradients.iter().enumerate() {
-                        sum = S::mul_add(load::<S>(self.x, first + p * step, count), gradient, sum);
+                        sum = S::mul_add(load::<S, _>(self.x, first + p * step, count), gradient, sum);
                     }
                     let target = self.sums.as_mut_ptr().add(offset);
                     if count >= S::LANES { S::store(target, sum) } else { S::store_first(target, sum, count) }
