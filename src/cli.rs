@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
+use paceline::tensor::Precision;
 
 /// Distributed deep-learning training in one binary.
 #[derive(Debug, Parser)]
@@ -148,6 +149,9 @@ pub struct Train {
     #[arg(long, value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Learning")]
     pub seed: Option<u64>,
 
+    /// What activations are stored as: f32 | bf16 (half the memory; weights and sums stay f32)
+    #[arg(long, help_heading = "Machine and output")]
+    pub dtype: Option<Precision>,
     /// Compute threads [default: all cores]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub threads: Option<usize>,
@@ -176,6 +180,9 @@ pub struct Evaluate {
     /// Another data set with the same classes
     #[arg(long, short)]
     pub data: Option<String>,
+    /// What activations are stored as: f32 | bf16 [default: as in training]
+    #[arg(long)]
+    pub dtype: Option<Precision>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -192,6 +199,9 @@ pub struct Predict {
     /// Guesses per image
     #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
     pub top: usize,
+    /// What activations are stored as: f32 | bf16
+    #[arg(long, default_value_t = Precision::F32)]
+    pub dtype: Precision,
     /// Print one JSON object per image
     #[arg(long)]
     pub json: bool,
@@ -225,6 +235,9 @@ pub struct Plan {
     /// Number of classes [default: the model's published one]
     #[arg(long, value_parser = parse::count, allow_negative_numbers = true)]
     pub classes: Option<usize>,
+    /// What activations are stored as: f32 | bf16
+    #[arg(long, default_value_t = Precision::F32)]
+    pub dtype: Precision,
     /// Plan the evaluation instead of a training step
     #[arg(long)]
     pub eval: bool,
@@ -305,9 +318,9 @@ pub struct BenchStep {
     /// Number of classes
     #[arg(long, default_value_t = 10, value_parser = parse::count, allow_negative_numbers = true)]
     pub classes: usize,
-    /// Element type: f32
-    #[arg(long, default_value = "f32", value_parser = ["f32"])]
-    pub dtype: String,
+    /// What activations are stored as: f32 | bf16
+    #[arg(long, default_value_t = Precision::F32)]
+    pub dtype: Precision,
     /// Steps to time, after two that are not
     #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
     pub steps: usize,

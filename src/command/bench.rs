@@ -41,6 +41,7 @@ fn replica(arguments: &BenchStep, model: &dyn Model, input: Input, batch: usize)
         smoothing: 0.0,
         seed: 1,
         rule,
+        precision: arguments.dtype,
     };
     let cpu = Arc::new(Cpu::new(arguments.threads.unwrap_or_else(threads::available)));
     Ok(Replica::new(model, options, &cpu)?)

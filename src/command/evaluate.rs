@@ -24,6 +24,7 @@ pub fn run(arguments: &Evaluate) -> Outcome {
     if let Some(data) = &arguments.data {
         config.data.clone_from(data);
     }
+    config.dtype = arguments.dtype.unwrap_or(config.dtype);
     let mut examined = prepare_evaluation(&weights, &config, &around)?;
     let start = around.clock.seconds();
     let tally = evaluate(&mut examined.replica, &mut examined.val, |_, _| true)?;
@@ -33,7 +34,7 @@ pub fn run(arguments: &Evaluate) -> Outcome {
     }
     if arguments.json {
         let value = json!({
-            "weights": weights, "data": config.data, "samples": tally.rows, "loss": tally.mean_loss(),
+            "weights": weights, "data": config.data, "dtype": config.dtype, "samples": tally.rows, "loss": tally.mean_loss(),
             "top1": tally.accuracy(), "top5": tally.top5_accuracy(), "seconds": seconds,
         });
         print(&format!("{value}\n"));

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use paceline::nn::zoo::{self, Entry};
 use paceline::nn::{Input, Mode, Network};
-use paceline::tensor::Plan as Planned;
+use paceline::tensor::{Plan as Planned, Wanted};
 use paceline::train::config::SIDE_MAX;
 use paceline::train::replica::BUCKET_BYTES_MAX;
 use serde_json::json;
@@ -19,18 +19,20 @@ pub fn run(arguments: &Plan) -> Outcome {
     let (input, batch) = (input(entry, arguments.size)?, arguments.batch);
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let network = Network::new(entry, mode, batch, input, arguments.classes.unwrap_or(entry.classes), 0.0)?;
-    let wanted = network.wanted(BUCKET_BYTES_MAX);
+    let wanted = Wanted { precision: arguments.dtype, ..network.wanted(BUCKET_BYTES_MAX) };
     let report = Planned::new(network.graph, &wanted).report();
     if arguments.json {
         let mut value = serde_json::to_value(&report).expect("a report is JSON");
         value["model"] = json!(entry.name);
         value["batch"] = json!(batch);
+        value["dtype"] = json!(arguments.dtype);
         print(&format!("{value}\n"));
         return Ok(ExitCode::SUCCESS);
     }
     let text = report.to_string();
     let (summary, nodes) = text.split_once("\nnodes, in order").unwrap_or((&text, ""));
-    print(&format!("model            {} at {}, batch {batch}\n{summary}", entry.name, describe(input)));
+    let (name, input, dtype) = (entry.name, describe(input), arguments.dtype);
+    print(&format!("model            {name} at {input}, batch {batch}, {dtype}\n{summary}"));
     if arguments.nodes {
         print(&format!("\nnodes, in order{nodes}"));
     } else {

@@ -15,7 +15,7 @@ use crate::cli::Predict;
 pub fn run(arguments: &Predict) -> Outcome {
     let disk = Disk::real();
     let weights = find_weights(&disk, &arguments.run)?;
-    let mut predictor = Predictor::open(&disk, &weights, threads::available())?;
+    let mut predictor = Predictor::open(&disk, &weights, threads::available(), arguments.dtype)?;
     for image in &arguments.images {
         let guesses = predictor.predict(&disk, image, arguments.top)?;
         if arguments.json {

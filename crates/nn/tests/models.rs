@@ -79,7 +79,7 @@ impl Bound {
             (Some(seed), network.graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect())
         });
         let outputs = vec![network.logits, network.loss];
-        let wanted = Wanted { outputs, gradients, bucket_bytes_max: 1 << 22, unfused: false };
+        let wanted = Wanted { outputs, gradients, bucket_bytes_max: 1 << 22, ..Wanted::default() };
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let executor = Executor::new(&Device::cpu(threads), Plan::new(network.graph, &wanted));
         let (parameters, states, logits, loss) = (network.parameters, network.states, network.logits, network.loss);

@@ -54,22 +54,34 @@ impl std::fmt::Debug for Buffer {
     }
 }
 
-/// The bits of `f32` read as `i32`, which is how integer tensors live in an arena of words.
-pub(crate) fn as_i32(words: &[f32]) -> &[i32] {
-    // SAFETY: both types have four bytes, the same alignment and no invalid bit patterns.
-    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), words.len()) }
+/// `count` elements of any type from a byte of an arena of words on.
+///
+/// # Panics
+/// When they are not inside, or the byte is not a multiple of the element's size.
+pub(crate) fn elements<T: Element>(words: &[f32], byte: usize, count: usize) -> &[T] {
+    check_range::<T>(words, byte, count);
+    // SAFETY: the range was checked to lie inside; words are aligned for every element type, none of which is larger than
+    // a word, and no bit pattern of one is invalid.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<u8>().add(byte).cast(), count) }
 }
 
-/// As [`as_i32`], to be written.
-pub(crate) fn as_i32_mut(words: &mut [f32]) -> &mut [i32] {
-    // SAFETY: as in `as_i32`, and `words` is borrowed mutably.
-    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
+/// As [`elements`], to be written.
+pub(crate) fn elements_mut<T: Element>(words: &mut [f32], byte: usize, count: usize) -> &mut [T] {
+    check_range::<T>(words, byte, count);
+    // SAFETY: as in `elements`, and `words` is borrowed mutably.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>().add(byte).cast(), count) }
+}
+
+fn check_range<T: Element>(words: &[f32], byte: usize, count: usize) {
+    assert!(byte.is_multiple_of(size_of::<T>()) && align_of::<T>() <= align_of::<f32>(), "an element starts on its size");
+    let end = count.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(byte));
+    assert!(end.is_some_and(|end| end <= size_of_val(words)), "the elements lie inside the arena");
 }
 
 /// A slice under another name of the same type: `Element` types are told apart by their `DTYPE`, which must be equal.
 pub(crate) fn cast<A: Element, B: Element>(slice: &[A]) -> &[B] {
     assert!(A::DTYPE == B::DTYPE && size_of::<A>() == size_of::<B>() && align_of::<A>() == align_of::<B>());
-    // SAFETY: an element type has one Rust type (f32 or i32), so A and B are the same type.
+    // SAFETY: an element type has one Rust type, so A and B are the same type.
     unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), slice.len()) }
 }
 
@@ -83,6 +95,7 @@ pub(crate) fn cast_mut<A: Element, B: Element>(slice: &mut [A]) -> &mut [B] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bf16::Bf16;
 
     #[test]
     fn a_buffer_is_zero_and_aligned() {
@@ -95,9 +108,18 @@ mod tests {
     }
 
     #[test]
-    fn integers_keep_their_bits() {
+    fn elements_of_every_type_keep_their_bits() {
         let mut words = [0.0f32; 3];
-        as_i32_mut(&mut words).copy_from_slice(&[-1, 0, i32::MAX]);
-        assert_eq!(as_i32(&words), [-1, 0, i32::MAX]);
+        elements_mut::<i32>(&mut words, 4, 2).copy_from_slice(&[-1, i32::MAX]);
+        elements_mut::<Bf16>(&mut words, 2, 1).copy_from_slice(&[Bf16::from_f32(1.5)]);
+        assert_eq!(elements::<i32>(&words, 4, 2), [-1, i32::MAX]);
+        assert_eq!(elements::<Bf16>(&words, 0, 2), [0.0, 1.5].map(Bf16::from_f32));
+        assert_eq!(elements::<f32>(&words, 0, 1), [1.5]);
+    }
+
+    #[test]
+    #[should_panic(expected = "inside the arena")]
+    fn elements_end_with_the_arena() {
+        elements::<Bf16>(&[0.0; 3], 2, 6);
     }
 }

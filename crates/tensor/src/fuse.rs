@@ -9,7 +9,7 @@
 //! A value that disappears must have had no other reader and must not be wanted by the caller.
 
 use crate::graph::{Graph, Node, Source, Value};
-use crate::op::{BatchNorm, Op};
+use crate::op::{BatchNorm, Op, ReluMask};
 use crate::unary::Unary;
 
 /// The same computation in fewer passes; `wanted` values keep being computed.
@@ -130,16 +130,17 @@ impl Fusion {
         self.place(producer, node);
     }
 
-    /// ReLU's gradient → batch-norm's gradient, where the forward pair was fused. The gradient before the ReLU may have
-    /// other readers (the residual); then the fused node gives it out too, if it comes before all of them.
+    /// ReLU's gradient → batch-norm's gradient, where the forward pair was fused. Where nothing was added between the two,
+    /// the ReLU's mask follows from x, and y is not read. The gradient before the ReLU may have other readers (the
+    /// residual); then the fused node gives it out too, if it comes before all of them.
     fn relu_gradient(&mut self, index: usize, readers: &Readers) {
         let Some(Node { op: Op::UnaryGrad(Unary::Relu), inputs, outputs, .. }) = self.nodes[index].clone() else {
             return;
         };
         let ([dy, y], dz) = ([inputs[0], inputs[1]], outputs[0]);
         let Some(forward) = self.producer(y).and_then(|node| self.nodes[node].as_ref()) else { return };
-        let Op::BatchNorm(BatchNorm { relu: true, .. }) = forward.op else { return };
-        let (x, mean) = (forward.inputs[0], forward.outputs[1]);
+        let Op::BatchNorm(BatchNorm { relu: true, residual, .. }) = forward.op else { return };
+        let (x, beta, mean) = (forward.inputs[0], forward.inputs[1], forward.outputs[1]);
         let readers = &readers[dz.index()];
         let Some(&first) = readers.first() else { return };
         let Some(mut node) = self.nodes[first].clone() else { return };
@@ -147,11 +148,12 @@ impl Fusion {
         if self.wanted[dz.index()] || node.inputs[..3] != [dz, x, mean] {
             return;
         }
-        norm.relu = true;
+        let (mask, saved) = if residual { (ReluMask::FromOutput, y) } else { (ReluMask::FromInput, beta) };
+        norm.mask = mask;
         norm.residual = readers.len() > 1;
         let gives_residual = norm.residual;
         node.inputs[0] = dy;
-        node.inputs.push(y);
+        node.inputs.push(saved);
         if gives_residual {
             node.outputs.push(dz);
         }
@@ -222,7 +224,7 @@ mod tests {
                 "batch_norm+add+relu",
                 "conv2d",
                 "batch_norm+add+relu",
-                "batch_norm+relu.grad",
+                "batch_norm+add+relu.grad",
                 "conv2d.grad_weight",
                 "conv2d.grad_input",
                 "add",

@@ -5,7 +5,7 @@
 
 use crate::dtype::DType;
 use crate::graph::{Graph, GraphError, Node, Value};
-use crate::op::{BatchNorm, Op};
+use crate::op::{BatchNorm, BatchNormGrad, Op, ReluMask};
 use crate::shape::Shape;
 use crate::window::PoolKind;
 
@@ -106,6 +106,7 @@ impl Builder<'_> {
                     parts.push((1, self.sum_to(product, input(1))?));
                 }
             }
+            Op::Cast(_) => parts.push((0, self.one(Op::Cast(self.graph.dtype(input(0))), &[dy])?)),
             Op::Scale(factor) => parts.push((0, self.one(Op::Scale(*factor), &[dy])?)),
             Op::Pool2d(pool) => {
                 let shape = self.graph.shape(input(0)).nhwc().expect("pooling was checked to have an image");
@@ -229,7 +230,8 @@ impl Builder<'_> {
         }
         let mut inputs = vec![dy, node.inputs[0], node.outputs[1], node.outputs[2]];
         inputs.extend(norm.scale.then(|| node.inputs[4]));
-        let outputs = self.graph.push(self.layer, Op::BatchNormGrad(norm), &inputs)?;
+        let op = Op::BatchNormGrad(BatchNormGrad { scale: norm.scale, mask: ReluMask::None, residual: false });
+        let outputs = self.graph.push(self.layer, op, &inputs)?;
         let mut parts = vec![(0, outputs[0]), (1, outputs[1])];
         parts.extend(norm.scale.then(|| (4, outputs[2])));
         parts.retain(|&(index, _)| wants(index));

@@ -1,4 +1,4 @@
-//! The engine: a static [`graph`] becomes its [`gradient`], is [fused](fuse), [planned](plan), and run by a [`device`].
+//! The engine: a static [`graph`] becomes its [`gradient`], is [fused](fuse), given its [types](mixed), [planned](plan), and run by a [`device`].
 //!
 //! Everything about a training step is known before it runs, so all of it can be printed, costed and tested as plain
 //! values. What is absent: ranks, machines and messages (crate `parallel` knows both), and models (crate `nn`).
@@ -11,6 +11,7 @@ pub mod execute;
 pub mod fuse;
 pub mod gradient;
 pub mod graph;
+pub mod mixed;
 pub mod op;
 pub mod plan;
 pub mod shape;
@@ -23,6 +24,7 @@ pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use execute::{Executor, Pass};
 pub use graph::{Graph, GraphError, Node, Source, Value};
+pub use mixed::Precision;
 pub use op::Op;
 pub use plan::{Plan, Wanted};
 pub use shape::Shape;

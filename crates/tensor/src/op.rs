@@ -8,7 +8,12 @@
 mod accept;
 mod cost;
 mod infer;
+mod operand;
 
+pub(crate) use infer::DIMS_MAX;
+pub(crate) use operand::Operand;
+
+use crate::dtype::DType;
 use crate::shape::Shape;
 use crate::unary::Unary;
 use crate::window::{Conv2d, Pool2d};
@@ -53,8 +58,8 @@ pub enum Op {
     BatchNorm(BatchNorm),
     /// x, beta, running mean, running variance, `[gamma]`, `[residual]` → y, from the running statistics.
     BatchNormInference(BatchNorm),
-    /// dy, x, mean, 1/deviation, `[gamma]`, `[y, where ReLU]` → dx, dbeta, `[dgamma]`, `[dresidual]`
-    BatchNormGrad(BatchNorm),
+    /// dy, x, mean, 1/deviation, `[gamma]`, `[beta or y, as the mask says]` → dx, dbeta, `[dgamma]`, `[dresidual]`
+    BatchNormGrad(BatchNormGrad),
     /// x, gamma, beta → y, mean, 1/deviation, over the last dim.
     LayerNorm {
         /// Added to the variance.
@@ -72,7 +77,9 @@ pub enum Op {
     Mul,
     /// x → factor · x
     Scale(f32),
-    /// x → the sum over the leading dims, leaving this suffix of the shape.
+    /// x → the same numbers as another floating-point type, rounded to it.
+    Cast(DType),
+    /// x → the sum over the leading dims in f32, leaving this suffix of the shape.
     SumLeading {
         /// The shape that is left.
         suffix: Shape,
@@ -170,6 +177,28 @@ pub struct BatchNorm {
     pub relu: bool,
 }
 
+/// The parts of a batch normalisation's gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchNormGrad {
+    /// Whether there is a learned scale gamma.
+    pub scale: bool,
+    /// Where a ReLU that follows let the gradient pass.
+    pub mask: ReluMask,
+    /// Whether the gradient that the ReLU let pass is given out too: it is that of the tensor that was added.
+    pub residual: bool,
+}
+
+/// How the gradient of a batch normalisation knows which results its ReLU cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReluMask {
+    /// There is no ReLU.
+    None,
+    /// Nothing was added before the ReLU, so its input follows from x, gamma and beta.
+    FromInput,
+    /// It is where y is not above zero.
+    FromOutput,
+}
+
 impl Op {
     /// The operation's name in plans, errors and profiles.
     pub const fn name(&self) -> &'static str {
@@ -185,8 +214,9 @@ impl Op {
             Self::BatchNorm(BatchNorm { residual: true, relu: false, .. }) => "batch_norm+add",
             Self::BatchNorm(BatchNorm { residual: true, relu: true, .. }) => "batch_norm+add+relu",
             Self::BatchNormInference(_) => "batch_norm.inference",
-            Self::BatchNormGrad(BatchNorm { relu: false, .. }) => "batch_norm.grad",
-            Self::BatchNormGrad(BatchNorm { relu: true, .. }) => "batch_norm+relu.grad",
+            Self::BatchNormGrad(BatchNormGrad { mask: ReluMask::None, .. }) => "batch_norm.grad",
+            Self::BatchNormGrad(BatchNormGrad { residual: false, .. }) => "batch_norm+relu.grad",
+            Self::BatchNormGrad(BatchNormGrad { residual: true, .. }) => "batch_norm+add+relu.grad",
             Self::LayerNorm { .. } => "layer_norm",
             Self::LayerNormGrad => "layer_norm.grad",
             Self::Unary(Unary::Relu) => "relu",
@@ -199,6 +229,7 @@ impl Op {
             Self::Add => "add",
             Self::Mul => "mul",
             Self::Scale(_) => "scale",
+            Self::Cast(_) => "cast",
             Self::SumLeading { .. } => "sum_leading",
             Self::Pool2d(_) => "pool2d",
             Self::Pool2dGrad { .. } => "pool2d.grad",
@@ -219,14 +250,16 @@ impl Op {
         }
     }
 
-    /// The input whose buffer the first output may take over if nobody needs that input afterwards. Only where every
-    /// device reads element i before it writes element i.
-    pub const fn in_place_input(&self) -> Option<usize> {
+    /// The output that may take over an input's buffer, and that input, if nobody needs the input afterwards and both have
+    /// the same type. Only where every device reads element i before it writes element i.
+    pub const fn in_place(&self) -> Option<(usize, usize)> {
         match self {
             Self::Unary(_) | Self::UnaryGrad(_) | Self::Add | Self::Mul | Self::Scale(_) | Self::Dropout { .. } => {
-                Some(0)
+                Some((0, 0))
             }
-            Self::BatchNormGrad(_) | Self::LayerNormGrad | Self::SoftmaxGrad => Some(0),
+            // What the ReLU let pass replaces dy in the first of two passes, and the second reads it.
+            Self::BatchNormGrad(BatchNormGrad { residual: true, scale, .. }) => Some((2 + *scale as usize, 0)),
+            Self::BatchNormGrad(_) | Self::LayerNormGrad | Self::SoftmaxGrad => Some((0, 0)),
             _ => None,
         }
     }

@@ -15,6 +15,7 @@ pub use report::{BucketReport, NodeReport, Report};
 use crate::dtype::DType;
 use crate::fuse;
 use crate::graph::{Graph, Source, Value};
+use crate::mixed::{self, Precision};
 use crate::shape::Shape;
 
 /// Every buffer starts on a cache line.
@@ -46,6 +47,8 @@ pub struct Wanted {
     pub bucket_bytes_max: usize,
     /// Leave the nodes as they are: for tests and for looking at single operations.
     pub unfused: bool,
+    /// What activations and their gradients are stored as.
+    pub precision: Precision,
 }
 
 /// Consecutive parameters whose gradients travel in one message.
@@ -115,7 +118,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Fuses and plans a graph.
+    /// Fuses a graph, chooses its types and plans it.
     ///
     /// # Panics
     /// When a gradient is wanted that the graph does not compute with a node of its own, in the parameter's shape, and
@@ -124,6 +127,10 @@ impl Plan {
         let mut keep = wanted.outputs.clone();
         keep.extend(wanted.gradients.iter().flatten());
         let graph = if wanted.unfused { graph } else { fuse::fuse(graph, &keep) };
+        let graph = match wanted.precision {
+            Precision::F32 => graph,
+            Precision::Bf16 => mixed::mix(graph, &keep),
+        };
         let memory = memory::assign(&graph, wanted);
         let node_of = |value: Value| match graph.info(value).source {
             Source::Node { node, .. } => node,
@@ -225,7 +232,7 @@ impl Plan {
                 };
                 for (index, &input) in node.inputs.iter().enumerate() {
                     let may_share = matches!(node.op, crate::op::Op::Reshape(_))
-                        || (position == 0 && node.op.in_place_input() == Some(index));
+                        || node.op.in_place() == Some((position, index));
                     let shared = may_share && self.place(input) == place;
                     assert!(shared || !overlaps(input), "{}: output {position} overlaps input {index}", node.layer);
                 }

@@ -3,6 +3,7 @@
 use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
+use paceline_tensor::Precision;
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
@@ -62,6 +63,8 @@ pub struct Config {
     pub damaged_max: usize,
     /// Decides initial weights, order, augmentation and dropout.
     pub seed: u64,
+    /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
+    pub dtype: Precision,
     /// Compute threads; all cores if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
@@ -106,6 +109,7 @@ impl Default for Config {
             std: None,
             damaged_max: 0,
             seed: 1,
+            dtype: Precision::F32,
             threads: None,
             loader_threads: 1,
             weights: None,

@@ -10,6 +10,7 @@ use paceline_data::pixels::Pixels;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::{Input, zoo};
 use paceline_system::disk::Disk;
+use paceline_tensor::Precision;
 use paceline_tensor::device::cpu::Cpu;
 
 use crate::checkpoint::{Card, load_weights, read_card};
@@ -42,7 +43,7 @@ impl Predictor {
     ///
     /// # Errors
     /// When the file does not say which model it is for, or the model does not read images.
-    pub fn open(disk: &Disk, weights: &Path, threads: usize) -> Result<Self, TrainError> {
+    pub fn open(disk: &Disk, weights: &Path, threads: usize, precision: Precision) -> Result<Self, TrainError> {
         let card = read_card(disk, weights)?;
         let Input::Image { channels, .. } = card.input()? else {
             return Err(TrainError::Refused(format!("{} reads text; predict works on images", card.model)));
@@ -63,6 +64,7 @@ impl Predictor {
             smoothing: 0.0,
             seed: 0,
             rule,
+            precision,
         };
         let mut replica = Replica::for_evaluation(entry, options, &Arc::new(Cpu::new(threads)))?;
         load_weights(disk, weights, &mut replica, &[])?;

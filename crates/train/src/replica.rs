@@ -11,7 +11,7 @@ use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
 use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::Profile;
-use paceline_tensor::{Device, Executor, Pass, Plan, Store, Value};
+use paceline_tensor::{Device, Executor, Pass, Plan, Precision, Store, Value, Wanted};
 
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -39,6 +39,8 @@ pub struct ReplicaOptions {
     pub seed: u64,
     /// The update rule.
     pub rule: Rule,
+    /// What activations are stored as.
+    pub precision: Precision,
 }
 
 /// A graph on a device, with the names of its ends.
@@ -101,7 +103,8 @@ impl Replica {
         let eval = Network::new(model, Mode::Eval, micro_batch, input, classes, 0.0)?;
         let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
         let trains = train.is_some();
-        let (train, eval) = (train.map(Planned::new), Planned::new(eval));
+        let plan = |network| Planned::new(network, options.precision);
+        let (train, eval) = (train.map(plan), plan(eval));
         let elements = eval.plan.parameters().length();
         let slots =
             if trains { 2 + options.rule.optimizer().state_slots() + usize::from(options.accumulate > 1) } else { 1 };
@@ -278,9 +281,10 @@ struct Planned {
 }
 
 impl Planned {
-    fn new(network: Network) -> Self {
+    fn new(network: Network, precision: Precision) -> Self {
         let seed = network.gradients.as_ref().map(|(seed, _)| *seed);
-        let (wanted, ends) = (network.wanted(BUCKET_BYTES_MAX), (network.x, network.targets, network.logits, seed));
+        let ends = (network.x, network.targets, network.logits, seed);
+        let wanted = Wanted { precision, ..network.wanted(BUCKET_BYTES_MAX) };
         Self { plan: Plan::new(network.graph, &wanted), ends }
     }
 }

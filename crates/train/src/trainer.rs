@@ -291,14 +291,14 @@ fn reopen(
         )));
     }
     let learning = |config: &Config| (config.learning_rate.clone(), config.hyper_parameters, config.clip_norm);
-    let notes = if learning(&config) == learning(&before) {
-        Vec::new()
-    } else {
-        vec![
-            "the learning rate, momentum, weight decay or clipping changed here; config.toml has the new ones"
-                .to_owned(),
-        ]
-    };
+    let mut notes = Vec::new();
+    if learning(&config) != learning(&before) {
+        let note = "the learning rate, momentum, weight decay or clipping changed here; config.toml has the new ones";
+        notes.push(note.to_owned());
+    }
+    if config.dtype != before.dtype {
+        notes.push(format!("activations are {} from here on, and were {}", config.dtype, before.dtype));
+    }
     Ok((run, config, notes))
 }
 

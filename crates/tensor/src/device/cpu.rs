@@ -21,17 +21,20 @@ pub mod reduce;
 pub mod scratch;
 pub(crate) mod simd;
 pub mod softmax;
+
 mod special;
+mod stream;
 mod vectorize;
 
 use std::sync::{Mutex, PoisonError};
 
+use context::Context;
 use isa::Isa;
 use pool::Pool;
 use scratch::Scratch;
 
 use crate::buffer::Buffer;
-use crate::execute::Pass;
+use crate::execute::{After, Pass};
 use crate::plan::Plan;
 use crate::store::Store;
 
@@ -40,15 +43,7 @@ use crate::store::Store;
 pub struct Cpu {
     pool: Pool,
     isa: Isa,
-    work: Mutex<Work>,
-}
-
-/// Working memory of the kernels: grows during the first step, then stays.
-#[derive(Debug, Default)]
-struct Work {
-    scratch: Scratch,
-    floats: Vec<f32>,
-    sums: Vec<f64>,
+    scratch: Mutex<Scratch>,
 }
 
 impl Cpu {
@@ -57,15 +52,13 @@ impl Cpu {
         Self::with_isa(threads, Isa::best())
     }
 
-    /// A device whose convolutions and matrix products are held to an instruction set, to compare the paths. The other
-    /// kernels take the widest vectors of the machine in any case: they give the same bits at every width, which their
-    /// own tests hold.
+    /// A device held to an instruction set, to compare the paths.
     ///
     /// # Panics
     /// When the machine does not have it.
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
         assert!(isa.available(), "this machine does not have {isa:?}");
-        Self { pool: Pool::new(threads), isa, work: Mutex::default() }
+        Self { pool: Pool::new(threads), isa, scratch: Mutex::default() }
     }
 
     /// The compute threads.
@@ -86,12 +79,13 @@ pub(crate) fn run(
     arena: &mut Buffer,
     store: &mut Store,
     pass: Pass,
-    after: &mut dyn FnMut(usize, &[&[f32]]) -> bool,
+    after: &mut After<'_>,
 ) {
-    let mut work = cpu.work.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut scratch = cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut context = Context { pool: &cpu.pool, isa: cpu.isa, scratch: &mut scratch };
     let mut memory = memory::Memory::new(plan, arena, store);
     for index in 0..plan.graph().nodes().len() {
-        dispatch::node(cpu, &mut work, memory.operands(index), pass);
+        dispatch::node(&mut context, &memory.operands(index), pass);
         if !memory.show_outputs(index, |outputs| after(index, outputs)) {
             return;
         }

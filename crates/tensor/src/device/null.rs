@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use paceline_system::clock;
 
+use crate::execute::After;
 use crate::graph::{Graph, Node};
 use crate::plan::Plan;
 
@@ -44,7 +45,7 @@ impl CostModel {
     }
 }
 
-pub(crate) fn run(model: &CostModel, plan: &Plan, after: &mut dyn FnMut(usize, &[&[f32]]) -> bool) {
+pub(crate) fn run(model: &CostModel, plan: &Plan, after: &mut After<'_>) {
     for (index, node) in plan.graph().nodes().iter().enumerate() {
         if model.sleeps {
             clock::sleep(Duration::from_secs_f64(model.node_seconds(plan.graph(), node)));

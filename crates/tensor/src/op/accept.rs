@@ -1,7 +1,7 @@
 //! What an operation accepts before its shapes are compared: how many inputs, of which kind, none of them empty. The
 //! shape rules in `infer.rs` rely on it and look at their inputs without asking again whether they are there.
 
-use super::{BatchNorm, Op};
+use super::{BatchNorm, BatchNormGrad, Op, Operand, ReluMask};
 use crate::dtype::DType;
 use crate::shape::Shape;
 use crate::window::PoolKind;
@@ -22,17 +22,24 @@ impl Op {
             if shape.checked_elements().is_none() {
                 return Err(too_many(&format!("input {index}"), shape));
             }
-            let integer = self.integer_input() == Some(index);
-            if integer && *dtype != DType::I32 {
-                return Err(format!("input {index} must be numbers of type i32, not {dtype}"));
-            }
-            if !integer && !dtype.is_float() && !self.only_moves() {
-                return Err(format!("input {index} must be floating-point, not {dtype}"));
+            match self.operand(index) {
+                Operand::Integer if *dtype != DType::I32 => {
+                    return Err(format!("input {index} must be numbers of type i32, not {dtype}"));
+                }
+                Operand::Integer => {}
+                _ if !dtype.is_float() && !self.only_moves() => {
+                    return Err(format!("input {index} must be floating-point, not {dtype}"));
+                }
+                Operand::Full if *dtype != DType::F32 => {
+                    return Err(format!("input {index} must be of type f32, not {dtype}"));
+                }
+                _ => {}
             }
         }
-        let mixed = |input: &&(&Shape, DType)| self.only_moves() && input.1 != inputs[0].1;
-        match inputs.iter().find(mixed) {
-            Some(other) => Err(format!("the types {} and {} do not mix", inputs[0].1, other.1)),
+        let mut common = inputs.iter().enumerate().filter(|(index, _)| self.operand(*index) == Operand::Common);
+        let first = common.next().map(|(_, input)| input.1);
+        match common.find(|(_, input)| Some(input.1) != first) {
+            Some((_, other)) => Err(format!("the types {} and {} do not mix", inputs[0].1, other.1)),
             None => Ok(()),
         }
     }
@@ -43,7 +50,9 @@ impl Op {
         Some(match self {
             Self::Conv2d { bias, .. } | Self::MatMul { bias, .. } => 2 + usize::from(*bias),
             Self::BatchNorm(norm) | Self::BatchNormInference(norm) => norm_inputs(norm, norm.residual),
-            Self::BatchNormGrad(norm) => norm_inputs(norm, norm.relu),
+            Self::BatchNormGrad(BatchNormGrad { scale, mask, .. }) => {
+                4 + usize::from(*scale) + usize::from(*mask != ReluMask::None)
+            }
             Self::Pool2dGrad { pool, .. } => 1 + usize::from(pool.kind == PoolKind::Max),
             Self::Conv2dGradInput { .. } | Self::Conv2dGradWeight { .. } => 2,
             Self::UnaryGrad(_) | Self::Add | Self::Mul | Self::SoftmaxGrad => 2,
@@ -51,25 +60,15 @@ impl Op {
             Self::LayerNorm { .. } | Self::CrossEntropyGrad { .. } => 3,
             Self::LayerNormGrad | Self::Lstm => 5,
             Self::LstmGrad => 7,
-            Self::Unary(_) | Self::Scale(_) | Self::SumLeading { .. } | Self::Pool2d(_) | Self::Reshape(_) => 1,
-            Self::Slice { .. } | Self::Pad { .. } | Self::Permute { .. } => 1,
+            Self::Unary(_) | Self::Scale(_) | Self::Cast(_) | Self::SumLeading { .. } | Self::Pool2d(_) => 1,
+            Self::Reshape(_) | Self::Slice { .. } | Self::Pad { .. } | Self::Permute { .. } => 1,
             Self::Dropout { .. } | Self::Softmax { .. } => 1,
             Self::Concat { .. } => return None,
         })
     }
 
-    /// The input that holds class numbers, tokens or positions.
-    const fn integer_input(&self) -> Option<usize> {
-        match self {
-            Self::Embedding => Some(0),
-            Self::CrossEntropy { .. } | Self::EmbeddingGrad { .. } | Self::Pool2dGrad { .. } => Some(1),
-            Self::CrossEntropyGrad { .. } => Some(2),
-            _ => None,
-        }
-    }
-
     /// Whether elements are copied and not computed with, so that any type will do.
-    const fn only_moves(&self) -> bool {
+    pub(crate) const fn only_moves(&self) -> bool {
         matches!(
             self,
             Self::Reshape(_) | Self::Slice { .. } | Self::Pad { .. } | Self::Concat { .. } | Self::Permute { .. }

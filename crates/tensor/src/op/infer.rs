@@ -2,11 +2,14 @@
 //!
 //! A backward operation is held to the shapes of the forward operation that it belongs to.
 
-use super::Op;
+use super::{Op, ReluMask};
 use super::accept::{is_empty, too_many};
 use crate::dtype::DType;
 use crate::shape::Shape;
 use crate::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
+
+/// Most dims that a permutation reorders: devices keep them in an array of this length.
+pub(crate) const DIMS_MAX: usize = 8;
 
 type Inputs<'a> = [(&'a Shape, DType)];
 type Outputs = Vec<(Shape, DType)>;
@@ -52,9 +55,13 @@ impl Op {
                 require(x.ends_with(inputs[1].0), || mismatch(inputs))?;
                 one(x)
             }
+            Self::Cast(target) => {
+                require(target.is_float(), || format!("a number becomes another floating-point one, not {target}"))?;
+                Ok(vec![(x.clone(), *target)])
+            }
             Self::SumLeading { suffix } => {
                 require(x.ends_with(suffix), || format!("{suffix} is not the end of {x}"))?;
-                one(suffix)
+                Ok(vec![(suffix.clone(), DType::F32)])
             }
             Self::Pool2d(_) | Self::Pool2dGrad { .. } => self.infer_pool(inputs),
             Self::Reshape(target) => {
@@ -134,7 +141,8 @@ impl Op {
             }
             Self::BatchNormGrad(norm) => {
                 let (fixed, saved) = inputs.split_at(4 + usize::from(norm.scale));
-                let fits = *fixed[1].0 == y.0 && small(&fixed[2..]) && saved.iter().all(|input| *input.0 == y.0);
+                let mask = if norm.mask == ReluMask::FromInput { &channels } else { &y.0 };
+                let fits = *fixed[1].0 == y.0 && small(&fixed[2..]) && saved.iter().all(|input| input.0 == mask);
                 require(fits, || mismatch(inputs))?;
                 let mut outputs = vec![y.clone(), statistic.clone()];
                 outputs.extend(norm.scale.then_some(statistic));
@@ -198,6 +206,7 @@ impl Op {
                 x.with(*dim, inputs.iter().fold(0, |sum: usize, input| sum.saturating_add(input.0[*dim])))
             }
             Self::Permute { order } => {
+                require(x.len() <= DIMS_MAX, || format!("{x} has more than {DIMS_MAX} dims to reorder"))?;
                 let mut sorted = order.clone();
                 sorted.sort_unstable();
                 require(sorted.iter().copied().eq(0..x.len()), || {
@@ -228,7 +237,7 @@ impl Op {
         if let Self::EmbeddingGrad { rows } = self {
             let (dy, ids) = (inputs[0].0, inputs[1].0);
             require(dy[..dy.len() - 1] == ids[..], || mismatch(inputs))?;
-            return Ok(vec![(Shape::from([*rows, dy.last()]), inputs[0].1)]);
+            return Ok(vec![(Shape::from([*rows, dy.last()]), DType::F32)]);
         }
         let (ids, table) = (inputs[0].0, inputs[1].0);
         require(table.len() == 2, || format!("an embedding table has two dims, not {table}"))?;

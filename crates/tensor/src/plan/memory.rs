@@ -45,9 +45,8 @@ pub(super) fn assign(graph: &Graph, wanted: &Wanted) -> Memory {
     for (index, node) in graph.nodes().iter().enumerate() {
         for (position, &output) in node.outputs.iter().enumerate() {
             let place = fixed[output.index()];
-            let host =
-                if position == 0 && place.is_none() { shared_input(node, index, &storages, &storage_of) } else { None };
-            let storage = host.unwrap_or_else(|| {
+            let taken = shared_input(graph, (index, position), &storages, &storage_of).filter(|_| place.is_none());
+            let storage = taken.unwrap_or_else(|| {
                 let bytes = graph.info(output).bytes();
                 storages.push(Storage { birth: index, death: index, bytes, fixed: place, is_input: false });
                 storages.len() - 1
@@ -93,22 +92,25 @@ fn deaths(graph: &Graph, wanted: &Wanted) -> Vec<usize> {
     death
 }
 
-/// The storage that a node's first output may take over.
+/// The storage that output `position` of node `index` may take over.
 fn shared_input(
-    node: &crate::graph::Node,
-    index: usize,
+    graph: &Graph,
+    (index, position): (usize, usize),
     storages: &[Storage],
     storage_of: &[Option<usize>],
 ) -> Option<usize> {
+    let node = &graph.nodes()[index];
     let of = |value: Value| storage_of[value.index()];
     if matches!(node.op, Op::Reshape(_)) {
         return of(node.inputs[0]);
     }
-    let position = node.op.in_place_input()?;
-    let storage = of(node.inputs[position])?;
+    let (_, input) = node.op.in_place().filter(|&(output, _)| output == position)?;
+    let input = node.inputs[input];
+    let storage = of(input)?;
     let Storage { death, fixed, is_input, .. } = storages[storage];
+    let same_type = graph.dtype(input) == graph.dtype(node.outputs[position]);
     let read_twice = node.inputs.iter().filter(|&&input| of(input) == Some(storage)).count() > 1;
-    (fixed.is_none() && !is_input && death == index && !read_twice).then_some(storage)
+    (fixed.is_none() && !is_input && death == index && same_type && !read_twice).then_some(storage)
 }
 
 /// Offsets for the storages of the arena: largest first, each at the lowest free place.

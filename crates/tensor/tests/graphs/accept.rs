@@ -4,9 +4,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use paceline_tensor::op::BatchNorm;
+use paceline_tensor::op::{BatchNorm, BatchNormGrad, ReluMask};
 use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
-use paceline_tensor::{DType, Device, Executor, Graph, Op, Pass, Plan, Shape, Store, Unary, Value, Wanted};
+use paceline_tensor::{DType, Device, Executor, Graph, Op, Pass, Plan, Precision, Shape, Store, Unary, Value, Wanted};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 
@@ -27,7 +27,7 @@ fn draw() -> impl Strategy<Value = Draw> {
     // Sizes, or an order of dims.
     let order = Just((0..4).collect::<Vec<usize>>()).prop_shuffle();
     let dims = prop_oneof![3 => prop::collection::vec(1usize..4, 1..4), 1 => prop::collection::vec(0usize..4, 0..5), 1 => order];
-    (0u8..33, numbers, any::<[bool; 3]>(), share, dims).prop_map(|(kind, numbers, flags, share, dims)| Draw {
+    (0u8..34, numbers, any::<[bool; 3]>(), share, dims).prop_map(|(kind, numbers, flags, share, dims)| Draw {
         kind,
         numbers,
         flags,
@@ -56,7 +56,10 @@ fn op(draw: &Draw) -> Op {
         4 | 5 => Op::MatMul { trans_a: a, trans_b: b, bias: c, relu: n[0] > 1 },
         6 | 7 => Op::BatchNorm(norm),
         8 => Op::BatchNormInference(norm),
-        9 => Op::BatchNormGrad(norm),
+        9 => {
+            let mask = [ReluMask::None, ReluMask::FromInput, ReluMask::FromOutput][n[0] % 3];
+            Op::BatchNormGrad(BatchNormGrad { scale: a, mask, residual: b })
+        }
         10 => Op::LayerNorm { epsilon: 1e-5 },
         11 => Op::LayerNormGrad,
         12 => Op::Unary(unary),
@@ -78,6 +81,7 @@ fn op(draw: &Draw) -> Op {
         29 => Op::CrossEntropyGrad { smoothing: share },
         30 => [Op::Embedding, Op::EmbeddingGrad { rows: n[0] }][usize::from(a)].clone(),
         31 => Op::Lstm,
+        32 => Op::Cast([DType::F32, DType::Bf16, DType::I32][n[0] % 3]),
         _ => Op::LstmGrad,
     }
 }
@@ -88,6 +92,7 @@ type Input = (Kind, Vec<usize>);
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Float,
+    Narrow,
     Ids,
     State,
 }
@@ -116,7 +121,11 @@ fn fitting(op: &Op, draw: &Draw) -> Vec<Input> {
         Op::BatchNormGrad(norm) => {
             let mut inputs = float(&[&x, &x, &channels, &channels]);
             inputs.extend(norm.scale.then(|| (Kind::Float, channels.clone())));
-            inputs.extend(norm.relu.then(|| (Kind::Float, x.clone())));
+            match norm.mask {
+                ReluMask::None => {}
+                ReluMask::FromInput => inputs.push((Kind::Float, channels.clone())),
+                ReluMask::FromOutput => inputs.push((Kind::Float, x.clone())),
+            }
             inputs
         }
         Op::LayerNorm { .. } => float(&[&x, &channels, &channels]),
@@ -199,7 +208,7 @@ enum Mistake {
 
 fn mistake() -> impl Strategy<Value = Mistake> {
     let dims = || prop::collection::vec(0usize..5, 0..6);
-    let kind = prop::sample::select(vec![Kind::Float, Kind::Ids, Kind::State]);
+    let kind = prop::sample::select(vec![Kind::Float, Kind::Narrow, Kind::Ids, Kind::State]);
     prop_oneof![
         Just(Mistake::Forget),
         dims().prop_map(Mistake::Add),
@@ -227,7 +236,14 @@ fn make(mistake: &Mistake, inputs: &mut Vec<Input>) {
     }
 }
 
-/// Pushes, and runs what was accepted on zeros; says whether it was.
+/// Floats of the first input's shape become bf16, as activations would.
+fn narrow(inputs: &mut [Input]) {
+    let Some((_, shape)) = inputs.first().cloned() else { return };
+    let alike = |input: &&mut Input| input.0 == Kind::Float && input.1 == shape;
+    inputs.iter_mut().filter(alike).for_each(|input| input.0 = Kind::Narrow);
+}
+
+/// Pushes, and runs what was accepted on zeros in both precisions; says whether it was.
 fn attempt(device: &Device, op: Op, inputs: &[Input]) -> Result<bool, TestCaseError> {
     let mut graph = Graph::new();
     let values: Vec<Value> = inputs
@@ -236,6 +252,7 @@ fn attempt(device: &Device, op: Op, inputs: &[Input]) -> Result<bool, TestCaseEr
             Kind::Ids => graph.input("ids", dims.as_slice(), DType::I32),
             Kind::State => graph.state("state", dims.as_slice()),
             Kind::Float => graph.input("x", dims.as_slice(), DType::F32),
+            Kind::Narrow => graph.input("x", dims.as_slice(), DType::Bf16),
         })
         .collect();
     if let Err(error) = graph.push("fuzzed", op, &values) {
@@ -243,10 +260,12 @@ fn attempt(device: &Device, op: Op, inputs: &[Input]) -> Result<bool, TestCaseEr
         prop_assert!(graph.nodes().is_empty());
         return Ok(false);
     }
-    let plan = Plan::new(graph, &Wanted::default());
-    prop_assert_eq!(plan.report().nodes.len(), 1);
-    let mut store = Store::new(&plan);
-    Executor::new(device, plan).run(&mut store, Pass::default());
+    for precision in Precision::ALL {
+        let plan = Plan::new(graph.clone(), &Wanted { precision, ..Wanted::default() });
+        prop_assert!(precision == Precision::Bf16 || plan.report().nodes.len() == 1);
+        let mut store = Store::new(&plan);
+        Executor::new(device, plan).run(&mut store, Pass::default());
+    }
     Ok(true)
 }
 
@@ -255,10 +274,13 @@ fn a_graph_refuses_or_accepts_but_never_panics_and_what_it_accepts_runs() {
     let mut runner = TestRunner::new(Config { cases: 20_000, failure_persistence: None, ..Config::default() });
     let device = Device::cpu(1);
     let accepted = RefCell::new(BTreeMap::new());
-    let strategy = (draw(), prop::collection::vec(mistake(), 0..3));
-    let result = runner.run(&strategy, |(draw, mistakes)| {
+    let strategy = (draw(), any::<bool>(), prop::collection::vec(mistake(), 0..3));
+    let result = runner.run(&strategy, |(draw, narrows, mistakes)| {
         let op = op(&draw);
         let mut inputs = fitting(&op, &draw);
+        if narrows {
+            narrow(&mut inputs);
+        }
         mistakes.iter().for_each(|mistake| make(mistake, &mut inputs));
         let name = op.name();
         let runs = attempt(&device, op, &inputs)?;

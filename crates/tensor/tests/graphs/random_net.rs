@@ -50,7 +50,8 @@ impl Net {
     }
 
     pub fn wanted(&self, unfused: bool) -> Wanted {
-        Wanted { outputs: vec![self.result], gradients: self.gradients.clone(), bucket_bytes_max: 256, unfused }
+        let (outputs, gradients) = (vec![self.result], self.gradients.clone());
+        Wanted { outputs, gradients, bucket_bytes_max: 256, unfused, ..Wanted::default() }
     }
 
     pub fn plan(&self, unfused: bool) -> Plan {

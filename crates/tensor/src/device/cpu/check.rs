@@ -1,7 +1,9 @@
 //! What the kernels' tests share: inputs, closeness, finite differences, and "the same bits on any number of threads".
 
+use super::context::Context;
+use super::isa::Isa;
 use super::pool::Pool;
-use super::vectorize::{Level, forced::at_level};
+use super::scratch::Scratch;
 use paceline_system::random::Random;
 
 /// Numbers between −2 and 2, the same for the same seed.
@@ -47,18 +49,26 @@ pub(super) fn weigh(values: &[f64], weights: &[f32]) -> f64 {
     values.iter().zip(weights).map(|(value, &weight)| value * f64::from(weight)).sum()
 }
 
+/// Runs `kernel` once with these threads and instructions.
+pub(super) fn with<T>(threads: usize, isa: Isa, kernel: impl FnOnce(&mut Context<'_>) -> T) -> T {
+    kernel(&mut Context { pool: &Pool::new(threads), isa, scratch: &mut Scratch::new() })
+}
+
+/// Runs `kernel` once on one thread with the best instructions.
+pub(super) fn once<T>(kernel: impl FnOnce(&mut Context<'_>) -> T) -> T {
+    with(1, Isa::best(), kernel)
+}
+
 /// Runs a kernel on 1, 2 and 3 threads and at every instruction set of this processor; all must give the same bits.
 /// Returns them.
-pub(super) fn same_bits(kernel: impl Fn(&Pool) -> Vec<f32>) -> Vec<f32> {
+pub(super) fn same_bits(kernel: impl Fn(&mut Context<'_>) -> Vec<f32>) -> Vec<f32> {
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-    let expected = kernel(&Pool::new(1));
+    let expected = once(&kernel);
     for threads in [2, 3] {
-        assert!(bits(&kernel(&Pool::new(threads))) == bits(&expected), "{threads} threads change the result");
+        assert!(bits(&with(threads, Isa::best(), &kernel)) == bits(&expected), "{threads} threads change the result");
     }
-    for level in [Level::Portable, Level::Avx2] {
-        if let Some(values) = at_level(level, || kernel(&Pool::new(1))) {
-            assert!(bits(&values) == bits(&expected), "{level:?} changes the result");
-        }
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        assert!(bits(&with(1, isa, &kernel)) == bits(&expected), "{isa:?} changes the result");
     }
     expected
 }

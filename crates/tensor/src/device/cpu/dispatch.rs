@@ -1,4 +1,4 @@
-//! From an operation to its kernel: takes the operands and calls. No arithmetic here.
+//! From an operation to its kernel: takes the operands, as what they are made of, and calls. No arithmetic here.
 
 use paceline_system::random;
 
@@ -8,246 +8,288 @@ use super::gemm::{Batch, Epilogue, Gemm, Matrix, gemm, gemm_batched};
 use super::memory::Operands;
 use super::pooling::Pooling;
 use super::softmax::{CrossEntropy, Mask};
-use super::{
-    Cpu, Work, batch_norm, dropout, elementwise, embedding, layer_norm, layout, lstm, pooling, reduce, softmax,
-};
+use super::{batch_norm, dropout, elementwise, embedding, layer_norm, layout, lstm, pooling, reduce, softmax};
+use crate::bf16::Bf16;
+use crate::dtype::{DType, Element, Float};
 use crate::execute::Pass;
-use crate::op::{BatchNorm, Op};
+use crate::op::{BatchNorm, BatchNormGrad, Op, Operand, ReluMask};
 use crate::window::PoolKind;
 
+/// Calls a function with the Rust type of a floating-point tensor.
+macro_rules! with_float {
+    ($dtype:expr, $function:ident::<_ $(, $other:ty)*>($($argument:expr),*)) => {
+        match $dtype {
+            DType::F32 => $function::<f32 $(, $other)*>($($argument),*),
+            DType::Bf16 => $function::<Bf16 $(, $other)*>($($argument),*),
+            DType::I32 => panic!("a graph computes with floating-point numbers"),
+        }
+    };
+}
+
 /// Runs one node.
-pub(super) fn node(cpu: &Cpu, work: &mut Work, at: Operands<'_>, pass: Pass) {
-    let pool = cpu.pool();
+pub(super) fn node(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass) {
     match &at.node().op {
-        Op::Conv2d { .. } | Op::Conv2dGradInput { .. } | Op::Conv2dGradWeight { .. } => convolution(cpu, work, &at),
-        Op::MatMul { .. } => product(cpu, work, &at),
-        Op::BatchNorm(norm) => batch_norm_train(cpu, work, &at, *norm),
-        Op::BatchNormInference(norm) => {
-            let input = batch_norm_input(&at, *norm);
-            batch_norm::infer(pool, &input, (at.input(2), at.input(3)), at.output(0));
-        }
-        Op::BatchNormGrad(norm) => batch_norm_grad(cpu, work, &at, *norm),
-        Op::LayerNorm { epsilon } => {
-            let width = at.input_shape(0).last();
-            let (gamma, beta) = (Some(at.input(1)), Some(at.input(2)));
-            let input = layer_norm::LayerNorm { x: at.input(0), width, gamma, beta, eps: *epsilon };
-            let output = layer_norm::LayerNormOutput { y: at.output(0), mean: at.output(1), inv_std: at.output(2) };
-            layer_norm::forward(pool, &input, output);
-        }
-        Op::LayerNormGrad => layer_norm_grad(cpu, work, &at),
-        Op::Unary(kind) => elementwise::unary(pool, *kind, at.input_unless_shared(0), at.output(0)),
-        Op::UnaryGrad(kind) => {
-            elementwise::unary_grad(pool, *kind, (at.input_unless_shared(0), at.input(1)), at.output(0));
-        }
-        Op::Add => elementwise::add(pool, at.input_unless_shared(0), at.input(1), at.output(0)),
-        Op::Mul => elementwise::mul(pool, at.input_unless_shared(0), at.input(1), at.output(0)),
-        Op::Scale(factor) => elementwise::scale(pool, at.input_unless_shared(0), *factor, at.output(0)),
-        Op::SumLeading { .. } => reduce::sum_leading(pool, at.input(0), at.output(0), &mut work.sums),
-        Op::Pool2d(_) | Op::Pool2dGrad { .. } => pooling(cpu, &at),
-        Op::Reshape(_) => {
-            if let Some(x) = at.input_unless_shared(0) {
-                at.output(0).copy_from_slice(x);
-            }
-        }
-        Op::Slice { .. } | Op::Pad { .. } | Op::Concat { .. } | Op::Permute { .. } => move_elements(cpu, &at),
-        Op::Dropout { probability, salt } => {
-            let key = random::key(&[pass.seed, pass.step, *salt]);
-            dropout::dropout(pool, at.input_unless_shared(0), (*probability, key), at.output(0));
-        }
-        Op::Softmax { causal } => {
-            let mask = if *causal { Mask::Causal } else { Mask::None };
-            softmax::softmax(pool, (at.input(0), at.input_shape(0).last()), mask, at.output(0));
-        }
-        Op::SoftmaxGrad => {
-            softmax::softmax_grad(
-                pool,
-                (at.input(1), at.input_shape(1).last()),
-                at.input_unless_shared(0),
-                at.output(0),
-            );
-        }
+        Op::MatMul { .. } => with_float!(at.input_type(0), product_of::<_>(context, at)),
+        Op::Cast(target) => match (at.input_type(0), target) {
+            (DType::Bf16, DType::F32) => elementwise::cast::<Bf16, f32>(context, at.input(0), at.output(0)),
+            (DType::F32, DType::Bf16) => elementwise::cast::<f32, Bf16>(context, at.input(0), at.output(0)),
+            (DType::F32, _) => at.output::<f32>(0).copy_from_slice(at.input(0)),
+            _ => at.output::<Bf16>(0).copy_from_slice(at.input(0)),
+        },
         Op::CrossEntropy { smoothing } => {
-            let input = cross_entropy(&at, 0, *smoothing);
-            at.output(0)[0] = softmax::cross_entropy(pool, &input, &mut work.sums);
+            let input = cross_entropy(at, 0, *smoothing);
+            at.output(0)[0] = softmax::cross_entropy(context, &input);
         }
         Op::CrossEntropyGrad { smoothing } => {
-            let input = cross_entropy(&at, 1, *smoothing);
-            softmax::cross_entropy_grad(pool, &input, at.input(0)[0], at.output(0));
+            let input = cross_entropy(at, 1, *smoothing);
+            softmax::cross_entropy_grad(context, &input, at.input(0)[0], at.output(0));
         }
-        Op::Embedding => {
-            embedding::forward(pool, at.integers(0), (at.input(1), at.input_shape(1).last()), at.output(0));
+        Op::Embedding => with_float!(at.output_type(0), embed::<_>(context, at)),
+        Op::EmbeddingGrad { .. } => with_float!(at.input_type(0), embed_gradient::<_>(context, at)),
+        Op::Lstm | Op::LstmGrad => recurrence(context, at),
+        op if op.only_moves() => match at.input_type(0) {
+            DType::F32 => move_elements::<f32>(context, at),
+            DType::Bf16 => move_elements::<Bf16>(context, at),
+            DType::I32 => move_elements::<i32>(context, at),
+        },
+        op => {
+            let common = (0..at.inputs()).find(|&index| op.operand(index) == Operand::Common);
+            let dtype = at.input_type(common.expect("the operation has activations"));
+            with_float!(dtype, typed::<_>(context, at, pass));
         }
-        Op::EmbeddingGrad { .. } => {
-            embedding::gradient(pool, at.integers(1), (at.input(0), at.input_shape(0).last()), at.output(0));
-        }
-        Op::Lstm | Op::LstmGrad => recurrence(cpu, work, &at),
     }
 }
 
-fn context<'a>(cpu: &'a Cpu, work: &'a mut Work) -> Context<'a> {
-    Context { pool: cpu.pool(), isa: cpu.isa(), scratch: &mut work.scratch }
+/// Runs a node whose activations are of type `E`.
+fn typed<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass) {
+    match &at.node().op {
+        Op::Conv2d { .. } | Op::Conv2dGradInput { .. } | Op::Conv2dGradWeight { .. } => convolution::<E>(context, at),
+        Op::BatchNorm(norm) => batch_norm_train::<E>(context, at, *norm),
+        Op::BatchNormInference(norm) => {
+            let input = batch_norm_input::<E>(at, *norm);
+            batch_norm::infer(context, &input, (at.input(2), at.input(3)), at.output(0));
+        }
+        Op::BatchNormGrad(norm) => batch_norm_grad::<E>(context, at, *norm),
+        Op::LayerNorm { epsilon } => {
+            let (x, gamma, beta) = (at.input::<E>(0), at.input(1), at.input(2));
+            let input = layer_norm::LayerNorm { x, gamma, beta, eps: *epsilon };
+            let output = layer_norm::LayerNormOutput { y: at.output(0), mean: at.output(1), inv_std: at.output(2) };
+            layer_norm::forward(context, &input, output);
+        }
+        Op::LayerNormGrad => layer_norm_grad::<E>(context, at),
+        Op::Unary(kind) => elementwise::unary::<E>(context, *kind, at.input_unless_shared(0), at.output(0)),
+        Op::UnaryGrad(kind) => {
+            let gradients = (at.input_unless_shared::<E>(0), at.input(1));
+            elementwise::unary_grad(context, *kind, gradients, at.output(0));
+        }
+        Op::Add => elementwise::add::<E>(context, at.input_unless_shared(0), at.input(1), at.output(0)),
+        Op::Mul => elementwise::mul::<E>(context, at.input_unless_shared(0), at.input(1), at.output(0)),
+        Op::Scale(factor) => elementwise::scale::<E>(context, at.input_unless_shared(0), *factor, at.output(0)),
+        Op::SumLeading { .. } => reduce::sum_leading::<E>(context, at.input(0), at.output(0)),
+        Op::Pool2d(_) | Op::Pool2dGrad { .. } => pooling::<E>(context, at),
+        Op::Dropout { probability, salt } => {
+            let key = random::key(&[pass.seed, pass.step, *salt]);
+            dropout::dropout::<E>(context, at.input_unless_shared(0), (*probability, key), at.output(0));
+        }
+        Op::Softmax { causal } => {
+            let mask = if *causal { Mask::Causal } else { Mask::None };
+            softmax::softmax::<E>(context, (at.input(0), at.input_shape(0).last()), mask, at.output(0));
+        }
+        Op::SoftmaxGrad => {
+            let y = (at.input::<E>(1), at.input_shape(1).last());
+            softmax::softmax_grad(context, y, at.input_unless_shared(0), at.output(0));
+        }
+        op => unreachable!("{} has no activations", op.name()),
+    }
 }
 
-fn convolution(cpu: &Cpu, work: &mut Work, at: &Operands<'_>) {
+fn convolution<E: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
     let image = |index: usize| at.input_shape(index).nhwc().expect("a convolution has images");
-    let mut context = context(cpu, work);
     match at.node().op {
         Op::Conv2d { conv, bias, relu } => {
             let shape = ConvShape::new(conv, image(0), at.output_shape(0).last());
             let epilogue = Epilogue { bias: bias.then(|| at.input(2)), relu };
             let algorithm = shape.algorithm(ConvPass::Forward);
-            conv::conv2d_forward(&mut context, &shape, algorithm, at.input(0), at.input(1), epilogue, at.output(0));
+            let (x, weight, y) = (at.input::<E>(0), at.input(1), at.output(0));
+            conv::conv2d_forward(context, &shape, algorithm, x, weight, epilogue, y);
         }
         Op::Conv2dGradInput { conv, input } => {
             let shape = ConvShape::new(conv, input, at.input_shape(0).last());
             let algorithm = shape.algorithm(ConvPass::GradInput);
-            conv::conv2d_grad_input(&mut context, &shape, algorithm, at.input(0), at.input(1), at.output(0));
+            let (dy, weight, dx) = (at.input::<E>(0), at.input(1), at.output(0));
+            conv::conv2d_grad_input(context, &shape, algorithm, dy, weight, dx);
         }
         Op::Conv2dGradWeight { conv } => {
             let shape = ConvShape::new(conv, image(0), at.input_shape(1).last());
             let algorithm = shape.algorithm(ConvPass::GradWeight);
-            conv::conv2d_grad_weight(&mut context, &shape, algorithm, at.input(0), at.input(1), at.output(0));
+            let (x, dy, dw) = (at.input::<E>(0), at.input(1), at.output(0));
+            conv::conv2d_grad_weight(context, &shape, algorithm, x, dy, dw);
         }
         _ => unreachable!("only convolutions come here"),
     }
 }
 
-fn product(cpu: &Cpu, work: &mut Work, at: &Operands<'_>) {
+fn product_of<A: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
+    with_float!(at.input_type(1), product_with::<_, A>(context, at));
+}
+
+fn product_with<B: Float, A: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
+    with_float!(at.output_type(0), product::<_, A, B>(context, at));
+}
+
+fn product<C: Float, A: Float, B: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
     let Op::MatMul { trans_a, trans_b, bias, relu } = at.node().op else { unreachable!("only products come here") };
     let (a, b, c) = (at.input_shape(0), at.input_shape(1), at.output_shape(0));
     let (m, n) = (c[c.len() - 2], c.last());
     let k = if trans_a { a[a.len() - 2] } else { a.last() };
-    let epilogue = Epilogue { bias: bias.then(|| at.input(2)), relu };
     let call = Gemm {
         m,
         n,
         k,
-        a: matrix(at.input(0), a.last(), trans_a),
-        b: matrix(at.input(1), b.last(), trans_b),
+        a: matrix(at.input::<A>(0), a.last(), trans_a),
+        b: matrix(at.input::<B>(1), b.last(), trans_b),
         c_stride: n,
         scale: 1.0,
         accumulate: false,
-        epilogue,
+        epilogue: Epilogue { bias: bias.then(|| at.input(2)), relu },
     };
     let batch = Batch { count: c.elements() / (m * n), a_stride: m * k, b_stride: k * n, c_stride: m * n };
-    gemm_batched(&mut context(cpu, work), call, batch, at.output(0));
+    gemm_batched(context, call, batch, at.output::<C>(0));
 }
 
 /// A row-major matrix with rows of `columns`, read transposed if asked.
-fn matrix(data: &[f32], columns: usize, transposed: bool) -> Matrix<'_> {
+fn matrix<E: Float>(data: &[E], columns: usize, transposed: bool) -> Matrix<'_, E> {
     if transposed { Matrix { data, row_stride: 1, column_stride: columns } } else { Matrix::row_major(data, columns) }
 }
 
-fn batch_norm_input<'a>(at: &Operands<'a>, norm: BatchNorm) -> batch_norm::BatchNorm<'a> {
+fn batch_norm_input<'a, E: Float>(at: &Operands<'a>, norm: BatchNorm) -> batch_norm::BatchNorm<'a, E> {
     batch_norm::BatchNorm {
         x: at.input(0),
-        channels: at.input_shape(0).last(),
         gamma: norm.scale.then(|| at.input(4)),
-        beta: Some(at.input(1)),
+        beta: at.input(1),
         residual: norm.residual.then(|| at.input(at.inputs() - 1)),
         relu: norm.relu,
         eps: norm.epsilon,
     }
 }
 
-fn batch_norm_train(cpu: &Cpu, work: &mut Work, at: &Operands<'_>, norm: BatchNorm) {
-    let input = batch_norm_input(at, norm);
+fn batch_norm_train<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, norm: BatchNorm) {
+    let input = batch_norm_input::<E>(at, norm);
     let running = batch_norm::Running { mean: at.state(2), variance: at.state(3), momentum: norm.momentum };
     let (y, mean, inv_std) = (at.output(0), at.output(1), at.output(2));
-    let output = batch_norm::TrainOutput { y, mean, inv_std, running };
-    batch_norm::train(cpu.pool(), &input, output, &mut work.sums);
+    batch_norm::train(context, &input, batch_norm::TrainOutput { y, mean, inv_std, running });
 }
 
-fn batch_norm_grad(cpu: &Cpu, work: &mut Work, at: &Operands<'_>, norm: BatchNorm) {
-    let input = batch_norm::BatchNormGrad {
+fn batch_norm_grad<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, norm: BatchNormGrad) {
+    let last = at.inputs() - 1;
+    let input = batch_norm::BatchNormGrad::<E> {
         dy: at.input_unless_shared(0),
         x: at.input(1),
-        y: norm.relu.then(|| at.input(at.inputs() - 1)),
+        mask: match norm.mask {
+            ReluMask::None => batch_norm::Mask::None,
+            ReluMask::FromInput => batch_norm::Mask::FromInput(at.input(last)),
+            ReluMask::FromOutput => batch_norm::Mask::FromOutput(at.input(last)),
+        },
         gamma: norm.scale.then(|| at.input(4)),
         mean: at.input(2),
         inv_std: at.input(3),
     };
     let output = batch_norm::GradOutput {
         dx: at.output(0),
-        dbeta: Some(at.output(1)),
+        dbeta: at.output(1),
         dgamma: norm.scale.then(|| at.output(2)),
         dresidual: norm.residual.then(|| at.output(2 + usize::from(norm.scale))),
     };
-    batch_norm::gradient(cpu.pool(), &input, output, &mut work.sums);
+    batch_norm::gradient(context, &input, output);
 }
 
-fn layer_norm_grad(cpu: &Cpu, work: &mut Work, at: &Operands<'_>) {
-    let width = at.input_shape(1).last();
-    let (dy, x, gamma) = (at.input_unless_shared(0), at.input(1), Some(at.input(2)));
-    let input = layer_norm::LayerNormGrad { dy, x, width, gamma, mean: at.input(3), inv_std: at.input(4) };
-    let (dx, dgamma, dbeta) = (at.output(0), Some(at.output(1)), Some(at.output(2)));
-    let output = layer_norm::LayerNormGradOutput { dx, dgamma, dbeta };
-    layer_norm::gradient(cpu.pool(), &input, output, &mut work.sums);
+fn layer_norm_grad<E: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
+    let (dy, x, gamma) = (at.input_unless_shared::<E>(0), at.input(1), at.input(2));
+    let input = layer_norm::LayerNormGrad { dy, x, gamma, mean: at.input(3), inv_std: at.input(4) };
+    let (dx, dgamma, dbeta) = (at.output(0), at.output(1), at.output(2));
+    layer_norm::gradient(context, &input, layer_norm::LayerNormGradOutput { dx, dgamma, dbeta });
 }
 
-fn pooling(cpu: &Cpu, at: &Operands<'_>) {
+fn pooling<E: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
     match at.node().op {
         Op::Pool2d(pool) => {
             let shape = at.input_shape(0).nhwc().expect("pooling has an image");
-            let winners = (pool.kind == PoolKind::Max).then(|| at.output_integers(1));
-            pooling::forward(cpu.pool(), &Pooling::new(&pool, shape), at.input(0), at.output(0), winners);
+            let winners = (pool.kind == PoolKind::Max).then(|| at.output(1));
+            pooling::forward::<E>(context, &Pooling::new(&pool, shape), at.input(0), at.output(0), winners);
         }
         Op::Pool2dGrad { pool, input } => {
-            let winners = (pool.kind == PoolKind::Max).then(|| at.integers(1));
-            pooling::gradient(cpu.pool(), &Pooling::new(&pool, input), at.input(0), winners, at.output(0));
+            let winners = (pool.kind == PoolKind::Max).then(|| at.input(1));
+            pooling::gradient::<E>(context, &Pooling::new(&pool, input), at.input(0), winners, at.output(0));
         }
         _ => unreachable!("only pooling comes here"),
     }
 }
 
-fn move_elements(cpu: &Cpu, at: &Operands<'_>) {
-    let pool = cpu.pool();
+fn move_elements<T: Element>(context: &mut Context<'_>, at: &Operands<'_>) {
     match &at.node().op {
+        Op::Reshape(_) => {
+            if let Some(x) = at.input_unless_shared::<T>(0) {
+                at.output(0).copy_from_slice(x);
+            }
+        }
         Op::Slice { dim, start, length } => {
             let window = layout::Window::new(at.input_shape(0), *dim, *start, *length);
-            layout::slice(pool, window, at.input(0), at.output(0));
+            layout::slice::<T>(context, window, at.input(0), at.output(0));
         }
         Op::Pad { dim, before, .. } => {
             let window = layout::Window::new(at.output_shape(0), *dim, *before, at.input_shape(0)[*dim]);
-            layout::pad(pool, window, at.input(0), at.output(0));
+            layout::pad::<T>(context, window, at.input(0), at.output(0));
         }
         Op::Concat { dim } => {
-            let parts: Vec<&[f32]> = (0..at.inputs()).map(|index| at.input(index)).collect();
-            let outer = at.output_shape(0)[..*dim].iter().product();
-            layout::concat(pool, outer, &parts, at.output(0));
+            let (y, mut start) = (at.output(0), 0);
+            for index in 0..at.inputs() {
+                let length = at.input_shape(index)[*dim];
+                let window = layout::Window::new(at.output_shape(0), *dim, start, length);
+                layout::place::<T>(context, window, at.input(index), y);
+                start += length;
+            }
         }
-        Op::Permute { order } => layout::permute(pool, (at.input(0), at.input_shape(0)), order, at.output(0)),
+        Op::Permute { order } => {
+            layout::permute::<T>(context, (at.input(0), at.input_shape(0)), order, at.output(0));
+        }
         _ => unreachable!("only layout changes come here"),
     }
 }
 
 fn cross_entropy<'a>(at: &Operands<'a>, logits: usize, smoothing: f32) -> CrossEntropy<'a> {
     let classes = at.input_shape(logits).last();
-    CrossEntropy { logits: at.input(logits), classes, targets: at.integers(logits + 1), smoothing }
+    CrossEntropy { logits: at.input(logits), classes, targets: at.input(logits + 1), smoothing }
 }
 
-fn recurrence(cpu: &Cpu, work: &mut Work, at: &Operands<'_>) {
-    let Work { scratch, floats, sums } = work;
-    let mut context = Context { pool: cpu.pool(), isa: cpu.isa(), scratch };
-    let mut matmul = |call: lstm::Product<'_>| {
-        let lstm::Product { m, n, k, a, trans_a, b, trans_b, c, accumulate } = call;
-        let (a_columns, b_columns) = (if trans_a { m } else { k }, if trans_b { k } else { n });
-        let (a, b) = (matrix(a, a_columns, trans_a), matrix(b, b_columns, trans_b));
-        let epilogue = Epilogue { bias: None, relu: false };
-        gemm(&mut context, Gemm { m, n, k, a, b, c_stride: n, scale: 1.0, accumulate, epilogue }, c);
-    };
-    let tools = lstm::Tools { pool: cpu.pool(), matmul: &mut matmul, scratch: floats, sums };
+fn embed<E: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
+    embedding::forward::<E>(context, at.input(0), (at.input(1), at.input_shape(1).last()), at.output(0));
+}
+
+fn embed_gradient<E: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
+    embedding::gradient::<E>(context, at.input(1), (at.input(0), at.input_shape(0).last()), at.output(0));
+}
+
+fn recurrent_product(context: &mut Context<'_>, call: lstm::Product<'_>) {
+    let lstm::Product { m, n, k, a, trans_a, b, trans_b, c, accumulate } = call;
+    let (a_columns, b_columns) = (if trans_a { m } else { k }, if trans_b { k } else { n });
+    let (a, b) = (matrix(a, a_columns, trans_a), matrix(b, b_columns, trans_b));
+    let epilogue = Epilogue { bias: None, relu: false };
+    gemm(context, Gemm { m, n, k, a, b, c_stride: n, scale: 1.0, accumulate, epilogue }, c);
+}
+
+fn recurrence(context: &mut Context<'_>, at: &Operands<'_>) {
     let first = usize::from(matches!(at.node().op, Op::LstmGrad));
     let (x, w_hh) = (at.input_shape(first), at.input_shape(first + 2));
     let size = lstm::Lstm { batch: x[0], steps: x[1], inputs: x[2], hidden: w_hh[1] };
     if first == 0 {
         let input =
             lstm::Inputs { x: at.input(0), w_ih: at.input(1), w_hh: at.input(2), b_ih: at.input(3), b_hh: at.input(4) };
-        lstm::forward(tools, size, input, lstm::Outputs { y: at.output(0), gates: at.output(1), cells: at.output(2) });
+        let output = lstm::Outputs { y: at.output(0), gates: at.output(1), cells: at.output(2) };
+        lstm::forward(context, recurrent_product, size, input, output);
     } else {
         let input = lstm::Inputs { x: at.input(1), w_ih: at.input(2), w_hh: at.input(3), b_ih: &[], b_hh: &[] };
         let saved = lstm::Saved { dy: at.input(0), y: at.input(4), gates: at.input(5), cells: at.input(6) };
         let (dx, dw_ih, dw_hh, db) = (Some(at.output(0)), at.output(1), at.output(2), at.output(3));
-        lstm::gradient(tools, size, input, saved, lstm::Gradients { dx, dw_ih, dw_hh, db });
+        lstm::gradient(context, recurrent_product, size, input, saved, lstm::Gradients { dx, dw_ih, dw_hh, db });
     }
 }

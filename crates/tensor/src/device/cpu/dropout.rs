@@ -3,35 +3,36 @@
 //! The gradient is the same function applied to dy with the same key. The hash is two rounds of a 32-bit finaliser
 //! (multiplications and shifts, so it vectorises), each round taking one half of the key.
 
+use super::context::Context;
 use super::elementwise::{GRAIN, part};
-use super::pool::Pool;
 use super::vectorize::vectorized;
+use crate::dtype::Float;
 use paceline_system::random;
 
 /// y = x / (1 − probability) where the element is kept, otherwise 0. `x` is none when `y` holds it.
-pub fn dropout(pool: &Pool, x: Option<&[f32]>, (probability, key): (f32, u64), y: &mut [f32]) {
+pub fn dropout<E: Float>(context: &Context<'_>, x: Option<&[E]>, (probability, key): (f32, u64), y: &mut [E]) {
     assert!((0.0..1.0).contains(&probability), "a drop probability lies in [0, 1)");
     assert!(x.is_none_or(|x| x.len() == y.len()), "dropout keeps the shape");
     // An element is dropped when its hash is below this.
     let threshold = (f64::from(probability) * 4_294_967_296.0) as u32;
     let factor = (1.0 / (1.0 - f64::from(probability))) as f32;
-    pool.chunks(y, GRAIN, |task, y| {
+    context.pool.chunks(y, GRAIN, |task, y| {
         let start = task * GRAIN;
         // The index's upper half goes into the key; a task never crosses a multiple of 2³².
         let key = random::mix(key ^ random::mix((start as u64) >> 32));
         if let Some(x) = part(x, start, y.len()) {
             y.copy_from_slice(x);
         }
-        drop_piece(start as u32, key, (threshold, factor), y);
+        drop_piece(context.isa, start as u32, key, (threshold, factor), y);
     });
 }
 
 vectorized! {
-    fn drop_piece(start: u32, key: u64, rule: (u32, f32), y: &mut [f32]) {
+    fn drop_piece<E: Float>(start: u32, key: u64, rule: (u32, f32), y: &mut [E]) {
         let (low, high) = (key as u32, (key >> 32) as u32);
         for (offset, y) in (0u32..).zip(y) {
             let hash = finalise(finalise(start.wrapping_add(offset) ^ low).wrapping_add(high));
-            *y = if hash < rule.0 { 0.0 } else { *y * rule.1 };
+            *y = E::from_f32(if hash < rule.0 { 0.0 } else { y.to_f32() * rule.1 });
         }
     }
 }
@@ -48,12 +49,12 @@ const fn finalise(word: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::check::same_bits;
+    use crate::device::cpu::check::{once, same_bits};
 
     fn kept(key: u64, probability: f32, count: usize) -> Vec<f32> {
-        same_bits(|pool| {
+        same_bits(|context| {
             let mut y = vec![1.0; count];
-            dropout(pool, None, (probability, key), &mut y);
+            dropout(context, None, (probability, key), &mut y);
             y
         })
     }
@@ -87,7 +88,7 @@ mod tests {
         let x: Vec<f32> = (1..=40_000).map(|x| x as f32).collect();
         let mask = kept(5, 0.3, x.len());
         let mut y = vec![f32::NAN; x.len()];
-        dropout(&Pool::new(2), Some(&x), (0.3, 5), &mut y);
+        once(|context| dropout(context, Some(&x), (0.3, 5), &mut y));
         assert!(y.iter().zip(mask.iter().zip(&x)).all(|(&y, (&mask, &x))| y == mask * x));
     }
 }

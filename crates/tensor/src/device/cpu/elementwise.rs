@@ -4,97 +4,129 @@
 //! exponential, which cost about 20 vector operations per vector. Where the first operand is an `Option`, `None` says that
 //! the output already holds it.
 
-use super::pool::Pool;
-use super::reduce::widen;
+use super::context::Context;
+use super::isa::Isa;
+use super::reduce::{wide_length, widen};
 use super::special;
 use super::vectorize::vectorized;
+use crate::dtype::Float;
 use crate::unary::Unary;
 
-/// Elements per task: 64 KiB, enough to hide the cost of handing a task out, small enough to share the work evenly.
+/// Elements per task: 64 KiB of f32, enough to hide the cost of handing a task out, small enough to share the work evenly.
 pub(super) const GRAIN: usize = 1 << 14;
 
 /// The part of an optional whole that belongs to the task which starts at `start`.
 #[inline(always)]
-pub(super) fn part(whole: Option<&[f32]>, start: usize, length: usize) -> Option<&[f32]> {
+pub(super) fn part<E>(whole: Option<&[E]>, start: usize, length: usize) -> Option<&[E]> {
     whole.map(|whole| &whole[start..start + length])
 }
 
 /// y = f(x).
-pub fn unary(pool: &Pool, kind: Unary, x: Option<&[f32]>, y: &mut [f32]) {
+pub fn unary<E: Float>(context: &Context<'_>, kind: Unary, x: Option<&[E]>, y: &mut [E]) {
     check_lengths(x, y);
-    pool.chunks(y, GRAIN, |task, y| unary_piece(kind, part(x, task * GRAIN, y.len()), y));
+    context.pool.chunks(y, GRAIN, |task, y| unary_piece(context.isa, kind, part(x, task * GRAIN, y.len()), y));
 }
 
 /// dx = dy·f′, where `saved` is the output or the input of the function, as [`Unary::saves_output`] says.
-pub fn unary_grad(pool: &Pool, kind: Unary, (dy, saved): (Option<&[f32]>, &[f32]), dx: &mut [f32]) {
+pub fn unary_grad<E: Float>(
+    context: &Context<'_>,
+    kind: Unary,
+    (dy, saved): (Option<&[E]>, &[E]),
+    dx: &mut [E],
+) {
     check_lengths(dy, dx);
     assert_eq!(saved.len(), dx.len(), "a gradient has the length of its function's values");
-    pool.chunks(dx, GRAIN, |task, dx| {
+    context.pool.chunks(dx, GRAIN, |task, dx| {
         let start = task * GRAIN;
-        unary_grad_piece(kind, part(dy, start, dx.len()), &saved[start..start + dx.len()], dx);
+        unary_grad_piece(context.isa, kind, part(dy, start, dx.len()), &saved[start..start + dx.len()], dx);
     });
 }
 
 /// y = a + b, `b` repeating over the leading dims of `a`.
-pub fn add(pool: &Pool, a: Option<&[f32]>, b: &[f32], y: &mut [f32]) {
-    broadcast(pool, (a, b), y, add_piece);
+pub fn add<E: Float>(context: &mut Context<'_>, a: Option<&[E]>, b: &[E], y: &mut [E]) {
+    broadcast(context, (a, b), y, add_piece, add_suffix);
 }
 
 /// y = a·b, `b` repeating over the leading dims of `a`.
-pub fn mul(pool: &Pool, a: Option<&[f32]>, b: &[f32], y: &mut [f32]) {
-    broadcast(pool, (a, b), y, mul_piece);
+pub fn mul<E: Float>(context: &mut Context<'_>, a: Option<&[E]>, b: &[E], y: &mut [E]) {
+    broadcast(context, (a, b), y, mul_piece, mul_suffix);
 }
 
 /// y = factor·x.
-pub fn scale(pool: &Pool, x: Option<&[f32]>, factor: f32, y: &mut [f32]) {
+pub fn scale<E: Float>(context: &Context<'_>, x: Option<&[E]>, factor: f32, y: &mut [E]) {
     check_lengths(x, y);
-    pool.chunks(y, GRAIN, |task, y| scale_piece(part(x, task * GRAIN, y.len()), factor, y));
+    context.pool.chunks(y, GRAIN, |task, y| scale_piece(context.isa, part(x, task * GRAIN, y.len()), factor, y));
 }
 
-fn check_lengths(x: Option<&[f32]>, y: &[f32]) {
+/// y = x as another type.
+pub fn cast<A: Float, B: Float>(context: &Context<'_>, x: &[A], y: &mut [B]) {
+    assert_eq!(x.len(), y.len(), "a cast keeps the shape");
+    context.pool.chunks(y, GRAIN, |task, y| cast_piece(context.isa, &x[task * GRAIN..][..y.len()], y));
+}
+
+fn check_lengths<E>(x: Option<&[E]>, y: &[E]) {
     assert!(x.is_none_or(|x| x.len() == y.len()), "an elementwise kernel keeps the shape");
 }
 
-type Piece = fn(usize, Option<&[f32]>, &[f32], &mut [f32]);
+/// The piece of a result whose operands have its shape.
+type Piece<E> = fn(Isa, Option<&[E]>, &[E], &mut [E]);
+/// The piece at some element of a result whose second operand repeats.
+type SuffixPiece<E> = fn(Isa, usize, Option<&[E]>, &[f32], &mut [E]);
 
-fn broadcast(pool: &Pool, (a, b): (Option<&[f32]>, &[f32]), y: &mut [f32], piece: Piece) {
+fn broadcast<E: Float>(
+    context: &mut Context<'_>,
+    (a, b): (Option<&[E]>, &[E]),
+    y: &mut [E],
+    piece: Piece<E>,
+    suffix: SuffixPiece<E>,
+) {
     check_lengths(a, y);
     if y.is_empty() {
         return;
     }
     assert!(!b.is_empty() && y.len().is_multiple_of(b.len()), "the second operand's shape is a suffix of the first's");
-    let b = if b.len() < y.len() { widen(b) } else { b.into() };
-    pool.chunks(y, GRAIN, |task, y| piece(task * GRAIN, part(a, task * GRAIN, y.len()), &b, y));
+    let (pool, isa) = (context.pool, context.isa);
+    if b.len() == y.len() {
+        pool.chunks(y, GRAIN, |task, y| {
+            let start = task * GRAIN;
+            piece(isa, part(a, start, y.len()), &b[start..start + y.len()], y);
+        });
+        return;
+    }
+    let wide = &mut context.scratch.floats;
+    wide.resize(wide_length(b.len()), 0.0);
+    widen(b, wide);
+    pool.chunks(y, GRAIN, |task, y| suffix(isa, task * GRAIN, part(a, task * GRAIN, y.len()), wide, y));
 }
 
 // Loops and not `for_each`: a large function makes the latter's closure too large to be inlined.
 #[inline(always)]
-fn map(x: Option<&[f32]>, y: &mut [f32], function: impl Fn(f32) -> f32) {
+fn map<E: Float>(x: Option<&[E]>, y: &mut [E], function: impl Fn(f32) -> f32) {
     match x {
         Some(x) => {
             for (y, &x) in y.iter_mut().zip(x) {
-                *y = function(x);
+                *y = E::from_f32(function(x.to_f32()));
             }
         }
         None => {
             for y in y {
-                *y = function(*y);
+                *y = E::from_f32(function(y.to_f32()));
             }
         }
     }
 }
 
 #[inline(always)]
-fn map2(a: Option<&[f32]>, b: &[f32], y: &mut [f32], function: impl Fn(f32, f32) -> f32) {
+fn map2<E: Float, B: Float>(a: Option<&[E]>, b: &[B], y: &mut [E], function: impl Fn(f32, f32) -> f32) {
     match a {
         Some(a) => {
             for (y, (&a, &b)) in y.iter_mut().zip(a.iter().zip(b)) {
-                *y = function(a, b);
+                *y = E::from_f32(function(a.to_f32(), b.to_f32()));
             }
         }
         None => {
             for (y, &b) in y.iter_mut().zip(b) {
-                *y = function(*y, b);
+                *y = E::from_f32(function(y.to_f32(), b.to_f32()));
             }
         }
     }
@@ -102,10 +134,10 @@ fn map2(a: Option<&[f32]>, b: &[f32], y: &mut [f32], function: impl Fn(f32, f32)
 
 /// As [`map2`] for the piece at `start` of the whole, `b` repeating.
 #[inline(always)]
-fn map_suffix(
+fn map_suffix<E: Float>(
     start: usize,
-    (a, b): (Option<&[f32]>, &[f32]),
-    y: &mut [f32],
+    (a, b): (Option<&[E]>, &[f32]),
+    y: &mut [E],
     function: impl Fn(f32, f32) -> f32 + Copy,
 ) {
     let (mut offset, mut done) = (start % b.len(), 0);
@@ -117,7 +149,7 @@ fn map_suffix(
 }
 
 vectorized! {
-    fn unary_piece(kind: Unary, x: Option<&[f32]>, y: &mut [f32]) {
+    fn unary_piece<E: Float>(kind: Unary, x: Option<&[E]>, y: &mut [E]) {
         match kind {
             Unary::Relu => map(x, y, relu),
             Unary::Relu6 => map(x, y, relu6),
@@ -130,7 +162,7 @@ vectorized! {
 }
 
 vectorized! {
-    fn unary_grad_piece(kind: Unary, dy: Option<&[f32]>, saved: &[f32], dx: &mut [f32]) {
+    fn unary_grad_piece<E: Float>(kind: Unary, dy: Option<&[E]>, saved: &[E], dx: &mut [E]) {
         match kind {
             Unary::Relu => map2(dy, saved, dx, relu_mask),
             Unary::Relu6 => map2(dy, saved, dx, relu6_grad),
@@ -143,20 +175,40 @@ vectorized! {
 }
 
 vectorized! {
-    fn add_piece(start: usize, a: Option<&[f32]>, b: &[f32], y: &mut [f32]) {
+    fn add_piece<E: Float>(a: Option<&[E]>, b: &[E], y: &mut [E]) {
+        map2(a, b, y, |a, b| a + b);
+    }
+}
+
+vectorized! {
+    fn mul_piece<E: Float>(a: Option<&[E]>, b: &[E], y: &mut [E]) {
+        map2(a, b, y, |a, b| a * b);
+    }
+}
+
+vectorized! {
+    fn add_suffix<E: Float>(start: usize, a: Option<&[E]>, b: &[f32], y: &mut [E]) {
         map_suffix(start, (a, b), y, |a, b| a + b);
     }
 }
 
 vectorized! {
-    fn mul_piece(start: usize, a: Option<&[f32]>, b: &[f32], y: &mut [f32]) {
+    fn mul_suffix<E: Float>(start: usize, a: Option<&[E]>, b: &[f32], y: &mut [E]) {
         map_suffix(start, (a, b), y, |a, b| a * b);
     }
 }
 
 vectorized! {
-    fn scale_piece(x: Option<&[f32]>, factor: f32, y: &mut [f32]) {
+    fn scale_piece<E: Float>(x: Option<&[E]>, factor: f32, y: &mut [E]) {
         map(x, y, |x| factor * x);
+    }
+}
+
+vectorized! {
+    fn cast_piece<A: Float, B: Float>(x: &[A], y: &mut [B]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = B::from_f32(x.to_f32());
+        }
     }
 }
 
@@ -206,7 +258,7 @@ fn tanh_grad(dy: f32, y: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::check::{assert_close, erf, numbers, same_bits, slope, weigh, wide};
+    use crate::device::cpu::check::{assert_close, erf, numbers, once, same_bits, slope, weigh, wide};
 
     fn reference(kind: Unary, x: f64) -> f64 {
         match kind {
@@ -227,21 +279,21 @@ mod tests {
             for count in [1, 17, 1000, GRAIN + 5] {
                 let x: Vec<f32> = numbers(1, count).iter().map(|x| 4.0 * x).collect();
                 let dy = numbers(2, count);
-                let y = same_bits(|pool| {
+                let y = same_bits(|context| {
                     let mut y = vec![f32::NAN; count];
-                    unary(pool, kind, Some(&x), &mut y);
+                    unary(context, kind, Some(&x), &mut y);
                     let mut in_place = x.clone();
-                    unary(pool, kind, None, &mut in_place);
+                    unary(context, kind, None, &mut in_place);
                     assert_eq!(y, in_place);
                     y
                 });
                 assert_close(&y, &wide(&x).iter().map(|&x| reference(kind, x)).collect::<Vec<_>>(), 1e-6);
                 let saved = if kind.saves_output() { &y } else { &x };
-                let dx = same_bits(|pool| {
+                let dx = same_bits(|context| {
                     let mut dx = vec![f32::NAN; count];
-                    unary_grad(pool, kind, (Some(&dy), saved), &mut dx);
+                    unary_grad(context, kind, (Some(&dy), saved), &mut dx);
                     let mut in_place = dy.clone();
-                    unary_grad(pool, kind, (None, saved), &mut in_place);
+                    unary_grad(context, kind, (None, saved), &mut in_place);
                     assert_eq!(dx, in_place);
                     dx
                 });
@@ -256,7 +308,7 @@ mod tests {
     #[test]
     fn nan_passes_through_relu() {
         let mut y = [f32::NAN, -1.0];
-        unary(&Pool::new(1), Unary::Relu, None, &mut y);
+        once(|context| unary(context, Unary::Relu, None, &mut y));
         assert!(y[0].is_nan() && y[1] == 0.0);
     }
 
@@ -267,15 +319,15 @@ mod tests {
             let expected = |function: fn(f32, f32) -> f32| -> Vec<f32> {
                 a.iter().enumerate().map(|(index, &a)| function(a, b[index % suffix])).collect()
             };
-            let sum = same_bits(|pool| {
+            let sum = same_bits(|context| {
                 let mut y = a.clone();
-                add(pool, None, &b, &mut y);
+                add(context, None, &b, &mut y);
                 y
             });
             assert_eq!(sum, expected(|a, b| a + b));
-            let product = same_bits(|pool| {
+            let product = same_bits(|context| {
                 let mut y = vec![0.0; a.len()];
-                mul(pool, Some(&a), &b, &mut y);
+                mul(context, Some(&a), &b, &mut y);
                 y
             });
             assert_eq!(product, expected(|a, b| a * b));
@@ -285,10 +337,10 @@ mod tests {
     #[test]
     fn scaling_and_adding_in_place() {
         let x = numbers(3, 20_000);
-        let doubled = same_bits(|pool| {
+        let doubled = same_bits(|context| {
             let mut y = vec![0.0; x.len()];
-            scale(pool, Some(&x), 0.5, &mut y);
-            add(pool, None, &x, &mut y);
+            scale(context, Some(&x), 0.5, &mut y);
+            add(context, None, &x, &mut y);
             y
         });
         assert_eq!(doubled, x.iter().map(|x| 0.5 * x + x).collect::<Vec<_>>());

@@ -3,7 +3,8 @@
 //! The gradient is cut by ranges of the vocabulary: each task walks all ids and adds only its own rows, in the order of
 //! the ids. So no two tasks touch one row, and the result does not depend on the cut.
 
-use super::pool::Pool;
+use super::context::Context;
+use crate::dtype::Float;
 
 /// Vocabulary ranges of the gradient: each costs one walk over the ids.
 const RANGES: usize = 16;
@@ -12,13 +13,14 @@ const RANGES: usize = 16;
 ///
 /// # Panics
 /// When an id is outside the table.
-pub fn forward(pool: &Pool, ids: &[i32], (table, width): (&[f32], usize), y: &mut [f32]) {
+pub fn forward<E: Float>(context: &Context<'_>, ids: &[i32], (table, width): (&[f32], usize), y: &mut [E]) {
     assert_eq!(y.len(), ids.len() * width, "one row per id");
     check(ids, table.len() / width);
     let rows = (1usize << 14).div_ceil(width);
-    pool.chunks(y, rows * width, |task, y| {
+    context.pool.chunks(y, rows * width, |task, y| {
         for (y, &id) in y.chunks_exact_mut(width).zip(&ids[task * rows..]) {
-            y.copy_from_slice(&table[id as usize * width..][..width]);
+            let row = &table[id as usize * width..][..width];
+            y.iter_mut().zip(row).for_each(|(y, &x)| *y = E::from_f32(x));
         }
     });
 }
@@ -27,19 +29,19 @@ pub fn forward(pool: &Pool, ids: &[i32], (table, width): (&[f32], usize), y: &mu
 ///
 /// # Panics
 /// When an id is outside the table.
-pub fn gradient(pool: &Pool, ids: &[i32], (dy, width): (&[f32], usize), dtable: &mut [f32]) {
+pub fn gradient<E: Float>(context: &Context<'_>, ids: &[i32], (dy, width): (&[E], usize), dtable: &mut [f32]) {
     assert_eq!(dy.len(), ids.len() * width, "one row per id");
     let vocabulary = dtable.len() / width;
     check(ids, vocabulary);
     let range = vocabulary.div_ceil(RANGES).max(1);
-    pool.chunks(dtable, range * width, |task, dtable| {
+    context.pool.chunks(dtable, range * width, |task, dtable| {
         dtable.fill(0.0);
         let first = task * range;
         let mine = first..first + dtable.len() / width;
         for (dy, &id) in dy.chunks_exact(width).zip(ids) {
             if mine.contains(&(id as usize)) {
                 let row = &mut dtable[(id as usize - first) * width..][..width];
-                row.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+                row.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy.to_f32());
             }
         }
     });
@@ -53,24 +55,24 @@ fn check(ids: &[i32], vocabulary: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::check::{assert_close, numbers, same_bits};
+    use crate::device::cpu::check::{assert_close, numbers, once, same_bits};
 
     #[test]
     fn rows_are_found_and_gradients_add_up() {
         for (count, vocabulary, width) in [(1, 1, 1), (500, 17, 3), (3000, 100, 64), (10, 1000, 17)] {
             let table = numbers(1, vocabulary * width);
             let ids: Vec<i32> = (0..count).map(|index| (index * index * 31 % vocabulary) as i32).collect();
-            let y = same_bits(|pool| {
+            let y = same_bits(|context| {
                 let mut y = vec![f32::NAN; count * width];
-                forward(pool, &ids, (&table, width), &mut y);
+                forward(context, &ids, (&table, width), &mut y);
                 y
             });
             let expected: Vec<f32> =
                 ids.iter().flat_map(|&id| &table[id as usize * width..][..width]).copied().collect();
             assert_eq!(y, expected);
-            let dtable = same_bits(|pool| {
+            let dtable = same_bits(|context| {
                 let mut dtable = vec![f32::NAN; table.len()];
-                gradient(pool, &ids, (&y, width), &mut dtable);
+                gradient(context, &ids, (&y, width), &mut dtable);
                 dtable
             });
             let mut expected = vec![0.0; table.len()];
@@ -84,6 +86,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "id 5 is outside a table of 5 rows")]
     fn an_id_outside_the_table_is_named() {
-        forward(&Pool::new(1), &[5], (&[0.0; 10], 2), &mut [0.0; 2]);
+        once(|context| forward(context, &[5], (&[0.0; 10], 2), &mut [0.0f32; 2]));
     }
 }

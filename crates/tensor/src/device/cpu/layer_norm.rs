@@ -3,30 +3,29 @@
 //! Rows are independent forward. The gradient of the parameters is a column sum: it goes through blocks of rows, each
 //! read from memory once for both the column sums and dx. The bound is memory bandwidth.
 
-use super::pool::Pool;
+use super::context::Context;
 use super::reduce::{STRIP, sum_row};
 use super::vectorize::vectorized;
+use crate::dtype::Float;
 
 /// What the forward pass reads.
 #[derive(Clone, Copy, Debug)]
-pub struct LayerNorm<'a> {
+pub struct LayerNorm<'a, E> {
     /// Input, `[rows, width]`.
-    pub x: &'a [f32],
-    /// Length of the normalised dim.
-    pub width: usize,
-    /// Factor per column; none is 1.
-    pub gamma: Option<&'a [f32]>,
-    /// Offset per column; none is 0.
-    pub beta: Option<&'a [f32]>,
+    pub x: &'a [E],
+    /// Factor per column.
+    pub gamma: &'a [f32],
+    /// Offset per column.
+    pub beta: &'a [f32],
     /// Added to the variance.
     pub eps: f32,
 }
 
 /// What the forward pass writes.
 #[derive(Debug)]
-pub struct LayerNormOutput<'a> {
+pub struct LayerNormOutput<'a, E> {
     /// Output, `[rows, width]`.
-    pub y: &'a mut [f32],
+    pub y: &'a mut [E],
     /// Mean per row, for the gradient.
     pub mean: &'a mut [f32],
     /// 1 / √(variance + eps) per row, for the gradient.
@@ -35,15 +34,13 @@ pub struct LayerNormOutput<'a> {
 
 /// What the gradient reads.
 #[derive(Clone, Copy, Debug)]
-pub struct LayerNormGrad<'a> {
+pub struct LayerNormGrad<'a, E> {
     /// Gradient of the output; none when `dx` holds it.
-    pub dy: Option<&'a [f32]>,
+    pub dy: Option<&'a [E]>,
     /// The forward pass's input.
-    pub x: &'a [f32],
-    /// Length of the normalised dim.
-    pub width: usize,
-    /// Factor per column; none is 1.
-    pub gamma: Option<&'a [f32]>,
+    pub x: &'a [E],
+    /// Factor per column.
+    pub gamma: &'a [f32],
     /// Mean per row.
     pub mean: &'a [f32],
     /// 1 / √(variance + eps) per row.
@@ -52,13 +49,13 @@ pub struct LayerNormGrad<'a> {
 
 /// What the gradient writes.
 #[derive(Debug)]
-pub struct LayerNormGradOutput<'a> {
+pub struct LayerNormGradOutput<'a, E> {
     /// Gradient of the input.
-    pub dx: &'a mut [f32],
+    pub dx: &'a mut [E],
     /// Gradient of the factor.
-    pub dgamma: Option<&'a mut [f32]>,
+    pub dgamma: &'a mut [f32],
     /// Gradient of the offset.
-    pub dbeta: Option<&'a mut [f32]>,
+    pub dbeta: &'a mut [f32],
 }
 
 /// Rows of a forward task: about 64 KiB.
@@ -67,30 +64,29 @@ fn rows_per_task(width: usize) -> usize {
 }
 
 /// y = (x − mean)·inv_std·gamma + beta for every row.
-pub fn forward(pool: &Pool, input: &LayerNorm, output: LayerNormOutput) {
-    let (x, width, rows) = (input.x, input.width, rows_per_task(input.width));
+pub fn forward<E: Float>(context: &Context<'_>, input: &LayerNorm<'_, E>, output: LayerNormOutput<'_, E>) {
+    let (x, width) = (input.x, input.gamma.len());
+    let rows = rows_per_task(width);
     assert!(x.len() == output.y.len() && x.len() == output.mean.len() * width, "layer-norm keeps the shape");
-    let gamma = input.gamma.map_or_else(|| vec![1.0; width], <[f32]>::to_vec);
-    let beta = input.beta.map_or_else(|| vec![0.0; width], <[f32]>::to_vec);
     let (y, mean, inv_std) = ((output.y, rows * width), (output.mean, rows), (output.inv_std, rows));
-    pool.chunks3(y, mean, inv_std, |task, y, mean, inv_std| {
+    context.pool.chunks3(y, mean, inv_std, |task, y, mean, inv_std| {
         let x = &x[task * rows * width..][..y.len()];
-        forward_rows(x, (&gamma, &beta, input.eps), y, mean, inv_std);
+        forward_rows(context.isa, x, (input.gamma, input.beta, input.eps), y, mean, inv_std);
     });
 }
 
 vectorized! {
-    fn forward_rows(x: &[f32], affine: (&[f32], &[f32], f32), y: &mut [f32], mean: &mut [f32], inv_std: &mut [f32]) {
+    fn forward_rows<E: Float>(x: &[E], affine: (&[f32], &[f32], f32), y: &mut [E], mean: &mut [f32], inv_std: &mut [f32]) {
         let (gamma, beta, eps) = affine;
         let width = gamma.len();
         let beta = &beta[..width];
         let statistics = mean.iter_mut().zip(inv_std);
         for ((x, y), (mean, inv_std)) in x.chunks_exact(width).zip(y.chunks_exact_mut(width)).zip(statistics) {
-            let center = (sum_row([x], |[x]| x) / width as f64) as f32;
-            let variance = sum_row([x], |[x]| (x - center) * (x - center)) / width as f64;
+            let center = (sum_row((x, x, x), |x, _, _| x) / width as f64) as f32;
+            let variance = sum_row((x, x, x), |x, _, _| (x - center) * (x - center)) / width as f64;
             let factor = (1.0 / (variance + f64::from(eps)).sqrt()) as f32;
             for index in 0..width {
-                y[index] = (x[index] - center) * factor * gamma[index] + beta[index];
+                y[index] = E::from_f32((x[index].to_f32() - center) * factor * gamma[index] + beta[index]);
             }
             (*mean, *inv_std) = (center, factor);
         }
@@ -103,19 +99,23 @@ const RUN: usize = 32;
 const BLOCKS_MAX: usize = 64;
 
 /// The gradient of [`forward`].
-pub fn gradient(pool: &Pool, input: &LayerNormGrad, output: LayerNormGradOutput, scratch: &mut Vec<f64>) {
-    let (x, width) = (input.x, input.width);
+pub fn gradient<E: Float>(
+    context: &mut Context<'_>,
+    input: &LayerNormGrad<'_, E>,
+    output: LayerNormGradOutput<'_, E>,
+) {
+    let (x, width, isa) = (input.x, input.gamma.len(), context.isa);
     let rows = input.mean.len();
     assert!(x.len() == rows * width && output.dx.len() == x.len(), "layer-norm keeps the shape");
     if rows == 0 {
-        [output.dgamma, output.dbeta].into_iter().flatten().for_each(|sum| sum.fill(0.0));
+        [output.dgamma, output.dbeta].into_iter().for_each(|sum| sum.fill(0.0));
         return;
     }
-    let gamma = input.gamma.map_or_else(|| vec![1.0; width], <[f32]>::to_vec);
+    let sums = &mut context.scratch.sums;
     let block = rows.div_ceil(BLOCKS_MAX).max(rows_per_task(width)).next_multiple_of(RUN);
-    scratch.clear();
-    scratch.resize(rows.div_ceil(block) * 2 * width, 0.0);
-    pool.chunks2((output.dx, block * width), (scratch, 2 * width), |task, dx, sums| {
+    sums.clear();
+    sums.resize(rows.div_ceil(block) * 2 * width, 0.0);
+    context.pool.chunks2((output.dx, block * width), (sums, 2 * width), |task, dx, sums| {
         for (run, dx) in dx.chunks_mut(RUN * width).enumerate() {
             let (row, length) = (task * block + run * RUN, dx.len());
             let elements = row * width..row * width + length;
@@ -124,21 +124,17 @@ pub fn gradient(pool: &Pool, input: &LayerNormGrad, output: LayerNormGradOutput,
                 dx.copy_from_slice(&dy[elements.clone()]);
             }
             let statistics = (&input.mean[rows.clone()], &input.inv_std[rows]);
-            gradient_run(&x[elements], &gamma, statistics, dx, sums);
+            gradient_run(isa, &x[elements], input.gamma, statistics, dx, sums);
         }
     });
-    let total = |column: usize| scratch.iter().skip(column).step_by(2 * width).sum::<f64>() as f32;
-    if let Some(dgamma) = output.dgamma {
-        dgamma.iter_mut().enumerate().for_each(|(column, dgamma)| *dgamma = total(column));
-    }
-    if let Some(dbeta) = output.dbeta {
-        dbeta.iter_mut().enumerate().for_each(|(column, dbeta)| *dbeta = total(width + column));
-    }
+    let total = |column: usize| sums.iter().skip(column).step_by(2 * width).sum::<f64>() as f32;
+    output.dgamma.iter_mut().enumerate().for_each(|(column, dgamma)| *dgamma = total(column));
+    output.dbeta.iter_mut().enumerate().for_each(|(column, dbeta)| *dbeta = total(width + column));
 }
 
 vectorized! {
     /// Some rows: `dx` holds dy and is replaced; `sums` are the block's column sums, of gamma and then of beta.
-    fn gradient_run(x: &[f32], gamma: &[f32], statistics: (&[f32], &[f32]), dx: &mut [f32], sums: &mut [f64]) {
+    fn gradient_run<E: Float>(x: &[E], gamma: &[f32], statistics: (&[f32], &[f32]), dx: &mut [E], sums: &mut [f64]) {
         let (mean, inv_std) = statistics;
         let width = gamma.len();
         let (gamma_sums, beta_sums) = sums.split_at_mut(width);
@@ -149,8 +145,8 @@ vectorized! {
                 let (x, dy) = (&x[row * width..][first..last], &dx[row * width..][first..last]);
                 let (by_gamma, by_beta) = (&mut by_gamma[..last - first], &mut by_beta[..last - first]);
                 for index in 0..last - first {
-                    by_gamma[index] += dy[index] * ((x[index] - mean) * inv_std);
-                    by_beta[index] += dy[index];
+                    by_gamma[index] += dy[index].to_f32() * ((x[index].to_f32() - mean) * inv_std);
+                    by_beta[index] += dy[index].to_f32();
                 }
             }
             let add = |sums: &mut [f64], run: &[f32]| sums.iter_mut().zip(run).for_each(|(sum, &run)| *sum += f64::from(run));
@@ -159,11 +155,12 @@ vectorized! {
         }
         for (row, (&mean, &inv_std)) in mean.iter().zip(inv_std).enumerate() {
             let (x, dx) = (&x[row * width..][..width], &mut dx[row * width..][..width]);
-            let offset = (sum_row([dx, gamma], |[dy, gamma]| dy * gamma) / width as f64) as f32;
-            let product = sum_row([dx, gamma, x], |[dy, gamma, x]| dy * gamma * ((x - mean) * inv_std));
+            let offset = (sum_row((&*dx, gamma, x), |dy, gamma, _| dy * gamma) / width as f64) as f32;
+            let product = sum_row((&*dx, gamma, x), |dy, gamma, x| dy * gamma * ((x - mean) * inv_std));
             let slope = (product / width as f64) as f32;
             for index in 0..width {
-                dx[index] = inv_std * (dx[index] * gamma[index] - offset - (x[index] - mean) * inv_std * slope);
+                let normal = (x[index].to_f32() - mean) * inv_std;
+                dx[index] = E::from_f32(inv_std * (dx[index].to_f32() * gamma[index] - offset - normal * slope));
             }
         }
     }
@@ -172,7 +169,7 @@ vectorized! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::check::{assert_close, numbers, same_bits, slope, weigh, wide};
+    use crate::device::cpu::check::{assert_close, numbers, once, same_bits, slope, weigh, wide};
 
     const EPS: f32 = 1e-5;
 
@@ -190,24 +187,24 @@ mod tests {
         y
     }
 
-    fn forward_all(pool: &Pool, x: &[f32], gamma: &[f32], beta: &[f32]) -> [Vec<f32>; 3] {
+    fn forward_all(context: &mut Context<'_>, x: &[f32], gamma: &[f32], beta: &[f32]) -> [Vec<f32>; 3] {
         let width = gamma.len();
         let mut y = vec![f32::NAN; x.len()];
         let [mut mean, mut inv_std] = [(); 2].map(|()| vec![f32::NAN; x.len() / width]);
-        let input = LayerNorm { x, width, gamma: Some(gamma), beta: Some(beta), eps: EPS };
-        forward(pool, &input, LayerNormOutput { y: &mut y, mean: &mut mean, inv_std: &mut inv_std });
+        let input = LayerNorm { x, gamma, beta, eps: EPS };
+        forward(context, &input, LayerNormOutput { y: &mut y, mean: &mut mean, inv_std: &mut inv_std });
         [y, mean, inv_std]
     }
 
-    fn gradient_all(pool: &Pool, x: &[f32], gamma: &[f32], dy: &[f32], in_place: bool) -> Vec<f32> {
+    fn gradient_all(context: &mut Context<'_>, x: &[f32], gamma: &[f32], dy: &[f32], in_place: bool) -> Vec<f32> {
         let width = gamma.len();
-        let [_, mean, inv_std] = forward_all(pool, x, gamma, gamma);
+        let [_, mean, inv_std] = forward_all(context, x, gamma, gamma);
         let mut dx = if in_place { dy.to_vec() } else { vec![f32::NAN; dy.len()] };
         let [mut dgamma, mut dbeta] = [(); 2].map(|()| vec![f32::NAN; width]);
         let dy = (!in_place).then_some(dy);
-        let input = LayerNormGrad { dy, x, width, gamma: Some(gamma), mean: &mean, inv_std: &inv_std };
-        let output = LayerNormGradOutput { dx: &mut dx, dgamma: Some(&mut dgamma), dbeta: Some(&mut dbeta) };
-        gradient(pool, &input, output, &mut Vec::new());
+        let input = LayerNormGrad { dy, x, gamma, mean: &mean, inv_std: &inv_std };
+        let output = LayerNormGradOutput { dx: &mut dx, dgamma: &mut dgamma, dbeta: &mut dbeta };
+        gradient(context, &input, output);
         [dx, dgamma, dbeta].concat()
     }
 
@@ -215,8 +212,8 @@ mod tests {
     fn forward_follows_the_definition() {
         for (rows, width) in [(4, 3), (100, 17), (70, 1000), (3, 5000), (20_000, 2)] {
             let (x, gamma, beta) = (numbers(1, rows * width), numbers(2, width), numbers(3, width));
-            same_bits(|pool| forward_all(pool, &x, &gamma, &beta).concat());
-            let [y, ..] = forward_all(&Pool::new(1), &x, &gamma, &beta);
+            same_bits(|context| forward_all(context, &x, &gamma, &beta).concat());
+            let [y, ..] = once(|context| forward_all(context, &x, &gamma, &beta));
             let expected = reference(&wide(&[&x[..], &gamma, &beta].concat()), rows, width);
             // Two nearly equal numbers in a row lose digits in f32 whatever the kernel does.
             assert_close(&y, &expected, if width == 2 { 1e-3 } else { 3e-6 });
@@ -228,8 +225,8 @@ mod tests {
         for (rows, width) in [(1, 3), (50, 5), (7, 17)] {
             let (x, gamma, beta) = (numbers(1, rows * width), numbers(2, width), numbers(3, width));
             let dy = numbers(4, rows * width);
-            let all = same_bits(|pool| gradient_all(pool, &x, &gamma, &dy, false));
-            assert_eq!(all, gradient_all(&Pool::new(1), &x, &gamma, &dy, true));
+            let all = same_bits(|context| gradient_all(context, &x, &gamma, &dy, false));
+            assert_eq!(all, once(|context| gradient_all(context, &x, &gamma, &dy, true)));
             let total = |point: &[f64]| weigh(&reference(point, rows, width), &dy);
             assert_close(&all, &slope(&[&x[..], &gamma, &beta].concat(), total), 3e-5);
         }
@@ -239,7 +236,7 @@ mod tests {
     fn gradients_of_large_shapes_do_not_depend_on_threads() {
         for (rows, width) in [(3000, 17), (700, 1000), (5, 5000)] {
             let (x, gamma, dy) = (numbers(1, rows * width), numbers(2, width), numbers(4, rows * width));
-            same_bits(|pool| gradient_all(pool, &x, &gamma, &dy, false));
+            same_bits(|context| gradient_all(context, &x, &gamma, &dy, false));
         }
     }
 }

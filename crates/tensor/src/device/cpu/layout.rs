@@ -1,10 +1,12 @@
 //! Kernels that move elements and compute nothing: slice, pad, concat, permute.
 //!
 //! A tensor cut along one dim is seen as `[outer, size, inner]`, so that slices and pads copy runs of `inner` times the
-//! slice's length. The gradient of a slice is a pad, of a concat its slices, of a permutation the inverse one.
+//! slice's length. Any element type will do. The gradient of a slice is a pad, of a concat its slices, of a permutation the inverse one.
 
+use super::context::Context;
 use super::elementwise::GRAIN;
-use super::pool::Pool;
+use crate::dtype::Element;
+use crate::op::DIMS_MAX;
 
 /// A range along one dim of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,14 +55,14 @@ fn runs_per_task(length: usize) -> usize {
 }
 
 /// y = the window of x.
-pub fn slice(pool: &Pool, window: Window, x: &[f32], y: &mut [f32]) {
+pub fn slice<T: Element>(context: &Context<'_>, window: Window, x: &[T], y: &mut [T]) {
     window.check(x.len(), y.len());
     let run = window.length * window.inner;
     if run == 0 {
         return;
     }
     let runs = runs_per_task(run);
-    pool.chunks(y, runs * run, |task, y| {
+    context.pool.chunks(y, runs * run, |task, y| {
         for (index, y) in y.chunks_exact_mut(run).enumerate() {
             y.copy_from_slice(&x[window.range(task * runs + index)]);
         }
@@ -68,43 +70,35 @@ pub fn slice(pool: &Pool, window: Window, x: &[f32], y: &mut [f32]) {
 }
 
 /// y = zeros around x, which becomes the window of y.
-pub fn pad(pool: &Pool, window: Window, x: &[f32], y: &mut [f32]) {
+pub fn pad<T: Element>(context: &Context<'_>, window: Window, x: &[T], y: &mut [T]) {
     window.check(y.len(), x.len());
     if y.is_empty() {
         return;
     }
     let (run, part) = (window.size * window.inner, window.length * window.inner);
     let runs = runs_per_task(run);
-    pool.chunks(y, runs * run, |task, y| {
+    context.pool.chunks(y, runs * run, |task, y| {
         for (index, y) in y.chunks_exact_mut(run).enumerate() {
             let outer = task * runs + index;
             let before = window.start * window.inner;
-            y[..before].fill(0.0);
+            y[..before].fill(T::default());
             y[before..before + part].copy_from_slice(&x[outer * part..(outer + 1) * part]);
-            y[before + part..].fill(0.0);
+            y[before + part..].fill(T::default());
         }
     });
 }
 
-/// y = the parts one after the other along a dim before which `outer` is the product of the dims.
-pub fn concat(pool: &Pool, outer: usize, parts: &[&[f32]], y: &mut [f32]) {
-    assert_eq!(parts.iter().map(|part| part.len()).sum::<usize>(), y.len(), "the parts fill the result");
-    assert!(parts.iter().all(|part| part.len().is_multiple_of(outer)), "the parts agree on the dims before");
-    if y.is_empty() {
+/// The window of y = x; the rest of y stays. A concatenation is one such copy per part.
+pub fn place<T: Element>(context: &Context<'_>, window: Window, x: &[T], y: &mut [T]) {
+    window.check(y.len(), x.len());
+    let (run, part) = (window.size * window.inner, window.length * window.inner);
+    if part == 0 {
         return;
     }
-    let run = y.len() / outer;
-    let runs = runs_per_task(run);
-    pool.chunks(y, runs * run, |task, y| {
-        for (index, y) in y.chunks_exact_mut(run).enumerate() {
-            let mut rest = y;
-            for part in parts {
-                let length = part.len() / outer;
-                let (here, after) = rest.split_at_mut(length);
-                here.copy_from_slice(&part[(task * runs + index) * length..][..length]);
-                rest = after;
-            }
-        }
+    let (runs, before) = (runs_per_task(part), window.start * window.inner);
+    context.pool.chunks(y, runs * run, |task, y| {
+        let x = x[task * runs * part..].chunks_exact(part);
+        y.chunks_exact_mut(run).zip(x).for_each(|(y, x)| y[before..before + part].copy_from_slice(x));
     });
 }
 
@@ -112,20 +106,24 @@ pub fn concat(pool: &Pool, outer: usize, parts: &[&[f32]], y: &mut [f32]) {
 const TILE: usize = 16;
 
 /// y's dim i is x's dim `order[i]`.
-pub fn permute(pool: &Pool, (x, shape): (&[f32], &[usize]), order: &[usize], y: &mut [f32]) {
+pub fn permute<T: Element>(context: &Context<'_>, (x, shape): (&[T], &[usize]), order: &[usize], y: &mut [T]) {
     assert!(x.len() == y.len() && x.len() == shape.iter().product::<usize>(), "a permutation keeps the elements");
     assert!(shape.len() == order.len() && (0..shape.len()).all(|dim| order.contains(&dim)), "each dim is named once");
     if y.is_empty() {
         return;
     }
-    let mut dims = merged(shape, order);
-    let (size, stride) = dims.pop().unwrap_or((1, 1));
+    let mut kept = [(1, 1); DIMS_MAX];
+    let count = merge(shape, order, &mut kept);
+    let (dims, (size, stride)) = match kept[..count].split_last() {
+        Some((last, dims)) => (dims, *last),
+        None => (&[][..], (1, 1)),
+    };
     let tiles = GRAIN.div_ceil(TILE * size);
-    pool.chunks(y, tiles * TILE * size, |task, y| {
+    context.pool.chunks(y, tiles * TILE * size, |task, y| {
         for (tile, y) in y.chunks_mut(TILE * size).enumerate() {
             let first = (task * tiles + tile) * TILE;
             let mut starts = [0; TILE];
-            starts.iter_mut().enumerate().for_each(|(row, start)| *start = offset(&dims, first + row));
+            starts.iter_mut().enumerate().for_each(|(row, start)| *start = offset(dims, first + row));
             if stride == 1 {
                 y.chunks_exact_mut(size).zip(starts).for_each(|(y, start)| y.copy_from_slice(&x[start..start + size]));
                 continue;
@@ -146,33 +144,39 @@ pub fn permute(pool: &Pool, (x, shape): (&[f32], &[usize]), order: &[usize], y: 
 }
 
 /// y `[TILE, size]` = the transpose of the first `TILE` columns of x, whose rows are `stride` apart.
-fn transpose(x: &[f32], stride: usize, y: &mut [f32]) {
+fn transpose<T: Element>(x: &[T], stride: usize, y: &mut [T]) {
     let size = y.len() / TILE;
     for first in (0..size).step_by(TILE) {
         let columns = TILE.min(size - first);
-        let mut tile = [[0.0; TILE]; TILE];
+        let mut tile = [[T::default(); TILE]; TILE];
         for (column, tile) in tile[..columns].iter_mut().enumerate() {
             tile.copy_from_slice(&x[(first + column) * stride..][..TILE]);
         }
         for row in 0..TILE {
-            let line: [f32; TILE] = std::array::from_fn(|column| tile[column][row]);
+            let line: [T; TILE] = std::array::from_fn(|column| tile[column][row]);
             y[row * size + first..][..columns].copy_from_slice(&line[..columns]);
         }
     }
 }
 
-/// y's dims as (size, stride in x), without dims of one element, neighbours merged where they stay neighbours.
-fn merged(shape: &[usize], order: &[usize]) -> Vec<(usize, usize)> {
-    let mut dims: Vec<(usize, usize)> = Vec::new();
+/// Writes y's dims as (size, stride in x), without dims of one element, neighbours merged where they stay neighbours, and
+/// returns how many there are.
+fn merge(shape: &[usize], order: &[usize], dims: &mut [(usize, usize); DIMS_MAX]) -> usize {
+    let mut count = 0;
     for &dim in order {
         let (size, stride) = (shape[dim], shape[dim + 1..].iter().product::<usize>());
-        match dims.last_mut() {
-            _ if size == 1 => {}
+        if size == 1 {
+            continue;
+        }
+        match dims[..count].last_mut() {
             Some(last) if last.1 == size * stride => *last = (last.0 * size, stride),
-            _ => dims.push((size, stride)),
+            _ => {
+                dims[count] = (size, stride);
+                count += 1;
+            }
         }
     }
-    dims
+    count
 }
 
 /// Where row `index` of y (all dims but its last) starts in x.
@@ -184,7 +188,7 @@ fn offset(dims: &[(usize, usize)], index: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::check::{numbers, same_bits};
+    use crate::device::cpu::check::{numbers, once, same_bits};
 
     #[test]
     fn slices_pads_and_concats_undo_each_other() {
@@ -195,22 +199,22 @@ mod tests {
                 let windows =
                     [(0, cut), (cut, shape[dim] - cut)].map(|(from, length)| Window::new(&shape, dim, from, length));
                 let parts = windows.map(|window| {
-                    same_bits(|pool| {
+                    same_bits(|context| {
                         let mut part = vec![f32::NAN; window.outer * window.length * window.inner];
-                        slice(pool, window, &x, &mut part);
+                        slice(context, window, &x, &mut part);
                         part
                     })
                 });
-                let whole = same_bits(|pool| {
+                let whole = same_bits(|context| {
                     let mut whole = vec![f32::NAN; x.len()];
-                    concat(pool, windows[0].outer, &[&parts[0], &parts[1]], &mut whole);
+                    windows.iter().zip(&parts).for_each(|(&window, part)| place(context, window, part, &mut whole));
                     whole
                 });
                 assert_eq!(whole, x);
                 let mut sum = vec![0.0; x.len()];
                 for (window, part) in windows.iter().zip(&parts) {
                     let mut padded = vec![f32::NAN; x.len()];
-                    pad(&Pool::new(2), *window, part, &mut padded);
+                    once(|context| pad(context, *window, part, &mut padded));
                     sum.iter_mut().zip(padded).for_each(|(sum, padded)| *sum += padded);
                 }
                 assert_eq!(sum, x);
@@ -222,15 +226,15 @@ mod tests {
     fn a_slice_takes_the_right_elements() {
         let x: Vec<f32> = (0..12).map(|x| x as f32).collect();
         let mut y = [0.0; 8];
-        slice(&Pool::new(1), Window::new(&[2, 3, 2], 1, 1, 2), &x, &mut y);
+        once(|context| slice(context, Window::new(&[2, 3, 2], 1, 1, 2), &x, &mut y));
         assert_eq!(y, [2.0, 3.0, 4.0, 5.0, 8.0, 9.0, 10.0, 11.0]);
     }
 
     fn check_permute(shape: &[usize], order: &[usize]) {
         let x = numbers(1, shape.iter().product());
-        let y = same_bits(|pool| {
+        let y = same_bits(|context| {
             let mut y = vec![f32::NAN; x.len()];
-            permute(pool, (&x, shape), order, &mut y);
+            permute(context, (&x, shape), order, &mut y);
             y
         });
         let strides: Vec<usize> = (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect();

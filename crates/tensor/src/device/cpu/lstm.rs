@@ -4,7 +4,7 @@
 //! the product with the previous output is done step by step. The products themselves come from the caller, so that this
 //! file knows nothing of how a matrix product is made. Gates are in PyTorch's order: input, forget, cell, output.
 
-use super::pool::Pool;
+use super::context::Context;
 use super::reduce::sum_leading;
 use super::special::{sigmoid, tanh};
 use super::vectorize::vectorized;
@@ -33,20 +33,7 @@ pub struct Product<'a> {
 }
 
 /// Makes matrix products.
-pub type MatMul<'a> = dyn FnMut(Product<'_>) + 'a;
-
-/// What a layer needs apart from its tensors.
-#[expect(missing_debug_implementations, reason = "a function has nothing to show")]
-pub struct Tools<'a> {
-    /// Compute threads.
-    pub pool: &'a Pool,
-    /// Matrix products.
-    pub matmul: &'a mut MatMul<'a>,
-    /// Work space, kept between calls.
-    pub scratch: &'a mut Vec<f32>,
-    /// Work space for sums, kept between calls.
-    pub sums: &'a mut Vec<f64>,
-}
+pub type MatMul = fn(&mut Context<'_>, Product<'_>);
 
 /// The sizes of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,52 +101,45 @@ pub struct Gradients<'a> {
 }
 
 /// Runs the sequences through the layer.
-pub fn forward(tools: Tools, size: Lstm, input: Inputs, output: Outputs) {
+pub fn forward(context: &mut Context<'_>, matmul: MatMul, size: Lstm, input: Inputs<'_>, output: Outputs<'_>) {
     let Lstm { batch, steps, inputs, hidden } = size;
     let (gates, cells, y) = (output.gates, output.cells, output.y);
     assert_eq!(input.x.len(), batch * steps * inputs, "x is [batch, steps, inputs]");
     assert_eq!(y.len(), batch * steps * hidden, "y is [batch, steps, hidden]");
-    (tools.matmul)(Product {
-        m: batch * steps,
-        n: 4 * hidden,
-        k: inputs,
-        a: input.x,
-        trans_a: false,
-        b: input.w_ih,
-        trans_b: true,
-        c: gates,
-        accumulate: false,
-    });
-    tools.scratch.clear();
-    tools.scratch.resize(batch * 5 * hidden, 0.0);
-    let (recurrent, state) = tools.scratch.split_at_mut(batch * 4 * hidden);
+    let (m, n, k) = (batch * steps, 4 * hidden, inputs);
+    let (a, b, c) = (input.x, input.w_ih, &mut *gates);
+    matmul(context, Product { m, n, k, a, trans_a: false, b, trans_b: true, c, accumulate: false });
+    let mut floats = zeros(context, batch * 5 * hidden);
+    let (recurrent, state) = floats.split_at_mut(batch * 4 * hidden);
     for step in 0..steps {
         if step > 0 {
             state.chunks_exact_mut(hidden).zip(y.chunks_exact(steps * hidden)).for_each(|(state, y)| {
                 state.copy_from_slice(&y[(step - 1) * hidden..step * hidden]);
             });
-            (tools.matmul)(Product {
-                m: batch,
-                n: 4 * hidden,
-                k: hidden,
-                a: state,
-                trans_a: false,
-                b: input.w_hh,
-                trans_b: true,
-                c: recurrent,
-                accumulate: false,
-            });
+            let (m, n, k) = (batch, 4 * hidden, hidden);
+            let (a, b, c) = (&*state, input.w_hh, &mut *recurrent);
+            matmul(context, Product { m, n, k, a, trans_a: false, b, trans_b: true, c, accumulate: false });
         }
         let slices = ((&mut *gates, steps * 4 * hidden), (&mut *cells, steps * hidden), (&mut *y, steps * hidden));
-        tools.pool.chunks3(slices.0, slices.1, slices.2, |item, gates, cells, y| {
+        let isa = context.isa;
+        context.pool.chunks3(slices.0, slices.1, slices.2, |item, gates, cells, y| {
             let (past, cells) = cells[..(step + 1) * hidden].split_at_mut(step * hidden);
             let before = past.len().checked_sub(hidden).map(|start| &past[start..]);
             let recurrent = &recurrent[item * 4 * hidden..][..4 * hidden];
             let gates = &mut gates[step * 4 * hidden..][..4 * hidden];
-            add_three(gates, recurrent, input.b_ih, input.b_hh);
-            cell_forward(gates, before, cells, &mut y[step * hidden..][..hidden]);
+            add_three(isa, gates, recurrent, input.b_ih, input.b_hh);
+            cell_forward(isa, gates, before, cells, &mut y[step * hidden..][..hidden]);
         });
     }
+    context.scratch.floats = floats;
+}
+
+/// So many zeros in the working memory, which is lent from the context because the products need the rest of it.
+fn zeros(context: &mut Context<'_>, count: usize) -> Vec<f32> {
+    let mut floats = std::mem::take(&mut context.scratch.floats);
+    floats.clear();
+    floats.resize(count, 0.0);
+    floats
 }
 
 vectorized! {
@@ -196,18 +176,25 @@ vectorized! {
 }
 
 /// The gradient of [`forward`].
-pub fn gradient(tools: Tools, size: Lstm, input: Inputs, saved: Saved, output: Gradients) {
+pub fn gradient(
+    context: &mut Context<'_>,
+    matmul: MatMul,
+    size: Lstm,
+    input: Inputs<'_>,
+    saved: Saved<'_>,
+    output: Gradients<'_>,
+) {
     let Lstm { batch, steps, inputs, hidden } = size;
     let (rows, wide) = (batch * steps, 4 * hidden);
-    tools.scratch.clear();
-    tools.scratch.resize(rows * (wide + hidden) + batch * (wide + 2 * hidden), 0.0);
-    let (dgates, rest) = tools.scratch.split_at_mut(rows * wide);
+    let mut floats = zeros(context, rows * (wide + hidden) + batch * (wide + 2 * hidden));
+    let (dgates, rest) = floats.split_at_mut(rows * wide);
     let (before, rest) = rest.split_at_mut(rows * hidden);
     let (dstep, rest) = rest.split_at_mut(batch * wide);
     let (dcell, dstate) = rest.split_at_mut(batch * hidden);
     for step in (0..steps).rev() {
         let slices = ((&mut *dgates, steps * wide), (&mut *dstep, wide), (&mut *dcell, hidden));
-        tools.pool.chunks3(slices.0, slices.1, slices.2, |item, dgates, dstep, dcell| {
+        let isa = context.isa;
+        context.pool.chunks3(slices.0, slices.1, slices.2, |item, dgates, dstep, dcell| {
             let row = item * steps + step;
             let flow = Flow {
                 dy: row_of(saved.dy, row, hidden),
@@ -216,13 +203,13 @@ pub fn gradient(tools: Tools, size: Lstm, input: Inputs, saved: Saved, output: G
                 cells: row_of(saved.cells, row, hidden),
                 before: (step > 0).then(|| row_of(saved.cells, row - 1, hidden)),
             };
-            cell_gradient(flow, dcell, dstep);
+            cell_gradient(isa, flow, dcell, dstep);
             dgates[step * wide..][..wide].copy_from_slice(dstep);
         });
         if step > 0 {
             let (a, b) = (&*dstep, input.w_hh);
             let (m, n, k, c) = (batch, hidden, wide, &mut *dstate);
-            (tools.matmul)(Product { m, n, k, a, trans_a: false, b, trans_b: false, c, accumulate: false });
+            matmul(context, Product { m, n, k, a, trans_a: false, b, trans_b: false, c, accumulate: false });
         }
     }
     for (before, y) in before.chunks_exact_mut(steps * hidden).zip(saved.y.chunks_exact(steps * hidden)) {
@@ -230,15 +217,16 @@ pub fn gradient(tools: Tools, size: Lstm, input: Inputs, saved: Saved, output: G
     }
     let mut weight_gradient = |n: usize, b: &[f32], c: &mut [f32]| {
         let (m, k, a) = (wide, rows, &*dgates);
-        (tools.matmul)(Product { m, n, k, a, trans_a: true, b, trans_b: false, c, accumulate: false });
+        matmul(context, Product { m, n, k, a, trans_a: true, b, trans_b: false, c, accumulate: false });
     };
     weight_gradient(inputs, input.x, output.dw_ih);
     weight_gradient(hidden, before, output.dw_hh);
     if let Some(c) = output.dx {
         let (m, n, k, a, b) = (rows, inputs, wide, &*dgates, input.w_ih);
-        (tools.matmul)(Product { m, n, k, a, trans_a: false, b, trans_b: false, c, accumulate: false });
+        matmul(context, Product { m, n, k, a, trans_a: false, b, trans_b: false, c, accumulate: false });
     }
-    sum_leading(tools.pool, dgates, output.db, tools.sums);
+    sum_leading(context, dgates, output.db);
+    context.scratch.floats = floats;
 }
 
 fn row_of(matrix: &[f32], row: usize, width: usize) -> &[f32] {

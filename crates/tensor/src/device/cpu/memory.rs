@@ -1,15 +1,18 @@
 //! Hands a kernel its operands: slices of the arena and the store, as the plan placed them.
 //!
 //! The plan asserts (in `Plan::verify`) that within a node an output overlaps nothing but the one input it may
-//! overwrite, and that a state which is updated is no other operand. What is left to check here, at run time, is that a kernel takes each output once and does not also take
-//! the input that it overwrites.
+//! overwrite, and that a state which is updated is no other operand. What is left to check here, at run time, is that a
+//! kernel takes each operand as what it is made of, each output once, and not also the input that it overwrites.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 
-use crate::buffer::{Buffer, as_i32, as_i32_mut};
-use crate::dtype::DType;
+use crate::bf16::Bf16;
+use crate::buffer::Buffer;
+use crate::dtype::{DType, Element};
+use crate::execute::Floats;
 use crate::graph::{Node, Value};
 use crate::plan::{Place, Plan};
 use crate::shape::Shape;
@@ -46,33 +49,43 @@ impl<'a> Memory<'a> {
         Operands { memory: self, node: &self.plan.graph().nodes()[index], taken: Cell::new(0) }
     }
 
-    /// Calls `look` with the float outputs of a node that has just run.
-    pub fn show_outputs<T>(&mut self, index: usize, look: impl FnOnce(&[&[f32]]) -> T) -> T {
+    /// Calls `look` with the floating-point outputs of a node that has just run.
+    pub fn show_outputs<T>(&mut self, index: usize, look: impl FnOnce(&[Floats<'_>]) -> T) -> T {
         let node = &self.plan.graph().nodes()[index];
-        let floats = node.outputs.iter().filter(|&&output| self.plan.graph().dtype(output).is_float());
-        let mut outputs: [&[f32]; 4] = [&[]; 4];
+        let mut outputs = [Floats::F32(&[]); 4];
         let mut count = 0;
-        for &output in floats {
-            let (pointer, length) = self.locate(output);
-            // SAFETY: `locate` gives memory inside the borrowed buffers, and no kernel runs while `self` is borrowed.
-            outputs[count] = unsafe { std::slice::from_raw_parts(pointer, length) };
+        for &output in &node.outputs {
+            outputs[count] = match self.plan.graph().dtype(output) {
+                // SAFETY: `locate` gives memory inside the borrowed buffers, and no kernel runs while `self` is borrowed.
+                DType::F32 => Floats::F32(unsafe { self.locate::<f32>(output).as_ref() }),
+                // SAFETY: as above.
+                DType::Bf16 => Floats::Bf16(unsafe { self.locate::<Bf16>(output).as_ref() }),
+                DType::I32 => continue,
+            };
             count += 1;
         }
         look(&outputs[..count])
     }
 
-    /// Address and length in words of a value.
-    fn locate(&self, value: Value) -> (*mut f32, usize) {
-        let length = self.plan.graph().shape(value).elements();
+    /// A value's elements, as raw memory: inside the borrowed buffers, aligned and initialised.
+    ///
+    /// # Panics
+    /// When the value is not of that type.
+    fn locate<T: Element>(&self, value: Value) -> NonNull<[T]> {
+        let info = self.plan.graph().info(value);
+        assert_eq!(info.dtype, T::DTYPE, "an operand of `{}`", info.name);
+        let words = |base: *mut f32, start: usize| (base, start * DType::F32.bytes());
         let (base, offset) = match self.plan.place(value) {
-            Place::Arena(offset) => (self.arena, offset / DType::F32.bytes()),
-            Place::Parameter(index) => (self.parameters, self.plan.parameters().range(index).start),
-            Place::Gradient(index) => (self.gradients, self.plan.parameters().range(index).start),
-            Place::State(index) => (self.states, self.plan.states().range(index).start),
+            Place::Arena(offset) => (self.arena, offset),
+            Place::Parameter(index) => words(self.parameters, self.plan.parameters().range(index).start),
+            Place::Gradient(index) => words(self.gradients, self.plan.parameters().range(index).start),
+            Place::State(index) => words(self.states, self.plan.states().range(index).start),
             Place::None => panic!("{value:?} has no place"),
         };
-        // SAFETY: the plan keeps offset + length within the buffer, whose size `new` has checked.
-        (unsafe { base.add(offset) }, length)
+        // SAFETY: the plan keeps the value's bytes within the buffer, whose size `new` has checked.
+        let first = unsafe { base.cast::<u8>().add(offset) }.cast::<T>();
+        let first = NonNull::new(first).expect("a buffer has an address");
+        NonNull::slice_from_raw_parts(first, info.shape.elements())
     }
 }
 
@@ -107,40 +120,37 @@ impl<'a> Operands<'a> {
         self.memory.plan.graph().shape(self.node.outputs[index])
     }
 
+    /// The type of an input.
+    pub fn input_type(&self, index: usize) -> DType {
+        self.memory.plan.graph().dtype(self.node.inputs[index])
+    }
+
+    /// The type of an output.
+    pub fn output_type(&self, index: usize) -> DType {
+        self.memory.plan.graph().dtype(self.node.outputs[index])
+    }
+
     /// An input that no output overwrites.
-    pub fn input(&self, index: usize) -> &'a [f32] {
+    pub fn input<T: Element>(&self, index: usize) -> &'a [T] {
         self.input_unless_shared(index).expect("this operation does not work in place")
     }
 
-    /// An input, or none if output 0 lives in its place and already holds it.
-    pub fn input_unless_shared(&self, index: usize) -> Option<&'a [f32]> {
+    /// An input, or none if an output lives in its place and already holds it.
+    pub fn input_unless_shared<T: Element>(&self, index: usize) -> Option<&'a [T]> {
         let value = self.node.inputs[index];
         let place = self.memory.plan.place(value);
         if self.node.outputs.iter().any(|&output| self.memory.plan.place(output) == place) {
             return None;
         }
         assert!(!self.is_taken(STATE_BITS + index), "input {index} is being written");
-        let (pointer, length) = self.memory.locate(value);
         // SAFETY: inside the borrowed buffers; the plan keeps it apart from every output of this node, and a state input
         // that was taken for writing is refused above.
-        Some(unsafe { std::slice::from_raw_parts(pointer, length) })
-    }
-
-    /// An integer input.
-    pub fn integers(&self, index: usize) -> &'a [i32] {
-        assert_eq!(self.memory.plan.graph().dtype(self.node.inputs[index]), DType::I32);
-        as_i32(self.input(index))
+        Some(unsafe { self.memory.locate(value).as_ref() })
     }
 
     /// An output, to be written. Each may be taken once.
-    pub fn output(&self, index: usize) -> &'a mut [f32] {
+    pub fn output<T: Element>(&self, index: usize) -> &'a mut [T] {
         self.take(self.node.outputs[index], index)
-    }
-
-    /// An integer output, to be written.
-    pub fn output_integers(&self, index: usize) -> &'a mut [i32] {
-        assert_eq!(self.memory.plan.graph().dtype(self.node.outputs[index]), DType::I32);
-        as_i32_mut(self.output(index))
     }
 
     /// A state that the node updates, given as an input.
@@ -156,13 +166,12 @@ impl<'a> Operands<'a> {
         (bit as u32) < u32::BITS && self.taken.get() >> bit & 1 == 1
     }
 
-    fn take(&self, value: Value, bit: usize) -> &'a mut [f32] {
+    fn take<T: Element>(&self, value: Value, bit: usize) -> &'a mut [T] {
         assert!(!self.is_taken(bit), "an operand was taken twice");
         self.taken.set(self.taken.get() | 1 << bit);
-        let (pointer, length) = self.memory.locate(value);
         // SAFETY: inside the borrowed buffers; the plan keeps outputs apart from each other and from the inputs that
         // `input` hands out, states are a buffer of their own, a state to be updated is no other operand (`Plan::verify`),
         // and each is taken once.
-        unsafe { std::slice::from_raw_parts_mut(pointer, length) }
+        unsafe { self.memory.locate(value).as_mut() }
     }
 }

@@ -123,9 +123,30 @@ impl Pool {
     /// # Panics
     /// When `chunk` is 0 or a call panics.
     pub fn chunks<T: Send>(&self, data: &mut [T], chunk: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+        self.chunks_in_order(data, chunk, |index, _| index, body);
+    }
+
+    /// As [`Pool::chunks`], the last piece first: what was written in order has its end still in the caches.
+    ///
+    /// # Panics
+    /// As [`Pool::chunks`].
+    pub fn chunks_backwards<T: Send>(&self, data: &mut [T], chunk: usize, body: impl Fn(usize, &mut [T]) + Sync) {
+        self.chunks_in_order(data, chunk, |index, count| count - 1 - index, body);
+    }
+
+    /// `order(i, count)` is the piece that is handed out i-th; it gives each piece once.
+    fn chunks_in_order<T: Send>(
+        &self,
+        data: &mut [T],
+        chunk: usize,
+        order: impl Fn(usize, usize) -> usize + Sync,
+        body: impl Fn(usize, &mut [T]) + Sync,
+    ) {
         assert!(chunk > 0, "chunks need a length");
         let (length, base) = (data.len(), SendPointer(data.as_mut_ptr()));
-        self.run(length.div_ceil(chunk), |index, _| {
+        let count = length.div_ceil(chunk);
+        self.run(count, |task, _| {
+            let index = order(task, count);
             let start = index * chunk;
             // SAFETY: `start < length`, the pieces of different indices do not overlap, each index is run once, and
             // `data` is borrowed mutably until `run` returns.

@@ -2,23 +2,27 @@
 //!
 //! Both directions are vectorised over channels and parallel over rows of the result. The gradient gathers: each row of
 //! dx looks up the windows that cover it, in window order, so that overlapping windows need no atomic additions and
-//! give the same bits on any number of threads.
+//! give the same bits on any number of threads. Sums are f32, rounded once.
 
-use super::pool::Pool;
+use std::ops::Range;
+
+use super::context::Context;
 use super::vectorize::vectorized;
+use crate::dtype::Float;
 use crate::window::{Pool2d, PoolKind};
 
 /// The sizes of a pooling: images `[batch, height, width, channels]` and the windows over them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Pooling {
-    kind: PoolKind,
+    pool2d: Pool2d,
     batch: usize,
     size: [usize; 2],
     channels: usize,
-    /// Per dim, per window: the real pixels `start..end` and what a mean divides by.
-    windows: [Vec<Span>; 2],
+    /// Windows per dim.
+    output: [usize; 2],
 }
 
+/// The real pixels `start..end` of a window along a dim, and what a mean divides by.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     start: usize,
@@ -30,24 +34,38 @@ impl Pooling {
     /// The pooling of images of `shape` `[batch, height, width, channels]`.
     ///
     /// # Panics
-    /// When no window fits or a window holds no pixel: shape checking comes before kernels.
+    /// When no window fits: shape checking comes before kernels.
     pub fn new(pool2d: &Pool2d, shape: [usize; 4]) -> Self {
         let [batch, height, width, channels] = shape;
         let size = [height, width];
         let output = pool2d.output(size).expect("a pooling window fits its image");
-        let windows = [0, 1].map(|dim| {
-            let span = |index| {
-                let (start, end, count) = pool2d.window(dim, index, size[dim]);
-                assert!(start < end, "a pooling window holds at least one pixel");
-                Span { start, end, count }
-            };
-            (0..output[dim]).map(span).collect()
-        });
-        Self { kind: pool2d.kind, batch, size, channels, windows }
+        Self { pool2d: *pool2d, batch, size, channels, output }
+    }
+
+    /// Window `index` along a dim.
+    #[inline]
+    fn span(&self, dim: usize, index: usize) -> Span {
+        let (start, end, count) = self.pool2d.window(dim, index, self.size[dim]);
+        assert!(start < end && end <= self.size[dim], "a pooling window holds at least one pixel of its image");
+        Span { start, end, count }
+    }
+
+    /// The windows along a dim that cover `pixel`, given those that cover the one before it (or none).
+    #[inline]
+    fn covering(&self, dim: usize, pixel: usize, before: Range<usize>, count: usize) -> Range<usize> {
+        let Range { mut start, mut end } = before;
+        while start < count && self.span(dim, start).end <= pixel {
+            start += 1;
+        }
+        end = end.max(start);
+        while end < count && self.span(dim, end).start <= pixel {
+            end += 1;
+        }
+        start..end
     }
 
     fn output_row(&self) -> usize {
-        self.windows[1].len() * self.channels
+        self.output[1] * self.channels
     }
 
     fn input_image(&self) -> usize {
@@ -56,29 +74,36 @@ impl Pooling {
 
     fn check(&self, input: usize, output: usize) {
         assert_eq!(input, self.batch * self.input_image(), "the image has the pooling's shape");
-        assert_eq!(
-            output,
-            self.batch * self.windows[0].len() * self.output_row(),
-            "the result has the pooling's shape"
-        );
+        assert_eq!(output, self.batch * self.output[0] * self.output_row(), "the result has the pooling's shape");
     }
 }
 
 /// y = the pooling of x. A maximum also writes, where asked, the pixel (row·width + column within its image) that won,
 /// for the gradient: the first of equal ones; NaN wins over numbers.
-pub fn forward(pool: &Pool, pooling: &Pooling, x: &[f32], y: &mut [f32], argmax: Option<&mut [i32]>) {
+pub fn forward<E: Float>(
+    context: &Context<'_>,
+    pooling: &Pooling,
+    x: &[E],
+    y: &mut [E],
+    argmax: Option<&mut [i32]>,
+) {
     pooling.check(x.len(), y.len());
-    let (row, rows) = (pooling.output_row(), pooling.windows[0].len());
+    let (pool, isa) = (context.pool, context.isa);
+    let (row, rows) = (pooling.output_row(), pooling.output[0]);
     let image = |task: usize| &x[task / rows * pooling.input_image()..][..pooling.input_image()];
-    match (pooling.kind, argmax) {
+    match (pooling.pool2d.kind, argmax) {
         (PoolKind::Max, Some(argmax)) => {
             assert_eq!(argmax.len(), y.len(), "one winner per maximum");
             pool.chunks2((y, row), (argmax, row), |task, y, argmax| {
-                max_row(pooling, image(task), task % rows, y, Some(argmax));
+                max_row(isa, pooling, image(task), task % rows, y, Some(argmax));
             });
         }
-        (PoolKind::Max, None) => pool.chunks(y, row, |task, y| max_row(pooling, image(task), task % rows, y, None)),
-        (PoolKind::Average, _) => pool.chunks(y, row, |task, y| average_row(pooling, image(task), task % rows, y)),
+        (PoolKind::Max, None) => {
+            pool.chunks(y, row, |task, y| max_row(isa, pooling, image(task), task % rows, y, None));
+        }
+        (PoolKind::Average, _) => {
+            pool.chunks(y, row, |task, y| average_row(isa, pooling, image(task), task % rows, y));
+        }
     }
 }
 
@@ -94,20 +119,20 @@ struct Pixels {
 const LANES: usize = 16;
 
 vectorized! {
-    fn max_row(pooling: &Pooling, x: &[f32], row: usize, y: &mut [f32], argmax: Option<&mut [i32]>) {
-        let (channels, mut argmax) = (pooling.channels, argmax);
-        for (index, &columns) in pooling.windows[1].iter().enumerate() {
-            let pixels = Pixels { rows: pooling.windows[0][row], columns, width: pooling.size[1] };
+    fn max_row<E: Float>(pooling: &Pooling, x: &[E], row: usize, y: &mut [E], argmax: Option<&mut [i32]>) {
+        let (channels, rows, mut argmax) = (pooling.channels, pooling.span(0, row), argmax);
+        for index in 0..pooling.output[1] {
+            let pixels = Pixels { rows, columns: pooling.span(1, index), width: pooling.size[1] };
             let y = &mut y[index * channels..][..channels];
             let mut argmax = argmax.as_deref_mut().map(|argmax| &mut argmax[index * channels..][..channels]);
             let mut first = 0;
             while first < channels {
                 let lanes = LANES.min(channels - first);
                 let (best, winner) = match lanes {
-                    LANES => max_lanes::<true>(pixels, x, (channels, first)),
-                    _ => max_lanes::<false>(pixels, x, (channels, first)),
+                    LANES => max_lanes::<E, true>(pixels, x, (channels, first)),
+                    _ => max_lanes::<E, false>(pixels, x, (channels, first)),
                 };
-                y[first..first + lanes].copy_from_slice(&best[..lanes]);
+                store(&mut y[first..first + lanes], best, |best| best);
                 if let Some(argmax) = &mut argmax {
                     argmax[first..first + lanes].copy_from_slice(&winner[..lanes]);
                 }
@@ -117,11 +142,20 @@ vectorized! {
     }
 }
 
+/// Writes a function of the first lanes.
+#[inline(always)]
+fn store<E: Float>(y: &mut [E], lanes: [f32; LANES], function: impl Fn(f32) -> f32) {
+    match <&mut [E; LANES]>::try_from(&mut *y) {
+        Ok(y) => (0..LANES).for_each(|lane| y[lane] = E::from_f32(function(lanes[lane]))),
+        Err(_) => y.iter_mut().zip(lanes).for_each(|(y, lane)| *y = E::from_f32(function(lane))),
+    }
+}
+
 /// The largest values of the channels from `first` on, and the pixels they come from.
 #[inline(always)]
-fn max_lanes<const FULL: bool>(
+fn max_lanes<E: Float, const FULL: bool>(
     pixels: Pixels,
-    x: &[f32],
+    x: &[E],
     (channels, first): (usize, usize),
 ) -> ([f32; LANES], [i32; LANES]) {
     let mut best = [f32::NEG_INFINITY; LANES];
@@ -132,8 +166,9 @@ fn max_lanes<const FULL: bool>(
             let pixel = row * pixels.width + column;
             let x = &x[pixel * channels + first..][..lanes];
             for lane in 0..lanes {
-                let won = x[lane] > best[lane] || x[lane].is_nan();
-                best[lane] = if won { x[lane] } else { best[lane] };
+                let value = x[lane].to_f32();
+                let won = value > best[lane] || value.is_nan();
+                best[lane] = if won { value } else { best[lane] };
                 winner[lane] = if won { pixel as i32 } else { winner[lane] };
             }
         }
@@ -142,17 +177,17 @@ fn max_lanes<const FULL: bool>(
 }
 
 vectorized! {
-    fn average_row(pooling: &Pooling, x: &[f32], row: usize, y: &mut [f32]) {
-        let channels = pooling.channels;
-        for (y, &columns) in y.chunks_exact_mut(channels).zip(&pooling.windows[1]) {
-            let pixels = Pixels { rows: pooling.windows[0][row], columns, width: pooling.size[1] };
-            let factor = 1.0 / (pixels.rows.count * columns.count) as f32;
+    fn average_row<E: Float>(pooling: &Pooling, x: &[E], row: usize, y: &mut [E]) {
+        let (channels, rows) = (pooling.channels, pooling.span(0, row));
+        for (index, y) in y.chunks_exact_mut(channels).enumerate() {
+            let pixels = Pixels { rows, columns: pooling.span(1, index), width: pooling.size[1] };
+            let factor = 1.0 / (rows.count * pixels.columns.count) as f32;
             for (block, y) in y.chunks_mut(LANES).enumerate() {
                 let sum = match y.len() {
-                    LANES => sum_lanes::<true>(pixels, x, (channels, block * LANES)),
-                    _ => sum_lanes::<false>(pixels, x, (channels, block * LANES)),
+                    LANES => sum_lanes::<E, true>(pixels, x, (channels, block * LANES)),
+                    _ => sum_lanes::<E, false>(pixels, x, (channels, block * LANES)),
                 };
-                y.iter_mut().zip(sum).for_each(|(y, sum)| *y = factor * sum);
+                store(y, sum, |sum| factor * sum);
             }
         }
     }
@@ -160,14 +195,14 @@ vectorized! {
 
 /// The sums of the channels from `first` on.
 #[inline(always)]
-fn sum_lanes<const FULL: bool>(pixels: Pixels, x: &[f32], (channels, first): (usize, usize)) -> [f32; LANES] {
+fn sum_lanes<E: Float, const FULL: bool>(pixels: Pixels, x: &[E], (channels, first): (usize, usize)) -> [f32; LANES] {
     let mut sum = [0.0; LANES];
     let lanes = if FULL { LANES } else { channels - first };
     for row in pixels.rows.start..pixels.rows.end {
         for column in pixels.columns.start..pixels.columns.end {
             let x = &x[(row * pixels.width + column) * channels + first..][..lanes];
             for lane in 0..lanes {
-                sum[lane] += x[lane];
+                sum[lane] += x[lane].to_f32();
             }
         }
     }
@@ -175,58 +210,78 @@ fn sum_lanes<const FULL: bool>(pixels: Pixels, x: &[f32], (channels, first): (us
 }
 
 /// dx = the gradient of the pooling; a maximum needs the winners that [`forward`] wrote.
-pub fn gradient(pool: &Pool, pooling: &Pooling, dy: &[f32], argmax: Option<&[i32]>, dx: &mut [f32]) {
+pub fn gradient<E: Float>(
+    context: &Context<'_>,
+    pooling: &Pooling,
+    dy: &[E],
+    argmax: Option<&[i32]>,
+    dx: &mut [E],
+) {
     pooling.check(dx.len(), dy.len());
     assert_eq!(
         argmax.map(<[i32]>::len),
-        (pooling.kind == PoolKind::Max).then_some(dy.len()),
+        (pooling.pool2d.kind == PoolKind::Max).then_some(dy.len()),
         "winners go with a maximum"
     );
     let [height, width] = pooling.size;
-    let image = pooling.windows[0].len() * pooling.output_row();
-    pool.chunks(dx, width * pooling.channels, |task, dx| {
+    let image = pooling.output[0] * pooling.output_row();
+    context.pool.chunks(dx, width * pooling.channels, |task, dx| {
         let start = task / height * image;
         let argmax = argmax.map(|argmax| &argmax[start..start + image]);
-        gradient_row(pooling, task % height, (&dy[start..start + image], argmax), dx);
+        gradient_row(context.isa, pooling, task % height, (&dy[start..start + image], argmax), dx);
     });
 }
 
+/// Channels of a pixel whose sums are kept in f32 until all windows that cover it have added to them.
+const STRIP: usize = 512;
+
 vectorized! {
-    fn gradient_row(pooling: &Pooling, row: usize, upstream: (&[f32], Option<&[i32]>), dx: &mut [f32]) {
+    fn gradient_row<E: Float>(pooling: &Pooling, row: usize, upstream: (&[E], Option<&[i32]>), dx: &mut [E]) {
         let ((dy, argmax), channels) = (upstream, pooling.channels);
-        dx.fill(0.0);
-        let covers = |span: &Span| (span.start..span.end).contains(&row);
-        for (index, rows) in pooling.windows[0].iter().enumerate().filter(|(_, rows)| covers(rows)) {
-            for (column, columns) in pooling.windows[1].iter().enumerate() {
-                let start = index * pooling.output_row() + column * channels;
-                let dy = &dy[start..start + channels];
-                let factor = 1.0 / (rows.count * columns.count) as f32;
-                for column in columns.start..columns.end {
-                    let dx = &mut dx[column * channels..][..channels];
+        let [down, across] = pooling.output;
+        let rows = pooling.covering(0, row, 0..0, down);
+        let mut columns = 0..0;
+        for (column, dx) in dx.chunks_exact_mut(channels).enumerate() {
+            columns = pooling.covering(1, column, columns, across);
+            let pixel = (row * pooling.size[1] + column) as i32;
+            for (strip, dx) in dx.chunks_mut(STRIP).enumerate() {
+                let mut sums = [0.0f32; STRIP];
+                let sums = &mut sums[..dx.len()];
+                for window in rows.clone().flat_map(|row| columns.clone().map(move |column| [row, column])) {
+                    let start = (window[0] * across + window[1]) * channels + strip * STRIP;
+                    let dy = &dy[start..start + sums.len()];
                     match argmax {
-                        Some(argmax) => {
-                            let pixel = (row * pooling.size[1] + column) as i32;
-                            add_where_won(&dy[..channels], &argmax[start..start + channels], pixel, dx);
+                        Some(argmax) => add_where_won(dy, &argmax[start..start + sums.len()], pixel, sums),
+                        None => {
+                            let count = pooling.span(0, window[0]).count * pooling.span(1, window[1]).count;
+                            add_scaled(dy, 1.0 / count as f32, sums);
                         }
-                        None => dx.iter_mut().zip(dy).for_each(|(dx, &dy)| *dx += factor * dy),
                     }
                 }
+                dx.iter_mut().zip(sums).for_each(|(dx, sum)| *dx = E::from_f32(*sum));
             }
         }
     }
 }
 
 #[inline(always)]
-fn add_where_won(dy: &[f32], argmax: &[i32], pixel: i32, dx: &mut [f32]) {
-    for (dx, (&dy, &winner)) in dx.iter_mut().zip(dy.iter().zip(argmax)) {
-        *dx += if winner == pixel { dy } else { 0.0 };
+fn add_where_won<E: Float>(dy: &[E], argmax: &[i32], pixel: i32, sums: &mut [f32]) {
+    for (sum, (dy, &winner)) in sums.iter_mut().zip(dy.iter().zip(argmax)) {
+        *sum += if winner == pixel { dy.to_f32() } else { 0.0 };
+    }
+}
+
+#[inline(always)]
+fn add_scaled<E: Float>(dy: &[E], factor: f32, sums: &mut [f32]) {
+    for (sum, dy) in sums.iter_mut().zip(dy) {
+        *sum += factor * dy.to_f32();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::cpu::check::{assert_close, numbers, same_bits, slope, weigh, wide};
+    use crate::device::cpu::check::{assert_close, numbers, once, same_bits, slope, weigh, wide};
     use crate::window::{Padding, Windows};
 
     fn sliding(kind: PoolKind, kernel: usize, stride: usize, ceil: bool, count_padding: bool) -> Pool2d {
@@ -274,20 +329,20 @@ mod tests {
                 let expected = reference(&pool2d, shape, &wide(&x));
                 let dy = numbers(2, expected.len());
                 let mut argmax = vec![-1; expected.len()];
-                forward(&Pool::new(2), &pooling, &x, &mut vec![0.0; expected.len()], Some(&mut argmax));
-                let y = same_bits(|pool| {
+                once(|context| forward(context, &pooling, &x, &mut vec![0.0; expected.len()], Some(&mut argmax)));
+                let y = same_bits(|context| {
                     let mut y = vec![f32::NAN; expected.len()];
-                    forward(pool, &pooling, &x, &mut y, None);
+                    forward(context, &pooling, &x, &mut y, None);
                     let mut with_winners = vec![f32::NAN; expected.len()];
-                    forward(pool, &pooling, &x, &mut with_winners, Some(&mut vec![-1; expected.len()]));
+                    forward(context, &pooling, &x, &mut with_winners, Some(&mut vec![-1; expected.len()]));
                     assert_eq!(y, with_winners);
                     y
                 });
                 assert_close(&y, &expected, 1e-6);
                 let winners = (kind == PoolKind::Max).then_some(&argmax[..]);
-                let dx = same_bits(|pool| {
+                let dx = same_bits(|context| {
                     let mut dx = vec![f32::NAN; x.len()];
-                    gradient(pool, &pooling, &dy, winners, &mut dx);
+                    gradient(context, &pooling, &dy, winners, &mut dx);
                     dx
                 });
                 assert_close(&dx, &slope(&x, |x| weigh(&reference(&pool2d, shape, x), &dy)), 1e-5);
@@ -300,7 +355,7 @@ mod tests {
         let pooling = Pooling::new(&Pool2d::sliding(PoolKind::Max, 2, 2), [1, 2, 4, 1]);
         let (mut y, mut argmax) = ([0.0; 2], [0; 2]);
         let x = [1.0, 1.0, 5.0, f32::NAN, 1.0, 0.0, 9.0, 2.0];
-        forward(&Pool::new(1), &pooling, &x, &mut y, Some(&mut argmax));
+        once(|context| forward(context, &pooling, &x, &mut y, Some(&mut argmax)));
         assert!(y[0] == 1.0 && y[1].is_nan());
         assert_eq!(argmax, [0, 3]);
     }

@@ -5,9 +5,10 @@
 //! the order of the tasks. Narrow matrices are seen as wider ones (several rows side by side), so that vectors are full
 //! whatever the number of channels. One read of every input; the bound is memory bandwidth.
 
+use super::context::Context;
 use super::pool::Pool;
 use super::vectorize::vectorized;
-use std::borrow::Cow;
+use crate::dtype::Float;
 
 /// Columns accumulated together: 2 KiB per accumulator, so that all of them stay in the first-level cache.
 pub(super) const STRIP: usize = 512;
@@ -18,11 +19,15 @@ const TASKS_MAX: usize = 64;
 /// Elements below which a task is not worth handing out.
 const TASK_ELEMENTS_MIN: usize = 1 << 15;
 
-/// Repeats per-column values until they fill a strip, for kernels that walk several narrow rows at once.
-pub(super) fn widen(columns: &[f32]) -> Cow<'_, [f32]> {
-    match STRIP / columns.len() {
-        0 | 1 => Cow::Borrowed(columns),
-        times => Cow::Owned(columns.repeat(times)),
+/// How many values per-column ones become when they are repeated, for kernels that walk several narrow rows at once.
+pub(super) fn wide_length(columns: usize) -> usize {
+    columns * (STRIP / columns).max(1)
+}
+
+/// Repeats per-column values until they fill `wide`, which has their [`wide_length`].
+pub(super) fn widen<E: Float>(columns: &[E], wide: &mut [f32]) {
+    for wide in wide.chunks_exact_mut(columns.len()) {
+        wide.iter_mut().zip(columns).for_each(|(wide, column)| *wide = column.to_f32());
     }
 }
 
@@ -36,11 +41,27 @@ pub(super) struct Strip {
     width: usize,
 }
 
+impl Strip {
+    /// The elements of each row.
+    pub fn rows(self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        (0..self.rows).map(move |row| {
+            let start = self.start + row * self.stride;
+            start..start + self.width
+        })
+    }
+
+    /// The first column, where its row's per-column values begin.
+    pub fn column(self) -> usize {
+        self.column
+    }
+}
+
 /// The accumulators of a strip: `K` sums per column.
 pub(super) type Sums<const K: usize> = [[f32; STRIP]; K];
 
 /// Adds up `K` quantities per column of a matrix with `columns` columns. `add` adds a strip's rows to the accumulators
-/// (see [`add_rows`]). Returns the `K·columns` sums, kept at the front of `scratch`.
+/// (see [`add_rows`]). Returns the `K·columns` sums, kept at the front of `scratch`. Starts with the last rows, which are
+/// the likeliest to be in a cache still; a pass that follows finds the first ones there.
 pub(super) fn sum_columns<'a, const K: usize>(
     pool: &Pool,
     (rows, columns): (usize, usize),
@@ -55,7 +76,7 @@ pub(super) fn sum_columns<'a, const K: usize>(
     scratch.clear();
     scratch.resize(K * columns + blocks * strips * K * folded, 0.0);
     let (totals, partials) = scratch.split_at_mut(K * columns);
-    pool.chunks(partials, K * folded, |task, partial| {
+    pool.chunks_backwards(partials, K * folded, |task, partial| {
         let (first, column) = (task / strips * block, task % strips * STRIP);
         let width = STRIP.min(wide_columns - column);
         let mut run = |first: usize, rows: usize, width: usize| {
@@ -83,39 +104,40 @@ pub(super) fn sum_columns<'a, const K: usize>(
     totals
 }
 
-/// Adds `value(inputs, parameter)` of every element of a strip to its column's sums. The three inputs are matrices of the
-/// whole shape (one given twice costs nothing), the parameter is a per-column value as [`widen`] gives it.
+/// Adds `value(inputs, parameters)` of every element of a strip to its column's sums. The two inputs are matrices of the
+/// whole shape (one given twice costs nothing), the parameters are per-column values as [`widen`] gives them.
 #[inline(always)]
-pub(super) fn add_rows<const K: usize>(
+pub(super) fn add_rows<E: Float, const K: usize>(
     strip: Strip,
-    (inputs, parameter): ([&[f32]; 3], &[f32]),
+    (inputs, parameters): ([&[E]; 2], [&[f32]; 3]),
     sums: &mut Sums<K>,
-    value: impl Fn([f32; 3], f32) -> [f32; K],
+    value: impl Fn([f32; 2], [f32; 3]) -> [f32; K],
 ) {
     let width = strip.width;
     assert!(width <= STRIP, "a strip fits its accumulators");
-    let parameter = &parameter[strip.column..strip.column + width];
+    let [p, q, r] = parameters.map(|parameter| &parameter[strip.column..strip.column + width]);
     let row = |index: usize| inputs.map(|input| &input[strip.start + index * strip.stride..][..width]);
     let fours = strip.rows / 4;
     // Four rows at a time, so that the accumulators are loaded and stored a quarter as often. Each slice has a name
     // of its own because the vectoriser does not see through arrays of slices.
     for four in 0..fours {
-        let ([a0, b0, c0], [a1, b1, c1]) = (row(4 * four), row(4 * four + 1));
-        let ([a2, b2, c2], [a3, b3, c3]) = (row(4 * four + 2), row(4 * four + 3));
+        let ([a0, b0], [a1, b1]) = (row(4 * four), row(4 * four + 1));
+        let ([a2, b2], [a3, b3]) = (row(4 * four + 2), row(4 * four + 3));
         for column in 0..width {
-            let first = value([a0[column], b0[column], c0[column]], parameter[column]);
-            let second = value([a1[column], b1[column], c1[column]], parameter[column]);
-            let third = value([a2[column], b2[column], c2[column]], parameter[column]);
-            let fourth = value([a3[column], b3[column], c3[column]], parameter[column]);
+            let parameters = [p[column], q[column], r[column]];
+            let first = value([a0[column].to_f32(), b0[column].to_f32()], parameters);
+            let second = value([a1[column].to_f32(), b1[column].to_f32()], parameters);
+            let third = value([a2[column].to_f32(), b2[column].to_f32()], parameters);
+            let fourth = value([a3[column].to_f32(), b3[column].to_f32()], parameters);
             for k in 0..K {
                 sums[k][column] += (first[k] + second[k]) + (third[k] + fourth[k]);
             }
         }
     }
     for index in 4 * fours..strip.rows {
-        let [a, b, c] = row(index);
+        let [a, b] = row(index);
         for column in 0..width {
-            let value = value([a[column], b[column], c[column]], parameter[column]);
+            let value = value([a[column].to_f32(), b[column].to_f32()], [p[column], q[column], r[column]]);
             for k in 0..K {
                 sums[k][column] += value[k];
             }
@@ -124,16 +146,18 @@ pub(super) fn add_rows<const K: usize>(
 }
 
 /// `y[c]` = Σ over rows of `x[row, c]`: the gradient of anything that repeats over leading dims.
-pub fn sum_leading(pool: &Pool, x: &[f32], y: &mut [f32], scratch: &mut Vec<f64>) {
+pub fn sum_leading<E: Float>(context: &mut Context<'_>, x: &[E], y: &mut [f32]) {
     assert!(!y.is_empty() && x.len().is_multiple_of(y.len()), "the sum's shape is a suffix of the input's");
-    let shape = (x.len() / y.len(), y.len());
-    let sums = sum_columns(pool, shape, scratch, |strip, sums| add_plain(x, strip, sums));
+    let (shape, isa) = ((x.len() / y.len(), y.len()), context.isa);
+    let sums = sum_columns(context.pool, shape, &mut context.scratch.sums, |strip, sums| add_plain(isa, x, strip, sums));
     y.iter_mut().zip(sums).for_each(|(y, &sum)| *y = sum as f32);
 }
 
 vectorized! {
-    fn add_plain(x: &[f32], strip: Strip, sums: &mut Sums<1>) {
-        add_rows(strip, ([x; 3], x), sums, |[x, ..], _| [x]);
+    fn add_plain<E: Float>(x: &[E], strip: Strip, sums: &mut Sums<1>) {
+        let none = &[0.0; STRIP][..];
+        let strip = Strip { column: 0, ..strip };
+        add_rows(strip, ([x; 2], [none; 3]), sums, |[x, _], _| [x]);
     }
 }
 
@@ -143,11 +167,14 @@ const LANES: usize = 16;
 /// Elements of a row added in f32 before a flush to f64.
 const SEGMENT: usize = 4096;
 
-/// Σ value(i) over a row given as equally long slices; f32 lanes within segments, f64 across them.
+/// Σ value(a, b, c) over rows of equal length (one given twice costs nothing); f32 lanes within segments, f64 across them.
 #[inline(always)]
-pub(super) fn sum_row<const N: usize>(row: [&[f32]; N], value: impl Fn([f32; N]) -> f32) -> f64 {
-    let length = row[0].len();
-    let row = row.map(|part| &part[..length]);
+pub(super) fn sum_row<A: Float, B: Float, C: Float>(
+    (a, b, c): (&[A], &[B], &[C]),
+    value: impl Fn(f32, f32, f32) -> f32,
+) -> f64 {
+    let length = a.len();
+    let (b, c) = (&b[..length], &c[..length]);
     let mut total = 0.0;
     let mut segment = 0;
     while segment < length {
@@ -155,15 +182,15 @@ pub(super) fn sum_row<const N: usize>(row: [&[f32]; N], value: impl Fn([f32; N])
         let mut lanes = [0.0f32; LANES];
         let mut start = segment;
         while start + LANES <= end {
-            let chunk = row.map(|part| &part[start..start + LANES]);
+            let (a, b, c) = (&a[start..start + LANES], &b[start..start + LANES], &c[start..start + LANES]);
             for lane in 0..LANES {
-                lanes[lane] += value(chunk.map(|part| part[lane]));
+                lanes[lane] += value(a[lane].to_f32(), b[lane].to_f32(), c[lane].to_f32());
             }
             start += LANES;
         }
-        let rest = row.map(|part| &part[start..end]);
+        let (a, b, c) = (&a[start..end], &b[start..end], &c[start..end]);
         for lane in 0..end - start {
-            lanes[lane] += value(rest.map(|part| part[lane]));
+            lanes[lane] += value(a[lane].to_f32(), b[lane].to_f32(), c[lane].to_f32());
         }
         total += f64::from(fold(lanes, |a, b| a + b));
         segment = end;
@@ -173,17 +200,17 @@ pub(super) fn sum_row<const N: usize>(row: [&[f32]; N], value: impl Fn([f32; N])
 
 /// The largest of a row, NaN not counted; −∞ for an empty one.
 #[inline(always)]
-pub(super) fn max_row(row: &[f32]) -> f32 {
+pub(super) fn max_row<E: Float>(row: &[E]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let chunks = row.chunks_exact(LANES);
     let rest = chunks.remainder();
     for chunk in chunks {
         for lane in 0..LANES {
-            lanes[lane] = larger(lanes[lane], chunk[lane]);
+            lanes[lane] = larger(lanes[lane], chunk[lane].to_f32());
         }
     }
     for (lane, &value) in lanes.iter_mut().zip(rest) {
-        *lane = larger(*lane, value);
+        *lane = larger(*lane, value.to_f32());
     }
     fold(lanes, larger)
 }
@@ -221,9 +248,9 @@ mod tests {
             for (index, &x) in x.iter().enumerate() {
                 expected[index % columns] += f64::from(x);
             }
-            let sums = same_bits(|pool| {
+            let sums = same_bits(|context| {
                 let mut y = vec![f32::NAN; columns];
-                sum_leading(pool, &x, &mut y, &mut Vec::new());
+                sum_leading(context, &x, &mut y);
                 y
             });
             assert_close(&sums, &expected, 1e-6);
@@ -235,9 +262,9 @@ mod tests {
         for length in [1, 3, 31, 32, 33, 4095, 4097, 10_000] {
             let x = numbers(2, length);
             let expected: f64 = x.iter().map(|&x| f64::from(x * x)).sum();
-            assert!((sum_row([&x, &x], |[a, b]| a * b) - expected).abs() < 1e-5 * expected);
+            assert!((sum_row((&x, &x, &x), |a, b, _| a * b) - expected).abs() < 1e-5 * expected);
             assert_eq!(max_row(&x), x.iter().copied().fold(f32::MIN, f32::max));
         }
-        assert_eq!(max_row(&[]), f32::NEG_INFINITY);
+        assert_eq!(max_row::<f32>(&[]), f32::NEG_INFINITY);
     }
 }

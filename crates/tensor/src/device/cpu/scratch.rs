@@ -1,7 +1,6 @@
 //! Working memory of the kernels: packed panels and partial sums.
 //!
-//! It grows to the largest kernel of a plan during the first step and is then only reused. What a step still allocates is
-//! small: vectors of a few numbers per channel or per operand, in normalisations, concatenation and pooling.
+//! It grows to the largest kernel of a plan during the first step and is then only reused: a step allocates nothing.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -19,6 +18,10 @@ pub struct Scratch {
     shared: Buffer,
     partial: Buffer,
     workers: Buffer,
+    /// Values per channel, and an LSTM's states.
+    pub(crate) floats: Vec<f32>,
+    /// Sums per channel or row.
+    pub(crate) sums: Vec<f64>,
 }
 
 /// How many floats a kernel needs of each kind.
@@ -70,7 +73,8 @@ impl Scratch {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        (self.shared.len() + self.partial.len() + self.workers.len()) * size_of::<f32>()
+        let floats = self.shared.len() + self.partial.len() + self.workers.len() + self.floats.len();
+        floats * size_of::<f32>() + self.sums.len() * size_of::<f64>()
     }
 
     /// Buffers of at least the sizes asked for, each starting on a cache line.

@@ -1,7 +1,7 @@
 //! Batch-norm against its definition in f64.
 
 use super::*;
-use crate::device::cpu::check::{assert_close, numbers, same_bits, slope, weigh, wide};
+use crate::device::cpu::check::{assert_close, numbers, once, same_bits, slope, weigh, wide};
 
 const EPS: f32 = 1e-3;
 const SHAPES: [(usize, usize); 6] = [(7, 1), (5000, 3), (333, 17), (20, 1000), (3, 1100), (900, 64)];
@@ -19,10 +19,9 @@ impl Case {
         Self { x, gamma: numbers(2, channels), beta: numbers(3, channels), residual: numbers(4, rows * channels) }
     }
 
-    fn input(&self, relu: bool, residual: bool) -> BatchNorm<'_> {
+    fn input(&self, relu: bool, residual: bool) -> BatchNorm<'_, f32> {
         let residual = residual.then_some(&self.residual[..]);
-        let (gamma, beta) = (Some(&self.gamma[..]), Some(&self.beta[..]));
-        BatchNorm { x: &self.x, channels: self.gamma.len(), gamma, beta, residual, relu, eps: EPS }
+        BatchNorm { x: &self.x, gamma: Some(&self.gamma), beta: &self.beta, residual, relu, eps: EPS }
     }
 }
 
@@ -51,14 +50,14 @@ fn reference(point: &[f64], rows: usize, channels: usize, relu: bool) -> Vec<f64
     (0..x.len()).map(value).collect()
 }
 
-fn train_all(pool: &Pool, input: &BatchNorm) -> [Vec<f32>; 5] {
-    let channels = input.channels;
+fn train_all(context: &mut Context<'_>, input: &BatchNorm<'_, f32>) -> [Vec<f32>; 5] {
+    let channels = input.beta.len();
     let mut y = vec![f32::NAN; input.x.len()];
     let [mut mean, mut inv_std] = [(); 2].map(|()| vec![f32::NAN; channels]);
     let (mut running_mean, mut running_variance) = (vec![1.0; channels], vec![2.0; channels]);
     let running = Running { mean: &mut running_mean, variance: &mut running_variance, momentum: 0.1 };
     let output = TrainOutput { y: &mut y, mean: &mut mean, inv_std: &mut inv_std, running };
-    train(pool, input, output, &mut Vec::new());
+    train(context, input, output);
     [y, mean, inv_std, running_mean, running_variance]
 }
 
@@ -68,8 +67,8 @@ fn training_follows_the_definition() {
         let case = Case::new(rows, channels);
         for (relu, residual) in [(false, false), (true, false), (false, true), (true, true)] {
             let input = case.input(relu, residual);
-            same_bits(|pool| train_all(pool, &input).concat());
-            let [y, mean, _, running_mean, running_variance] = train_all(&Pool::new(2), &input);
+            same_bits(|context| train_all(context, &input).concat());
+            let [y, mean, _, running_mean, running_variance] = once(|context| train_all(context, &input));
             let mut point = wide(&[&case.x[..], &case.gamma, &case.beta].concat());
             if residual {
                 point.extend(wide(&case.residual));
@@ -90,8 +89,8 @@ fn training_follows_the_definition() {
 fn a_mean_far_from_zero_costs_no_digits() {
     let channels = 3;
     let x: Vec<f32> = numbers(9, 30_000 * channels).iter().map(|x| 1000.0 + x / 8.0).collect();
-    let input = BatchNorm { x: &x, channels, gamma: None, beta: None, residual: None, relu: false, eps: 0.0 };
-    let [_, mean, inv_std, ..] = train_all(&Pool::new(1), &input);
+    let input = BatchNorm { x: &x, gamma: None, beta: &[0.0; 3], residual: None, relu: false, eps: 0.0 };
+    let [_, mean, inv_std, ..] = once(|context| train_all(context, &input));
     let (true_mean, true_variance) = moments(&wide(&x), channels);
     for channel in 0..channels {
         assert!((f64::from(mean[channel]) / true_mean[channel] - 1.0).abs() < 1e-7);
@@ -105,9 +104,9 @@ fn inference_uses_the_running_statistics() {
     let case = Case::new(rows, channels);
     let (mean, variance) =
         (numbers(5, channels), numbers(6, channels).iter().map(|x| x.abs() + 0.1).collect::<Vec<_>>());
-    let y = same_bits(|pool| {
+    let y = same_bits(|context| {
         let mut y = vec![f32::NAN; rows * channels];
-        infer(pool, &case.input(true, true), (&mean, &variance), &mut y);
+        infer(context, &case.input(true, true), (&mean, &variance), &mut y);
         y
     });
     let expected = |index: usize| {
@@ -118,16 +117,20 @@ fn inference_uses_the_running_statistics() {
     assert_close(&y, &(0..y.len()).map(expected).collect::<Vec<_>>(), 1e-5);
 }
 
-fn gradient_all(pool: &Pool, case: &Case, dy: &[f32], relu: bool, residual: bool, in_place: bool) -> Vec<f32> {
+fn gradient_all(context: &mut Context<'_>, case: &Case, dy: &[f32], relu: bool, residual: bool, in_place: bool) -> Vec<f32> {
     let channels = case.gamma.len();
-    let [y, mean, inv_std, ..] = train_all(pool, &case.input(relu, residual));
-    let mut dx = if in_place { dy.to_vec() } else { vec![f32::NAN; dy.len()] };
-    let mut dresidual = vec![f32::NAN; dy.len()];
+    let [y, mean, inv_std, ..] = train_all(context, &case.input(relu, residual));
+    let held = |holds: bool| if in_place && holds { dy.to_vec() } else { vec![f32::NAN; dy.len()] };
+    let (mut dx, mut dresidual) = (held(!residual), held(residual));
     let [mut dgamma, mut dbeta] = [(); 2].map(|()| vec![f32::NAN; channels]);
     let input = BatchNormGrad {
         dy: (!in_place).then_some(dy),
         x: &case.x,
-        y: relu.then_some(&y),
+        mask: match (relu, residual) {
+            (false, _) => Mask::None,
+            (true, false) => Mask::FromInput(&case.beta),
+            (true, true) => Mask::FromOutput(&y),
+        },
         gamma: Some(&case.gamma),
         mean: &mean,
         inv_std: &inv_std,
@@ -135,10 +138,10 @@ fn gradient_all(pool: &Pool, case: &Case, dy: &[f32], relu: bool, residual: bool
     let output = GradOutput {
         dx: &mut dx,
         dgamma: Some(&mut dgamma),
-        dbeta: Some(&mut dbeta),
+        dbeta: &mut dbeta,
         dresidual: residual.then_some(&mut dresidual),
     };
-    gradient(pool, &input, output, &mut Vec::new());
+    gradient(context, &input, output);
     let mut all = [dx, dgamma, dbeta].concat();
     if residual {
         all.extend(dresidual);
@@ -152,8 +155,8 @@ fn gradients_follow_finite_differences() {
         let case = Case::new(rows, channels);
         let dy = numbers(8, rows * channels);
         for (relu, residual) in [(false, false), (true, false), (false, true), (true, true)] {
-            let all = same_bits(|pool| gradient_all(pool, &case, &dy, relu, residual, false));
-            assert_eq!(all, gradient_all(&Pool::new(1), &case, &dy, relu, residual, true));
+            let all = same_bits(|context| gradient_all(context, &case, &dy, relu, residual, false));
+            assert_eq!(all, once(|context| gradient_all(context, &case, &dy, relu, residual, true)));
             let mut point = [&case.x[..], &case.gamma, &case.beta].concat();
             if residual {
                 point.extend(&case.residual);
@@ -169,6 +172,6 @@ fn gradients_of_large_shapes_do_not_depend_on_threads() {
     for (rows, channels) in SHAPES {
         let case = Case::new(rows, channels);
         let dy = numbers(8, rows * channels);
-        same_bits(|pool| gradient_all(pool, &case, &dy, true, true, false));
+        same_bits(|context| gradient_all(context, &case, &dy, true, true, false));
     }
 }

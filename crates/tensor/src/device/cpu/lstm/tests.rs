@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::cpu::check::{assert_close, numbers, same_bits, slope, weigh, wide};
 
-fn naive(product: Product) {
+fn naive(_: &mut Context<'_>, product: Product<'_>) {
     let Product { m, n, k, a, b, c, .. } = product;
     for row in 0..m {
         for column in 0..n {
@@ -71,23 +71,22 @@ impl Case {
         y
     }
 
-    fn forward(&self, pool: &Pool) -> [Vec<f32>; 3] {
+    fn forward(&self, context: &mut Context<'_>) -> [Vec<f32>; 3] {
         let Lstm { batch, steps, hidden, .. } = self.size;
         let rows = batch * steps;
         let [mut y, mut gates, mut cells] = [1, 4, 1].map(|width| vec![f32::NAN; rows * width * hidden]);
-        let (matmul, scratch, sums) = (&mut naive, &mut Vec::new(), &mut Vec::new());
         let output = Outputs { y: &mut y, gates: &mut gates, cells: &mut cells };
-        forward(Tools { pool, matmul, scratch, sums }, self.size, self.inputs(), output);
+        forward(context, naive, self.size, self.inputs(), output);
         [y, gates, cells]
     }
 
-    fn gradient(&self, pool: &Pool, dy: &[f32]) -> Vec<f32> {
-        let [y, gates, cells] = self.forward(pool);
+    fn gradient(&self, context: &mut Context<'_>, dy: &[f32]) -> Vec<f32> {
+        let [y, gates, cells] = self.forward(context);
         let [mut dx, mut dw_ih, mut dw_hh, mut db, _] = self.split(&self.point).map(|part| vec![f32::NAN; part.len()]);
-        let (matmul, scratch, sums) = (&mut naive, &mut vec![7.0; 3], &mut Vec::new());
+        context.scratch.floats = vec![7.0; 3];
         let output = Gradients { dx: Some(&mut dx), dw_ih: &mut dw_ih, dw_hh: &mut dw_hh, db: &mut db };
         let saved = Saved { dy, y: &y, gates: &gates, cells: &cells };
-        gradient(Tools { pool, matmul, scratch, sums }, self.size, self.inputs(), saved, output);
+        gradient(context, naive, self.size, self.inputs(), saved, output);
         [dx, dw_ih, dw_hh, db.clone(), db].concat()
     }
 }
@@ -95,10 +94,10 @@ impl Case {
 #[test]
 fn sequences_and_gradients_follow_the_recurrence() {
     for case in [Case::new(1, 1, 1, 1), Case::new(3, 4, 2, 5), Case::new(2, 3, 5, 17)] {
-        let y = same_bits(|pool| case.forward(pool)[0].clone());
+        let y = same_bits(|context| case.forward(context)[0].clone());
         assert_close(&y, &case.reference(&wide(&case.point)), 2e-6);
         let dy = numbers(2, y.len());
-        let all = same_bits(|pool| case.gradient(pool, &dy));
+        let all = same_bits(|context| case.gradient(context, &dy));
         assert_close(&all, &slope(&case.point, |point| weigh(&case.reference(point), &dy)), 2e-5);
     }
 }
