@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::super::super::context::Context;
-use super::super::super::gemm::kernel::{self, Layout, ROWS_MAX, Tile};
+use super::super::super::gemm::kernel::{self, Layout, ROWS_MAX, Tile, Words};
 use super::super::super::isa::Isa;
 use super::super::super::pool::SendPointer;
 use super::super::super::scratch::{Buffers, Need};
@@ -277,15 +277,17 @@ impl Part<'_> {
                         right: panel_right.as_ptr(),
                         depth: tiles,
                         rows: &pointers[..panel.len()],
+                        narrow: None,
                         columns: width.min(columns.end - start),
                         scale: 1.0,
                         load: !self.first,
                         bias: None,
                         relu: false,
                         stream: false,
-                        ahead: (panel_right.as_ptr().cast(), 0),
+                        ahead: &[],
                     };
-                    let function = kernel::tile(cut.isa, panel.len(), width / cut.isa.lanes(), Layout::AlongRows);
+                    let function =
+                        kernel::tile(cut.isa, Words::Plain, panel.len(), width / cut.isa.lanes(), Layout::AlongRows);
                     // SAFETY: the set is available; a row of mapped inputs has a line to spare for the rows that a tile reads
                     // beyond the last (the last row's lie in the mapped gradients behind); tasks have rows of sums of their own.
                     unsafe { function(&tile) };

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::super::super::context::Context;
 use super::super::super::gemm::Epilogue;
-use super::super::super::gemm::kernel::{self, DEPTH_MAX, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
+use super::super::super::gemm::kernel::{self, DEPTH_MAX, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile, Words};
 use super::super::super::isa::Isa;
 use super::super::super::pool::{Pool, SendPointer};
 use super::super::super::scratch::{Buffers, Need};
@@ -397,19 +397,21 @@ impl Part<'_> {
                     let ahead = right.as_ptr().wrapping_add(right.len() + panel * share);
                     let tile = Tile {
                         left: mapped[position * input_stride + cut.panel(panel, *block)..].as_ptr(),
-                        left_stride: 0,
+                        left_stride: PANEL_STRIDE,
                         right: right.as_ptr(),
                         depth: *steps,
                         rows: &pointers[..rows.len()],
+                        narrow: None,
                         columns: width.min(columns.end - start),
                         scale: 1.0,
                         load: *block > 0,
                         bias: None,
                         relu: false,
                         stream: false,
-                        ahead: (ahead.cast(), size_of::<f32>() * (share / steps)),
+                        ahead: &[(ahead.cast(), size_of::<f32>() * (share / steps))],
                     };
-                    let function = kernel::tile(cut.isa, rows.len(), width / cut.isa.lanes(), Layout::AlongDepth);
+                    let function =
+                        kernel::tile(cut.isa, Words::Plain, rows.len(), width / cut.isa.lanes(), Layout::AlongDepth);
                     // SAFETY: the set is available; a panel holds `height` rows of `PANEL_STRIDE`, valid or not, and every
                     // row of the sums has room for its columns.
                     unsafe { function(&tile) };
