@@ -73,7 +73,10 @@ pub(crate) fn elements_mut<T: Element>(words: &mut [f32], byte: usize, count: us
 }
 
 fn check_range<T: Element>(words: &[f32], byte: usize, count: usize) {
-    assert!(byte.is_multiple_of(size_of::<T>()) && align_of::<T>() <= align_of::<f32>(), "an element starts on its size");
+    assert!(
+        byte.is_multiple_of(size_of::<T>()) && align_of::<T>() <= align_of::<f32>(),
+        "an element starts on its size"
+    );
     let end = count.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(byte));
     assert!(end.is_some_and(|end| end <= size_of_val(words)), "the elements lie inside the arena");
 }

@@ -104,7 +104,13 @@ impl Mixing {
                 (Operand::Full, _) => DType::F32,
                 (Operand::Integer, _) => DType::I32,
                 (Operand::Free, Op::Cast(target)) => *target,
-                (Operand::Free, _) => if full { DType::F32 } else { DType::Bf16 },
+                (Operand::Free, _) => {
+                    if full {
+                        DType::F32
+                    } else {
+                        DType::Bf16
+                    }
+                }
             };
             if full && given == DType::Bf16 {
                 let (shape, layer) = (self.graph.shape(*output).clone(), node.layer.clone());

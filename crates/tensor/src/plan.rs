@@ -231,8 +231,8 @@ impl Plan {
                     _ => place == self.place(other),
                 };
                 for (index, &input) in node.inputs.iter().enumerate() {
-                    let may_share = matches!(node.op, crate::op::Op::Reshape(_))
-                        || node.op.in_place() == Some((position, index));
+                    let may_share =
+                        matches!(node.op, crate::op::Op::Reshape(_)) || node.op.in_place() == Some((position, index));
                     let shared = may_share && self.place(input) == place;
                     assert!(shared || !overlaps(input), "{}: output {position} overlaps input {index}", node.layer);
                 }

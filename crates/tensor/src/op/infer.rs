@@ -2,8 +2,8 @@
 //!
 //! A backward operation is held to the shapes of the forward operation that it belongs to.
 
-use super::{Op, ReluMask};
 use super::accept::{is_empty, too_many};
+use super::{Op, ReluMask};
 use crate::dtype::DType;
 use crate::shape::Shape;
 use crate::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};

@@ -53,7 +53,11 @@ impl Op {
             Self::Conv2dGradWeight { .. } | Self::SumLeading { .. } | Self::EmbeddingGrad { .. } => Full,
             Self::MatMul { .. } | Self::Embedding | Self::Cast(_) => Free,
             Self::BatchNormGrad(norm) => {
-                if (1..2 + usize::from(norm.scale)).contains(&index) { Full } else { Common }
+                if (1..2 + usize::from(norm.scale)).contains(&index) {
+                    Full
+                } else {
+                    Common
+                }
             }
             Self::BatchNorm(_) | Self::LayerNorm { .. } | Self::LayerNormGrad if index > 0 => Full,
             Self::Pool2d(pool) if index > 0 && pool.kind == PoolKind::Max => Integer,

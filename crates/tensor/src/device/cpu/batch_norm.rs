@@ -153,7 +153,8 @@ impl<'a> Affine<'a> {
         let [wide_mean, factor, wide_beta] = wide_rows(floats, channels);
         widen(mean, wide_mean);
         widen(beta, wide_beta);
-        (0..channels).for_each(|channel| factor[channel] = gamma.map_or(1.0, |gamma| gamma[channel]) * inv_std(channel));
+        (0..channels)
+            .for_each(|channel| factor[channel] = gamma.map_or(1.0, |gamma| gamma[channel]) * inv_std(channel));
         repeat(factor, channels);
         Self { mean: wide_mean, factor, beta: wide_beta }
     }

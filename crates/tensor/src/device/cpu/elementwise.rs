@@ -28,12 +28,7 @@ pub fn unary<E: Float>(context: &Context<'_>, kind: Unary, x: Option<&[E]>, y: &
 }
 
 /// dx = dy·f′, where `saved` is the output or the input of the function, as [`Unary::saves_output`] says.
-pub fn unary_grad<E: Float>(
-    context: &Context<'_>,
-    kind: Unary,
-    (dy, saved): (Option<&[E]>, &[E]),
-    dx: &mut [E],
-) {
+pub fn unary_grad<E: Float>(context: &Context<'_>, kind: Unary, (dy, saved): (Option<&[E]>, &[E]), dx: &mut [E]) {
     check_lengths(dy, dx);
     assert_eq!(saved.len(), dx.len(), "a gradient has the length of its function's values");
     context.pool.chunks(dx, GRAIN, |task, dx| {

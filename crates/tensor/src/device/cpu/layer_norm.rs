@@ -99,11 +99,7 @@ const RUN: usize = 32;
 const BLOCKS_MAX: usize = 64;
 
 /// The gradient of [`forward`].
-pub fn gradient<E: Float>(
-    context: &mut Context<'_>,
-    input: &LayerNormGrad<'_, E>,
-    output: LayerNormGradOutput<'_, E>,
-) {
+pub fn gradient<E: Float>(context: &mut Context<'_>, input: &LayerNormGrad<'_, E>, output: LayerNormGradOutput<'_, E>) {
     let (x, width, isa) = (input.x, input.gamma.len(), context.isa);
     let rows = input.mean.len();
     assert!(x.len() == rows * width && output.dx.len() == x.len(), "layer-norm keeps the shape");

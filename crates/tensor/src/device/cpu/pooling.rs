@@ -80,13 +80,7 @@ impl Pooling {
 
 /// y = the pooling of x. A maximum also writes, where asked, the pixel (row·width + column within its image) that won,
 /// for the gradient: the first of equal ones; NaN wins over numbers.
-pub fn forward<E: Float>(
-    context: &Context<'_>,
-    pooling: &Pooling,
-    x: &[E],
-    y: &mut [E],
-    argmax: Option<&mut [i32]>,
-) {
+pub fn forward<E: Float>(context: &Context<'_>, pooling: &Pooling, x: &[E], y: &mut [E], argmax: Option<&mut [i32]>) {
     pooling.check(x.len(), y.len());
     let (pool, isa) = (context.pool, context.isa);
     let (row, rows) = (pooling.output_row(), pooling.output[0]);
@@ -210,13 +204,7 @@ fn sum_lanes<E: Float, const FULL: bool>(pixels: Pixels, x: &[E], (channels, fir
 }
 
 /// dx = the gradient of the pooling; a maximum needs the winners that [`forward`] wrote.
-pub fn gradient<E: Float>(
-    context: &Context<'_>,
-    pooling: &Pooling,
-    dy: &[E],
-    argmax: Option<&[i32]>,
-    dx: &mut [E],
-) {
+pub fn gradient<E: Float>(context: &Context<'_>, pooling: &Pooling, dy: &[E], argmax: Option<&[i32]>, dx: &mut [E]) {
     pooling.check(dx.len(), dy.len());
     assert_eq!(
         argmax.map(<[i32]>::len),

@@ -149,7 +149,8 @@ pub(super) fn add_rows<E: Float, const K: usize>(
 pub fn sum_leading<E: Float>(context: &mut Context<'_>, x: &[E], y: &mut [f32]) {
     assert!(!y.is_empty() && x.len().is_multiple_of(y.len()), "the sum's shape is a suffix of the input's");
     let (shape, isa) = ((x.len() / y.len(), y.len()), context.isa);
-    let sums = sum_columns(context.pool, shape, &mut context.scratch.sums, |strip, sums| add_plain(isa, x, strip, sums));
+    let sums =
+        sum_columns(context.pool, shape, &mut context.scratch.sums, |strip, sums| add_plain(isa, x, strip, sums));
     y.iter_mut().zip(sums).for_each(|(y, &sum)| *y = sum as f32);
 }
 

@@ -117,7 +117,14 @@ fn inference_uses_the_running_statistics() {
     assert_close(&y, &(0..y.len()).map(expected).collect::<Vec<_>>(), 1e-5);
 }
 
-fn gradient_all(context: &mut Context<'_>, case: &Case, dy: &[f32], relu: bool, residual: bool, in_place: bool) -> Vec<f32> {
+fn gradient_all(
+    context: &mut Context<'_>,
+    case: &Case,
+    dy: &[f32],
+    relu: bool,
+    residual: bool,
+    in_place: bool,
+) -> Vec<f32> {
     let channels = case.gamma.len();
     let [y, mean, inv_std, ..] = train_all(context, &case.input(relu, residual));
     let held = |holds: bool| if in_place && holds { dy.to_vec() } else { vec![f32::NAN; dy.len()] };
