@@ -1,15 +1,18 @@
-//! Runs a case of the op table on every instruction set this machine has (which convolutions and products follow; the
-//! others give the same bits on all, see `device/cpu/vectorize.rs`) and holds it against the interpreter: results
-//! and new states to 1e-5, every input's gradient to 1e-4 of central differences, one and two threads bit for bit.
+//! Runs a case of the op table on every instruction set this machine has and holds it against the interpreter: results
+//! and new states to 1e-5, every input's gradient to 1e-4 of central differences, one and two threads bit for bit. Then
+//! once more in bf16, on operands that bf16 holds exactly, to 1e-2.
 
 use std::sync::Arc;
 
 use paceline_system::random::{self, Random};
 use paceline_tensor::device::cpu::{Cpu, isa::Isa};
-use paceline_tensor::{DType, Device, Executor, Graph, Op, Pass, Plan, Shape, Source, Store, Value, Wanted, gradient};
+use paceline_tensor::{
+    Bf16, DType, Device, Executor, Graph, Op, Pass, Plan, Shape, Source, Store, Value, Wanted, gradient,
+};
 
 use super::array::Array;
 use super::interpret;
+use super::narrow::{Narrowed, rounded};
 
 /// What an input is filled with.
 #[derive(Clone, Copy, Debug)]
@@ -30,13 +33,18 @@ pub struct Case {
     graph: Graph,
     output: Option<Value>,
     fills: Vec<(Value, Fill)>,
-    /// Inputs whose gradient is not asked for, or none at all.
+    /// Whether there is a gradient to check.
     differentiable: bool,
+    /// Of results and of gradients.
+    tolerances: [f64; 2],
+    /// Whether the row is also checked in bf16.
+    narrows: bool,
 }
 
 impl Case {
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), graph: Graph::new(), output: None, fills: Vec::new(), differentiable: true }
+        let (graph, fills, tolerances) = (Graph::new(), Vec::new(), [1e-5, 1e-4]);
+        Self { name: name.into(), graph, output: None, fills, differentiable: true, tolerances, narrows: true }
     }
 
     /// A case of one operation.
@@ -50,6 +58,12 @@ impl Case {
     /// The operation has no gradient, and says so.
     pub fn forward_only(mut self) -> Self {
         self.differentiable = false;
+        self
+    }
+
+    /// What bf16 rounds between the operations is more than the row's tolerance.
+    pub fn f32_only(mut self) -> Self {
+        self.narrows = false;
         self
     }
 
@@ -72,6 +86,33 @@ impl Case {
     }
 }
 
+impl Case {
+    fn is_narrow(&self) -> bool {
+        self.graph.values().any(|value| self.graph.dtype(value) == DType::Bf16)
+    }
+
+    /// The same in bf16, if any of its operands can be.
+    fn narrowed(&self) -> Option<Self> {
+        if !self.narrows {
+            return None;
+        }
+        let narrowed = Narrowed::of(&self.graph);
+        let fills: Vec<(Value, Fill)> = self.fills.iter().map(|&(value, fill)| (narrowed.at(value), fill)).collect();
+        let too_many = |&(value, fill): &(Value, Fill)| {
+            matches!(fill, Fill::Distinct) && narrowed.graph.shape(value).elements() > DISTINCT_MAX
+        };
+        if !narrowed.is_narrow() || fills.iter().any(too_many) {
+            return None;
+        }
+        let output = self.output.map(|output| narrowed.at(output));
+        let (name, differentiable) = (format!("{}, bf16", self.name), self.differentiable);
+        Some(Self { name, graph: narrowed.graph, output, fills, differentiable, tolerances: [1e-2; 2], narrows: false })
+    }
+}
+
+/// More different numbers than this would span too many orders of magnitude in bf16.
+const DISTINCT_MAX: usize = 2000;
+
 /// Checks all rows and reports every failure, one line each.
 pub fn check_all(cases: Vec<Case>) {
     let devices: Vec<(Isa, [Device; 2])> = Isa::ALL
@@ -79,7 +120,8 @@ pub fn check_all(cases: Vec<Case>) {
         .filter(|isa| isa.available())
         .map(|isa| (isa, [1, 2].map(|threads| Device::Cpu(Arc::new(Cpu::with_isa(threads, isa))))))
         .collect();
-    let failures: Vec<String> = cases.iter().flat_map(|case| check(case, &devices)).collect();
+    let mut failures: Vec<String> = cases.iter().flat_map(|case| check(case, &devices)).collect();
+    failures.extend(cases.iter().filter_map(Case::narrowed).flat_map(|case| check(&case, &devices)));
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
 }
 
@@ -89,6 +131,7 @@ fn check(case: &Case, devices: &[(Isa, [Device; 2])]) -> Vec<String> {
     let output = case.output.expect("a case has an operation");
     let values = interpret::run(&case.graph, &given);
     let dy = random_array(&case.name, u64::MAX, case.graph.shape(output));
+    let dy = rounded(dy, case.graph.dtype(output));
     let work = Work::new(case, output);
     let mut wanted = vec![("the result".to_owned(), Target::All(values[output.index()].clone().expect("computed")))];
     for &(value, _) in &work.gradients {
@@ -102,13 +145,15 @@ fn check(case: &Case, devices: &[(Isa, [Device; 2])]) -> Vec<String> {
     let mut failures = Vec::new();
     for (isa, threads) in devices {
         for fused in [false, true] {
-            if fused && case.graph.nodes().len() == 1 {
+            // Of several operations, bf16 is checked where they are one: what is rounded between them differs otherwise.
+            let single = case.graph.nodes().len() == 1;
+            if (fused && single) || (!fused && !single && case.is_narrow()) {
                 continue;
             }
             let [one, two] = [0, 1].map(|index| work.run(&threads[index], &given, &dy, fused));
             let at = format!("{}, {isa:?}{}", case.name, if fused { ", fused" } else { "" });
             for (((what, target), one), two) in wanted.iter().zip(&one).zip(&two) {
-                failures.extend(target.mismatch(one).map(|why| format!("{at}: {what}: {why}")));
+                failures.extend(target.mismatch(one, case.tolerances).map(|why| format!("{at}: {what}: {why}")));
                 if let Some(element) = one.iter().zip(two).position(|(one, two)| one.to_bits() != two.to_bits()) {
                     let (one, two) = (one[element], two[element]);
                     failures.push(format!("{at}: {what}: element {element} is {one} on 1 thread, {two} on 2"));
@@ -135,7 +180,7 @@ impl Work {
             graph.dtype(value).is_float() && matches!(graph.info(value).source, Source::Input(_))
         };
         let inputs: Vec<Value> = case.fills.iter().map(|fill| fill.0).filter(|&value| floats(&graph, value)).collect();
-        let seed = graph.input("dy", graph.shape(output).clone(), DType::F32);
+        let seed = graph.input("dy", graph.shape(output).clone(), graph.dtype(output));
         let gradients = gradient::differentiate(&mut graph, output, seed, &inputs);
         if !case.differentiable {
             let error = gradients.expect_err(&case.name).to_string();
@@ -219,11 +264,11 @@ impl Target {
     }
 
     /// Why `got` is not this, naming the worst element.
-    fn mismatch(&self, got: &[f32]) -> Option<String> {
+    fn mismatch(&self, got: &[f32], [of_results, of_gradients]: [f64; 2]) -> Option<String> {
         match self {
             Self::All(want) => {
                 assert_eq!(got.len(), want.data.len());
-                worst(got.iter().zip(&want.data).map(|(&got, &want)| (f64::from(got), want)).enumerate(), 1e-5)
+                worst(got.iter().zip(&want.data).map(|(&got, &want)| (f64::from(got), want)).enumerate(), of_results)
             }
             Self::Slopes { elements, directions } => {
                 let pairs = elements.iter().map(|&(at, want)| (at, (f64::from(got[at]), want)));
@@ -231,10 +276,10 @@ impl Target {
                 let along = directions.iter().enumerate().find_map(|(number, (signs, want))| {
                     let got: f64 = got.iter().zip(signs).map(|(&got, sign)| f64::from(got) * sign).sum();
                     let off = (got - want).abs() / (scale * (signs.len() as f64).sqrt());
-                    (off.is_nan() || off > 1e-4)
+                    (off.is_nan() || off > of_gradients)
                         .then(|| format!("along direction {number} it is {got}, should be {want} (off by {off:.1e})"))
                 });
-                worst(pairs, 1e-4).or(along)
+                worst(pairs, of_gradients).or(along)
             }
         }
     }
@@ -255,7 +300,8 @@ fn worst(pairs: impl Iterator<Item = (usize, (f64, f64))>, tolerance: f64) -> Op
 
 fn fill_in(case: &Case, value: Value, fill: Fill) -> Array {
     let shape = case.graph.shape(value);
-    let array = random_array(&case.name, value.index() as u64, shape);
+    let dtype = case.graph.dtype(value);
+    let array = rounded(random_array(&case.name, value.index() as u64, shape), dtype);
     match fill {
         Fill::Any => array,
         Fill::State => array.map(|x| 1.0 + x / 2.0),
@@ -266,11 +312,22 @@ fn fill_in(case: &Case, value: Value, fill: Fill) -> Array {
             let mut distinct = array;
             let middle = order.len() as f64 / 2.0;
             for (rank, &element) in order.iter().enumerate() {
-                distinct.data[element] = (2.0 * (rank as f64 - middle.floor()) + 1.0) / 32.0;
+                let number = rank as f64 - middle.floor();
+                distinct.data[element] =
+                    if dtype == DType::Bf16 { ladder(number) } else { (2.0 * number + 1.0) / 32.0 };
             }
             distinct
         }
     }
+}
+
+/// Different numbers of bf16 from ±1/32 on, none of them 6, where ReLU6 has a kink.
+fn ladder(number: f64) -> f64 {
+    let (first, six) = (Bf16::from_f32(1.0 / 32.0).to_bits(), Bf16::from_f32(6.0).to_bits());
+    let step = if number < 0.0 { -1.0 - number } else { number };
+    let bits = first + step as u16;
+    let value = f64::from(Bf16::from_bits(bits + u16::from(bits >= six)).to_f32());
+    if number < 0.0 { -value } else { value }
 }
 
 /// Numbers in −1..1 that an f32 holds exactly.

@@ -1,7 +1,8 @@
 //! All three passes against sums in double precision, on every instruction set and number of threads.
 
 use super::super::gemm::Epilogue;
-use super::super::gemm::tests::{check, numbers, taken};
+use super::super::gemm::tests::{check_within, numbers, taken};
+use super::super::simd::is_f32;
 use super::*;
 use crate::bf16::Bf16;
 use crate::dtype::Float;
@@ -61,24 +62,26 @@ fn run_as<E: Float>(shape: &ConvShape, algorithm: Algorithm) {
     let finished: Vec<f64> =
         y.iter().enumerate().map(|(index, y)| (y + f64::from(bias[index % outputs])).max(0.0)).collect();
     // The tolerance grows with the root of the terms; mapped sums may err by four times as much as direct ones.
-    let allow = |terms| if algorithm == Algorithm::Winograd { 16 * terms } else { terms };
-    check(&format!("forward {name}"), &y, allow(terms), |context| {
+    // In bf16 they are rounded once more, which a test beside the algorithm bounds more closely.
+    let noise = if is_f32::<E>() { 0.0 } else { 0.2 };
+    let allow = |terms| if algorithm == Algorithm::Winograd { (16 * terms, noise) } else { (terms, 0.0) };
+    check_within(&format!("forward {name}"), &y, allow(terms), |context| {
         let mut result = vec![E::from_f32(f32::NAN); y.len()];
         conv2d_forward(context, shape, algorithm, &x, &w, Epilogue::default(), &mut result);
         result
     });
-    check(&format!("forward with bias and ReLU {name}"), &finished, allow(terms), |context| {
+    check_within(&format!("forward with bias and ReLU {name}"), &finished, allow(terms), |context| {
         let mut result = vec![E::from_f32(f32::NAN); y.len()];
         let epilogue = Epilogue { bias: Some(&bias), relu: true };
         conv2d_forward(context, shape, algorithm, &x, &w, epilogue, &mut result);
         result
     });
-    check(&format!("gradient of the input {name}"), &dx, allow(terms * outputs), |context| {
+    check_within(&format!("gradient of the input {name}"), &dx, allow(terms * outputs), |context| {
         let mut result = vec![E::from_f32(f32::NAN); x.len()];
         conv2d_grad_input(context, shape, algorithm, &dy, &w, &mut result);
         result
     });
-    check(&format!("gradient of the weight {name}"), &dw, allow(pixels), |context| {
+    check_within(&format!("gradient of the weight {name}"), &dw, allow(pixels), |context| {
         let mut result = vec![f32::NAN; w.len()];
         conv2d_grad_weight(context, shape, algorithm, &x, &dy, &mut result);
         result

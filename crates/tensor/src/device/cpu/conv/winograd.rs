@@ -14,6 +14,9 @@
 //! a quarter of what the integers 0, ±1, ±2 give. Cost per tile and 16 channels: 144 multiply-adds for the input, 120 for the
 //! output, against 36 × channels for the products.
 //!
+//! With bf16 images, mapped values are rounded to bf16 where the machine multiplies pairs of them; that adds about 1% of noise to a
+//! result (root mean square), where the direct sum of rounded operands has 0.3%. Sums are in f32.
+//!
 //! Mapped values live in caches only: a task maps some tiles, multiplies and maps back. The order of every sum is a function of
 //! the channels alone, so tasks may be cut as the threads need it and the bits stay.
 
@@ -27,7 +30,11 @@ mod weights;
 pub(super) use grad_weight::grad_weight;
 pub(super) use sweep::{forward, grad_input};
 
+use super::super::gemm::kernel::Words;
+use super::super::isa::Isa;
+use super::super::simd::is_f32;
 use super::ConvShape;
+use crate::dtype::Float;
 
 /// Positions of a mapped tile.
 const POSITIONS: usize = 36;
@@ -52,6 +59,11 @@ pub(super) fn applies(shape: &ConvShape) -> bool {
 pub(super) fn pays(shape: &ConvShape) -> bool {
     let direct = 9 * shape.y[0] * shape.y[1] * shape.y[2];
     applies(shape) && shape.x[3].min(shape.y[3]) >= 16 && direct >= 2 * POSITIONS * Tiles::forward(shape).count
+}
+
+/// What mapped values are kept as: for bf16 images in bf16 too, where the machine multiplies that twice as fast; else in f32.
+fn words<E: Float>(isa: Isa) -> Words {
+    if !is_f32::<E>() && isa == Isa::Avx512Bf16 { Words::Pairs } else { Words::Plain }
 }
 
 /// The tiles of a batch of images: `rows` × `columns` per image.

@@ -14,8 +14,8 @@ use super::super::super::pool::SendPointer;
 use super::super::super::scratch::{Buffers, Need};
 use super::super::super::simd::{Simd, Vectorised};
 use super::super::ConvShape;
-use super::transform::{Input, OutputGradient, WeightGradient, map_tile};
-use super::{PATCH, POSITIONS, TILE, Tiles};
+use super::transform::{Input, Map, OutputGradient, WeightGradient, map_pair, map_tile};
+use super::{PATCH, POSITIONS, TILE, Tiles, words};
 use crate::dtype::Float;
 
 /// Mapped images of a chunk: a share of a third-level cache.
@@ -28,7 +28,7 @@ const CHUNK_TILES: usize = 128;
 const ROWS: usize = 32;
 const COLUMNS: usize = 64;
 
-/// Tiles mapped by one task.
+/// Tiles mapped by one task: an even number.
 const MAP_TILES: usize = 8;
 
 /// dw from x and dy.
@@ -40,9 +40,11 @@ pub(in super::super) fn grad_weight<E: Float>(
     dw: &mut [f32],
 ) {
     assert!(context.isa.available(), "this machine has no {:?}", context.isa);
-    let run = Run { cut: Cut::new(context.isa, context.pool.threads(), shape), tiles: Tiles::forward(shape), x, dy };
+    let run =
+        Run { cut: Cut::new::<E>(context.isa, context.pool.threads(), shape), tiles: Tiles::forward(shape), x, dy };
     let cut = run.cut;
-    let (inputs, outputs) = (POSITIONS * cut.chunk * cut.input_stride(), POSITIONS * cut.chunk * cut.padded());
+    let lines = POSITIONS * cut.lines(cut.chunk);
+    let (inputs, outputs) = (lines * cut.input_stride(), lines * cut.padded());
     let zeros = shape.x[3].max(shape.y[3]).next_multiple_of(16);
     let at_once = cut.chunk == run.tiles.count && cut.groups == 1;
     let (own, all) = (POSITIONS * ROWS * (COLUMNS + 16), POSITIONS * cut.inputs * cut.sum_stride());
@@ -112,6 +114,7 @@ struct Target {
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     isa: Isa,
+    words: Words,
     inputs: usize,
     outputs: usize,
     /// Tiles of a chunk.
@@ -121,16 +124,22 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(isa: Isa, threads: usize, shape: &ConvShape) -> Self {
+    fn new<E: Float>(isa: Isa, threads: usize, shape: &ConvShape) -> Self {
         let (inputs, outputs) = (shape.x[3], shape.y[3]);
         let bytes = POSITIONS * (inputs + outputs) * size_of::<f32>();
         let count = Tiles::forward(shape).count;
-        let chunk = (CHUNK_BYTES / bytes).clamp(16, CHUNK_TILES);
+        let words = words::<E>(isa);
+        let chunk = (CHUNK_BYTES / bytes).clamp(16, CHUNK_TILES) * words.numbers();
         let chunk = count.div_ceil(count.div_ceil(chunk));
-        let mut cut = Self { isa, inputs, outputs, chunk, groups: 1 };
+        let mut cut = Self { isa, words, inputs, outputs, chunk, groups: 1 };
         let blocks = cut.row_blocks() * cut.column_blocks();
         cut.groups = [1, 2, 4, 9, 18, 36].into_iter().find(|groups| groups * blocks >= 4 * threads).unwrap_or(36);
         cut
+    }
+
+    /// Words of so many tiles.
+    fn lines(&self, tiles: usize) -> usize {
+        tiles.div_ceil(self.words.numbers())
     }
 
     fn row_blocks(&self) -> usize {
@@ -179,7 +188,7 @@ struct Run<'a, E> {
     dy: &'a [E],
 }
 
-/// Maps tiles `part` of a chunk: x to `[position][tile][channel]`, dy to `[position][panel][tile][column]`.
+/// Maps tiles `part` of a chunk: x to `[position][tile][channel]`, dy to `[position][panel][tile][column]`; a word may hold two tiles.
 struct MapImages<'a, E> {
     run: &'a Run<'a, E>,
     /// The chunk's first tile, and how many it has.
@@ -197,40 +206,70 @@ impl<E: Float> Vectorised for MapImages<'_, E> {
     unsafe fn run<S: Simd>(self) {
         let Self { run: Run { cut, tiles, x, dy }, first, chunk, part, zeros, mapped, inputs } = self;
         let (row, padded) = (cut.input_stride(), cut.padded());
-        assert!(part.end <= chunk && chunk <= cut.chunk && inputs >= POSITIONS * chunk * row);
+        let lines = cut.lines(chunk);
+        assert!(part.end <= chunk && chunk <= cut.chunk && inputs >= POSITIONS * lines * row);
         let at = |image: &[E], pixel: Option<usize>, channels: usize| match pixel {
             Some(pixel) => image[pixel * channels..][..channels].as_ptr(),
             None => zeros[..channels].as_ptr().cast::<E>(),
         };
-        for tile in part {
+        for tile in part.clone().step_by(cut.words.numbers()) {
+            // The last of an odd number has no second tile: nothing but zeros.
+            let tiles_here = [Some(tile), (tile + 1 < part.end).then_some(tile + 1)];
             let channels = cut.inputs;
-            let patch = tiles.patch(first + tile).map(|line| line.map(|pixel| at(x, pixel, channels)));
+            let patch = tiles_here.map(|tile| {
+                let patch = tile.map_or([[None; PATCH]; PATCH], |tile| tiles.patch(first + tile));
+                patch.map(|line| line.map(|pixel| at(x, pixel, channels)))
+            });
             for channel in (0..channels).step_by(S::LANES) {
                 let count = (channels - channel).min(S::LANES);
                 // SAFETY: a patch points to whole pixels or to as many zeros; rows are whole vectors.
                 unsafe {
-                    let to = mapped.get().add(tile * row + channel);
-                    let load = |i: usize, j: usize| load::<S, E>(patch[i][j].add(channel), count);
-                    map_tile::<S, Input, PATCH, PATCH>(load, |i, j, value| {
-                        S::store(to.add((PATCH * i + j) * chunk * row), value);
-                    });
+                    let to = mapped.get().add(cut.lines(tile) * row + channel);
+                    let load =
+                        |which: usize| move |i: usize, j: usize| load::<S, E>(patch[which][i][j].add(channel), count);
+                    let store = |i: usize, j: usize, word| S::store(to.add((PATCH * i + j) * lines * row), word);
+                    map_words::<S, Input, PATCH, PATCH>(cut.words, load(0), load(1), store);
                 }
             }
             let channels = cut.outputs;
-            let pixels = tiles.outputs(first + tile).map(|line| line.map(|pixel| at(dy, pixel, channels)));
+            let pixels = tiles_here.map(|tile| {
+                let pixels = tile.map_or([[None; TILE]; TILE], |tile| tiles.outputs(first + tile));
+                pixels.map(|line| line.map(|pixel| at(dy, pixel, channels)))
+            });
             for channel in (0..channels).step_by(S::LANES) {
                 let count = (channels - channel).min(S::LANES);
                 let panel = channel / (2 * S::LANES) * 2 * S::LANES;
-                let place = panel * chunk + tile * cut.width(panel) + channel - panel;
+                let place = panel * lines + cut.lines(tile) * cut.width(panel) + channel - panel;
                 // SAFETY: as above; panels are whole vectors wide.
                 unsafe {
                     let to = mapped.get().add(inputs + place);
-                    let load = |i: usize, j: usize| load::<S, E>(pixels[i][j].add(channel), count);
-                    map_tile::<S, OutputGradient, TILE, PATCH>(load, |i, j, value| {
-                        S::store(to.add((PATCH * i + j) * chunk * padded), value);
-                    });
+                    let load =
+                        |which: usize| move |i: usize, j: usize| load::<S, E>(pixels[which][i][j].add(channel), count);
+                    let store = |i: usize, j: usize, word| S::store(to.add((PATCH * i + j) * lines * padded), word);
+                    map_words::<S, OutputGradient, TILE, PATCH>(cut.words, load(0), load(1), store);
                 }
             }
+        }
+    }
+}
+
+/// [`map_pair`] of both, or [`map_tile`] of the first.
+///
+/// # Safety
+/// As theirs.
+#[inline(always)]
+unsafe fn map_words<S: Simd, T: Map<S, N, M>, const N: usize, const M: usize>(
+    words: Words,
+    low: impl FnMut(usize, usize) -> S::Vector,
+    high: impl FnMut(usize, usize) -> S::Vector,
+    store: impl FnMut(usize, usize, S::Vector),
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if words == Words::Pairs {
+            map_pair::<S, T, N, M>(low, high, store);
+        } else {
+            map_tile::<S, T, N, M>(low, store);
         }
     }
 }
@@ -255,12 +294,12 @@ struct Part<'a> {
 
 impl Part<'_> {
     fn multiply(&self, mapped_x: &[f32], mapped_dy: &[f32]) {
-        let (cut, tiles) = (self.cut, self.tiles);
+        let (cut, lines) = (self.cut, self.cut.lines(self.tiles));
         let (rows, columns) = cut.block(self.block);
         let positions = POSITIONS / cut.groups;
         for position in self.group * positions..(self.group + 1) * positions {
-            let left = &mapped_x[position * tiles * cut.input_stride()..][..tiles * cut.input_stride()];
-            let right = &mapped_dy[position * tiles * cut.padded()..][..tiles * cut.padded()];
+            let left = &mapped_x[position * lines * cut.input_stride()..][..lines * cut.input_stride()];
+            let right = &mapped_dy[position * lines * cut.padded()..][..lines * cut.padded()];
             let height = kernel::height(cut.isa, cut.outputs);
             for start in columns.clone().step_by(2 * cut.isa.lanes()) {
                 let width = cut.width(start);
@@ -270,12 +309,12 @@ impl Part<'_> {
                     for (pointer, row) in pointers.iter_mut().zip(panel.clone()) {
                         *pointer = self.sums.at(position, row, start);
                     }
-                    let panel_right = &right[start * tiles..][..width * tiles];
+                    let panel_right = &right[start * lines..][..width * lines];
                     let tile = Tile {
                         left: left[first..].as_ptr(),
                         left_stride: cut.input_stride(),
                         right: panel_right.as_ptr(),
-                        depth: tiles,
+                        depth: lines,
                         rows: &pointers[..panel.len()],
                         narrow: None,
                         columns: width.min(columns.end - start),
@@ -287,7 +326,7 @@ impl Part<'_> {
                         ahead: &[],
                     };
                     let function =
-                        kernel::tile(cut.isa, Words::Plain, panel.len(), width / cut.isa.lanes(), Layout::AlongRows);
+                        kernel::tile(cut.isa, cut.words, panel.len(), width / cut.isa.lanes(), Layout::AlongRows);
                     // SAFETY: the set is available; a row of mapped inputs has a line to spare for the rows that a tile reads
                     // beyond the last (the last row's lie in the mapped gradients behind); tasks have rows of sums of their own.
                     unsafe { function(&tile) };
