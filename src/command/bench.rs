@@ -1,6 +1,7 @@
 //! `paceline bench`: measurements on random data. Every result is checked before it is timed.
 
 mod check;
+mod kernels;
 mod step;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use paceline::tensor::device::cpu::Cpu;
 use paceline::train::replica::{Replica, ReplicaOptions};
 
 use super::Outcome;
+use super::calibrate::{calibrate, tell};
 use crate::cli::{Bench, BenchCommand, BenchStep};
 use crate::failure::Failure;
 
@@ -27,6 +29,7 @@ pub fn run(arguments: &Bench) -> Outcome {
             Some(file) => check::run(arguments, file),
             None => step::run(arguments),
         },
+        BenchCommand::Kernels(arguments) => kernels::run(arguments),
     }
 }
 
@@ -44,7 +47,9 @@ fn replica(arguments: &BenchStep, model: &dyn Model, input: Input, batch: usize)
         precision: arguments.dtype,
     };
     let cpu = Arc::new(Cpu::new(arguments.threads.unwrap_or_else(threads::available)));
-    Ok(Replica::new(model, options, &cpu)?)
+    let replica = Replica::new(model, options, &cpu)?;
+    tell(&calibrate(&cpu, replica.plans(), arguments.calibrate));
+    Ok(replica)
 }
 
 /// Normally distributed images or uniform tokens, and uniform targets.

@@ -3,7 +3,8 @@
 //! A device starts without measurements and follows the rule, which is a function of the shapes alone. [`Cpu::calibrate`]
 //! looks at a plan and times the candidates of each pass that has more than one, on numbers of its own; from then on the
 //! device takes the fastest. Algorithms differ in the last bits of their results, so measured choices belong into a file
-//! ([`Choices`]) and are taken from there the next time: the same choices, the same bits.
+//! ([`Choices`]) and are taken from there the next time: the same choices, the same bits. The number of threads is not
+//! part of what a choice depends on, so that results do not depend on it either.
 
 mod file;
 #[cfg(test)]
@@ -34,6 +35,9 @@ const TRIAL_FLOPS: u64 = 2_000_000_000;
 /// How long the candidates of one pass are run in turns.
 const TRIAL_SECONDS: f64 = 0.03;
 
+/// Another algorithm than the rule's must be faster by this factor: noise should not decide about bits.
+const WORTHWHILE: f64 = 1.03;
+
 /// What a choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Key {
@@ -46,8 +50,6 @@ pub struct Key {
     pub dtype: DType,
     /// The instructions.
     pub isa: Isa,
-    /// How many threads compute it.
-    pub threads: usize,
 }
 
 /// The fastest algorithm, and what all of them took.
@@ -57,6 +59,8 @@ pub struct Choice {
     pub algorithm: Algorithm,
     /// Seconds of each candidate, on the images that were measured.
     pub seconds: BTreeMap<Algorithm, f64>,
+    /// The threads that it was measured with.
+    pub threads: usize,
 }
 
 /// Everything measured on one kind of processor.
@@ -131,7 +135,7 @@ impl Cpu {
             if candidates.len() < 2 || kernel.flops() < TINY_FLOPS {
                 continue;
             }
-            let key = Key { shape, pass, dtype, isa: self.isa(), threads: self.pool().threads() };
+            let key = Key { shape, pass, dtype, isa: self.isa() };
             let algorithm = match known.choices.get(&key) {
                 Some(choice) if candidates.contains(&choice.algorithm) => {
                     calibration.known += 1;
@@ -139,7 +143,7 @@ impl Cpu {
                 }
                 _ if measure => {
                     calibration.measured += 1;
-                    let choice = self.choose(kernel.shortened(TRIAL_FLOPS * key.threads as u64), &candidates);
+                    let choice = self.choose(kernel, shape.algorithm(pass), &candidates);
                     let algorithm = choice.algorithm;
                     known.choices.insert(key, choice);
                     algorithm
@@ -180,13 +184,24 @@ impl Cpu {
         trial.time(&mut context, &candidates, seconds)
     }
 
-    fn choose(&self, kernel: Kernel, candidates: &[Algorithm]) -> Choice {
+    /// Times the candidates; `rule` is one of them.
+    fn choose(&self, kernel: Kernel, rule: Algorithm, candidates: &[Algorithm]) -> Choice {
+        let threads = self.pool().threads();
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let mut context = Context { pool: self.pool(), isa: self.isa(), scratch: &mut scratch };
-        let seconds = Trial::new(kernel).time(&mut context, candidates, TRIAL_SECONDS);
-        let fastest = (0..candidates.len()).min_by(|&a, &b| seconds[a].total_cmp(&seconds[b]));
-        let algorithm = candidates[fastest.expect("there are candidates")];
-        Choice { algorithm, seconds: candidates.iter().copied().zip(seconds).collect() }
+        let mut trial = Trial::new(kernel.shortened(TRIAL_FLOPS * threads as u64));
+        let seconds = trial.time(&mut context, candidates, TRIAL_SECONDS);
+        let seconds: BTreeMap<Algorithm, f64> = candidates.iter().copied().zip(seconds).collect();
+        Choice { algorithm: fastest(&seconds, rule), seconds, threads }
+    }
+}
+
+/// The fastest algorithm, unless it is hardly faster than the rule's.
+fn fastest(seconds: &BTreeMap<Algorithm, f64>, rule: Algorithm) -> Algorithm {
+    let least = seconds.iter().min_by(|a, b| a.1.total_cmp(b.1));
+    match (least, seconds.get(&rule)) {
+        (Some((&algorithm, &least)), Some(&by_rule)) if least * WORTHWHILE < by_rule => algorithm,
+        _ => rule,
     }
 }
 

@@ -55,19 +55,30 @@ fn what_was_measured_is_found_again_and_the_rule_holds_elsewhere() {
     assert_eq!((calibration.known, calibration.measured), (1, 0));
     assert_eq!(again.algorithm(&shape, ConvPass::Forward, DType::F32), measured);
     let calibration = Cpu::new(2).calibrate(&plan, &mut choices, false);
-    assert_eq!(calibration.by_rule, 1, "two threads are another measurement");
+    assert_eq!(calibration.known, 1, "two threads compute what one does");
 }
 
 #[test]
 fn a_choice_that_is_no_candidate_is_measured_again() {
     let (plan, cpu) = (plan(), Cpu::new(1));
-    let key = Key { shape: shape(&plan), pass: ConvPass::Forward, dtype: DType::F32, isa: cpu.isa(), threads: 1 };
+    let key = Key { shape: shape(&plan), pass: ConvPass::Forward, dtype: DType::F32, isa: cpu.isa() };
     let mut choices = Choices::new("this one");
-    let wrong = Choice { algorithm: Algorithm::Depthwise, seconds: BTreeMap::new() };
+    let wrong = Choice { algorithm: Algorithm::Depthwise, seconds: BTreeMap::new(), threads: 1 };
     choices.choices.insert(key, wrong.clone());
     assert_eq!(cpu.calibrate(&plan, &mut choices, false).by_rule, 1);
     assert_eq!(cpu.calibrate(&plan, &mut choices, true).measured, 1);
     assert_ne!(choices.choices[&key], wrong);
+}
+
+#[test]
+fn the_rule_holds_unless_another_is_clearly_faster() {
+    let choose = |implicit: f64, winograd: f64| {
+        let seconds = BTreeMap::from([(Algorithm::Implicit, implicit), (Algorithm::Winograd, winograd)]);
+        fastest(&seconds, Algorithm::Winograd)
+    };
+    assert_eq!(choose(1.0, 1.02), Algorithm::Winograd);
+    assert_eq!(choose(1.0, 1.1), Algorithm::Implicit);
+    assert_eq!(choose(1.1, 1.0), Algorithm::Winograd);
 }
 
 #[test]
@@ -154,10 +165,10 @@ proptest! {
     #[test]
     fn no_numbers_are_too_strange(x in any::<[usize; 4]>(), kernel in any::<[usize; 2]>(), threads in any::<usize>()) {
         let (plan, cpu) = (plan(), Cpu::new(1));
-        let mut key = Key { shape: shape(&plan), pass: ConvPass::Forward, dtype: DType::F32, isa: cpu.isa(), threads };
+        let mut key = Key { shape: shape(&plan), pass: ConvPass::Forward, dtype: DType::F32, isa: cpu.isa() };
         (key.shape.x, key.shape.conv.kernel) = (x, kernel);
         let mut choices = Choices::new("this one");
-        choices.choices.insert(key, Choice { algorithm: Algorithm::Pointwise, seconds: BTreeMap::new() });
+        choices.choices.insert(key, Choice { algorithm: Algorithm::Pointwise, seconds: BTreeMap::new(), threads });
         let mut read = Choices::from_json(choices.to_json().as_bytes(), "this one").unwrap();
         assert_eq!(read, choices);
         cpu.calibrate(&plan, &mut read, false);
