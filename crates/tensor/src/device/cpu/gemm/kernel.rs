@@ -221,6 +221,20 @@ impl Arithmetic<super::super::simd::Avx512Bf16> for Pairs {
     }
 }
 
+/// Does `body` for every row of a tile of `R` rows, with the row as a constant. A loop would do where the compiler unrolls
+/// it, which it decides by a budget; where it does not, the sums are addressed by a variable and live in memory all along.
+macro_rules! each_row {
+    ($row:ident, $body:block) => {
+        each_row!($row, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23)
+    };
+    ($row:ident, $body:block, $($number:literal)*) => {
+        $(if $number < R {
+            let $row: usize = $number;
+            $body
+        })*
+    };
+}
+
 /// # Safety
 /// The machine has the instructions of `S` and `A`; `left` holds `R` rows and `right` `V` vectors for `depth` steps; each of `rows`
 /// may be read (if `load`) and written (if not `narrow`) for `columns` numbers, each of `narrow` written, and `bias` read.
@@ -261,11 +275,11 @@ unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const A
         // The sums leave the registers by constant indices. Indexed by the loops below they would live in memory all along.
         let mut spilled = MaybeUninit::<[[S::Vector; V]; R]>::uninit();
         let spilled = spilled.as_mut_ptr().cast::<S::Vector>();
-        for r in 0..R {
+        each_row!(r, {
             for v in 0..V {
                 spilled.add(r * V + v).write(sums[r][v]);
             }
-        }
+        });
         for v in 0..V {
             let columns = tile.columns.saturating_sub(v * S::LANES).min(S::LANES);
             finish_ragged::<S, V>(tile, v, columns, spilled.add(v));
@@ -290,52 +304,52 @@ unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut s
                 bias[v] = S::load(values.add(v * S::LANES));
             }
         }
-        for r in 0..R {
+        each_row!(r, {
             for v in 0..V {
                 sums[r][v] = S::mul_add(sums[r][v], scale, bias[v]);
             }
-        }
+        });
         if tile.load {
-            for r in 0..R {
+            each_row!(r, {
                 let row = *tile.rows.get_unchecked(r);
                 for v in 0..V {
                     sums[r][v] = S::add(sums[r][v], S::load(row.add(v * S::LANES)));
                 }
-            }
+            });
         }
-        for r in 0..R {
+        each_row!(r, {
             for v in 0..V {
                 sums[r][v] = S::raise(sums[r][v], floor);
             }
-        }
+        });
         if let Some(narrow) = tile.narrow {
             if V == 1 {
-                for r in 0..R {
+                each_row!(r, {
                     S::store_bf16(*narrow.get_unchecked(r), sums[r][0]);
-                }
+                });
             } else if tile.stream {
-                for r in 0..R {
+                each_row!(r, {
                     S::store_bf16_twice(*narrow.get_unchecked(r), [sums[r][0], sums[r][V - 1]], true);
-                }
+                });
             } else {
-                for r in 0..R {
+                each_row!(r, {
                     S::store_bf16_twice(*narrow.get_unchecked(r), [sums[r][0], sums[r][V - 1]], false);
-                }
+                });
             }
         } else if tile.stream {
-            for r in 0..R {
+            each_row!(r, {
                 let row = *tile.rows.get_unchecked(r);
                 for v in 0..V {
                     S::stream(row.add(v * S::LANES), sums[r][v]);
                 }
-            }
+            });
         } else {
-            for r in 0..R {
+            each_row!(r, {
                 let row = *tile.rows.get_unchecked(r);
                 for v in 0..V {
                     S::store(row.add(v * S::LANES), sums[r][v]);
                 }
-            }
+            });
         }
     }
 }
