@@ -62,8 +62,10 @@ pub(crate) struct Tile<'a> {
     pub left: *const f32,
     /// Distance between rows or, for [`Layout::AlongRows`], depth steps, in words.
     pub left_stride: usize,
-    /// Packed: `vectors · lanes` words per depth step.
+    /// `vectors · lanes` words per depth step.
     pub right: *const f32,
+    /// Distance between depth steps, in words.
+    pub right_stride: usize,
     /// In words.
     pub depth: usize,
     /// Where each row of the tile begins in the result; rows beyond these are computed and dropped.
@@ -250,7 +252,7 @@ unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const A
                     }
                 }
                 left = left.add(if ALONG_DEPTH { 1 } else { stride });
-                right = right.add(V * S::LANES);
+                right = right.add(tile.right_stride);
             }
             done = end;
         }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::super::isa::Isa;
 use super::Matrix;
 pub(crate) use super::kernel::{Layout, Words};
-pub(crate) use super::lines::{Grid, copy_words, pack_transposed, scatter, word};
+pub(crate) use super::lines::{Grid, Line, copy_words, pack_transposed, scatter, word};
 use super::lines::{copy, pack_lines};
 use crate::dtype::{DType, Float};
 
@@ -58,6 +58,33 @@ pub(crate) trait Right: Sync {
     /// Copies a block to `panel`: the word (depth, column) goes to `depth · width + column`, zeros beyond the last column. The depth
     /// is counted in numbers and begins with a whole word.
     fn pack(&self, how: How, batch: usize, depth: Range<usize>, columns: Range<usize>, panel: &mut [f32], width: usize);
+
+    /// Copies a block to panels of `width` columns, one behind the other.
+    fn pack_panels(
+        &self,
+        how: How,
+        batch: usize,
+        depth: Range<usize>,
+        columns: Range<usize>,
+        panels: &mut [f32],
+        width: usize,
+    ) {
+        let size = depth.len().div_ceil(how.words.numbers()) * width;
+        for (panel, start) in panels.chunks_exact_mut(size.max(1)).zip(columns.clone().step_by(width)) {
+            self.pack(how, batch, depth.clone(), start..(start + width).min(columns.end), panel, width);
+        }
+    }
+
+    /// Where the block's first word lies and the distance between depth steps in words, if the operand itself is as good as panels.
+    fn in_place(
+        &self,
+        _words: Words,
+        _batch: usize,
+        _depth: Range<usize>,
+        _columns: Range<usize>,
+    ) -> Option<(*const f32, usize)> {
+        None
+    }
 
     /// As [`Left::ahead`].
     fn ahead(&self, _batch: usize, _depth: Range<usize>, _columns: Range<usize>) -> Ahead {
@@ -228,25 +255,40 @@ impl<E: Float> Left for Strided<'_, E> {
         rows: Range<usize>,
         depth: Range<usize>,
     ) -> Option<(*const f32, usize)> {
-        // Rows whose lines fall into few sets of a first-level cache would drive each other out.
-        const WAY: usize = 4096;
         let Matrix { row_stride, column_stride, .. } = self.matrix;
-        let same = matches!((E::DTYPE, words), (DType::F32, Words::Plain) | (DType::Bf16, Words::Pairs));
         let numbers = words.numbers();
-        let whole = row_stride.is_multiple_of(numbers) && depth.len().is_multiple_of(numbers);
-        let apart = 1 << (row_stride * size_of::<E>()).trailing_zeros().min(12);
-        if !same || !whole || column_stride != 1 || 4 * apart > WAY {
+        let same = matches!((E::DTYPE, words), (DType::F32, Words::Plain) | (DType::Bf16, Words::Pairs));
+        let (stride, most) = match Left::layout(self) {
+            Layout::AlongDepth if column_stride == 1 => (row_stride, ROWS_APART),
+            Layout::AlongRows if numbers == 1 => (column_stride, STEPS_APART),
+            _ => return None,
+        };
+        let whole = stride.is_multiple_of(numbers) && depth.len().is_multiple_of(numbers);
+        if !same || !whole || apart(stride * size_of::<E>()) > most || rows.is_empty() || depth.is_empty() {
             return None;
         }
         let data = self.batch(batch);
-        let last = rows.end.checked_sub(1)? * row_stride + depth.end;
-        assert!(last <= data.len(), "a row lies outside the matrix");
-        Some((data[rows.start * row_stride + depth.start..].as_ptr().cast(), row_stride / numbers))
+        let last = (rows.end - 1) * row_stride + (depth.end - 1) * column_stride;
+        assert!(last < data.len(), "a row lies outside the matrix");
+        let first = rows.start * row_stride + depth.start * column_stride;
+        Some((data[first..].as_ptr().cast(), stride / numbers))
     }
 
     fn ahead(&self, batch: usize, rows: Range<usize>, depth: Range<usize>) -> Ahead {
         self.ahead(batch, rows, depth)
     }
+}
+
+/// Lines of memory a multiple of this many bytes apart share the sets of a first-level cache: rows that a tile reads together, again
+/// and again, would drive each other out, ...
+const ROWS_APART: usize = 1024;
+
+/// ... and here those of a second-level one: a block of steps would fill the few sets it falls into.
+pub(super) const STEPS_APART: usize = 2048;
+
+/// The largest power of two of which a distance is a multiple.
+pub(super) fn apart(bytes: usize) -> usize {
+    1 << bytes.trailing_zeros().min(usize::BITS - 1)
 }
 
 impl<E: Float> Right for Strided<'_, E> {
@@ -282,6 +324,45 @@ impl<E: Float> Right for Strided<'_, E> {
                 }
             }
         }
+    }
+
+    fn pack_panels(
+        &self,
+        how: How,
+        batch: usize,
+        depth: Range<usize>,
+        columns: Range<usize>,
+        panels: &mut [f32],
+        width: usize,
+    ) {
+        let Matrix { row_stride, column_stride, .. } = self.matrix;
+        let size = depth.len().div_ceil(how.words.numbers()) * width;
+        if column_stride == 1 && size > 0 {
+            // Line after line, for the memory's sake.
+            let source = &self.batch(batch)[depth.start * row_stride + columns.start..];
+            let grid = Grid { height: width, stride: width, size };
+            return pack_lines(how, source, row_stride, depth.len(), columns.len(), panels, grid);
+        }
+        for (panel, start) in panels.chunks_exact_mut(size.max(1)).zip(columns.clone().step_by(width)) {
+            Right::pack(self, how, batch, depth.clone(), start..(start + width).min(columns.end), panel, width);
+        }
+    }
+
+    fn in_place(
+        &self,
+        words: Words,
+        batch: usize,
+        depth: Range<usize>,
+        columns: Range<usize>,
+    ) -> Option<(*const f32, usize)> {
+        let Matrix { row_stride, column_stride, .. } = self.matrix;
+        let same = E::DTYPE == DType::F32 && words == Words::Plain;
+        if !same || column_stride != 1 || depth.is_empty() || columns.is_empty() {
+            return None;
+        }
+        let data = self.batch(batch);
+        assert!((depth.end - 1) * row_stride + columns.end <= data.len(), "a row lies outside the matrix");
+        Some((data[depth.start * row_stride + columns.start..].as_ptr().cast(), row_stride))
     }
 
     fn ahead(&self, batch: usize, depth: Range<usize>, columns: Range<usize>) -> Ahead {

@@ -15,7 +15,7 @@ use super::super::simd::is_f32;
 use super::Epilogue;
 use super::cut::Cut;
 use super::kernel::{self, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile, Words};
-use super::pack::{Ahead, Asked, Grid, How, Left, Plan, Right};
+use super::pack::{Ahead, Asked, Grid, How, Left, Plan, Right, STEPS_APART, apart};
 use crate::bf16::Bf16;
 use crate::dtype::{DType, Float};
 
@@ -181,8 +181,16 @@ struct Run<'a, C> {
     stream: bool,
 }
 
+/// A block of the right operand: its panels lie `next` words apart, in each the steps of the depth `stride` or side by side.
+#[derive(Clone, Copy)]
+struct RightBlock {
+    start: *const f32,
+    stride: Option<usize>,
+    next: usize,
+}
+
 /// One block of the depth of a task.
-struct Part<'a> {
+struct Part {
     batch: usize,
     split: usize,
     rows: Range<usize>,
@@ -191,7 +199,7 @@ struct Part<'a> {
     steps: Range<usize>,
     first: bool,
     last: bool,
-    right: &'a [f32],
+    right: RightBlock,
     /// A row of sums, if the task keeps them, and the distance to the next.
     sums: Option<(*mut f32, usize)>,
     /// What the tiles of the block ask for where each task packs its own panels.
@@ -228,15 +236,7 @@ impl<C: Float> Run<'_, C> {
         let blocks = if product.depth == 0 { 0..1 } else { blocks };
         for index in blocks.clone() {
             let steps = block(index, cut.depth_block, self.depth);
-            if !cut.shared {
-                self.pack_own(batch, &steps, &columns, own);
-            }
-            let right = if cut.shared {
-                let offset = (batch * self.depth + steps.start) * cut.padded(product.columns);
-                &self.shared[offset + columns.start * steps.len()..]
-            } else {
-                &*own
-            };
+            let right = self.right(batch, &rows, &columns, &steps, own);
             let (first, last) = (index == blocks.start, index + 1 == blocks.end);
             let next = if last || cut.shared { 0..0 } else { block(index + 1, cut.depth_block, self.depth) };
             let plan = self.plan(batch, &rows, &columns, &next);
@@ -259,16 +259,42 @@ impl<C: Float> Run<'_, C> {
         }
     }
 
-    fn pack_own(&self, batch: usize, steps: &Range<usize>, columns: &Range<usize>, own: &mut [f32]) {
-        let depth = numbers(self.how.words, steps, self.product.depth);
-        let mut rest = own;
-        for start in columns.clone().step_by(2 * self.cut.lanes) {
-            let width = self.cut.panel_width(start, self.product.columns);
-            let (panel, next) = rest.split_at_mut(width * steps.len());
-            let end = (start + width).min(columns.end);
-            self.product.right.pack(self.how, batch, depth.clone(), start..end, panel, width);
-            rest = next;
+    /// The right operand's block: packed already, as it lies in memory, or packed now into `own`.
+    fn right(
+        &self,
+        batch: usize,
+        rows: &Range<usize>,
+        columns: &Range<usize>,
+        steps: &Range<usize>,
+        own: &mut [f32],
+    ) -> RightBlock {
+        let (cut, operand) = (&self.cut, self.product.right);
+        let width = 2 * cut.lanes;
+        let packed = |panels: &[f32]| {
+            let next = width * steps.len();
+            assert!(panels.len() >= steps.len() * cut.padded(columns.len()), "a block has all its panels");
+            RightBlock { start: panels.as_ptr(), stride: None, next }
+        };
+        if cut.shared {
+            let offset = (batch * self.depth + steps.start) * cut.padded(self.product.columns);
+            return packed(&self.shared[offset + columns.start * steps.len()..]);
         }
+        let depth = numbers(self.how.words, steps, self.product.depth);
+        if columns.len().is_multiple_of(cut.lanes)
+            && let Some((start, stride)) = operand.in_place(self.how.words, batch, depth.clone(), columns.clone())
+            && (rows.len() <= cut.height || apart(stride * size_of::<f32>()) <= STEPS_APART)
+        {
+            return RightBlock { start, stride: Some(stride), next: width };
+        }
+        // The last panel may be a narrow one.
+        let narrow = columns.start + (columns.len() - 1) / width * width;
+        let end = if cut.panel_width(narrow, self.product.columns) == width { columns.end } else { narrow };
+        let (panels, last) = own.split_at_mut((end - columns.start).next_multiple_of(width) * steps.len());
+        operand.pack_panels(self.how, batch, depth.clone(), columns.start..end, panels, width);
+        if end < columns.end {
+            operand.pack_panels(self.how, batch, depth, end..columns.end, last, cut.lanes);
+        }
+        packed(own)
     }
 
     /// What a block asks for that packs its own panels: what the next block of the depth will read.
@@ -284,25 +310,28 @@ impl<C: Float> Run<'_, C> {
     }
 
     /// All panels of rows of a block, over one block of the depth.
-    unsafe fn rows(&self, part: &Part<'_>, left: &mut [f32]) {
+    unsafe fn rows(&self, part: &Part, left: &mut [f32]) {
         let (rows, operand) = (part.rows.clone(), self.product.left);
         let depth = numbers(self.how.words, &part.steps, self.product.depth);
         let tiles = part.columns.len().div_ceil(2 * self.cut.lanes);
         let grid = self.room.grid;
-        if self.layout == Layout::AlongRows {
+        let in_place = |rows: &Range<usize>| operand.in_place(self.how.words, part.batch, rows.clone(), depth.clone());
+        // Across the rows, a whole block is packed at once: its lines are read from beginning to end.
+        let packed = self.layout == Layout::AlongRows && in_place(&rows).is_none();
+        if packed {
             operand.pack(self.how, part.batch, rows.clone(), depth.clone(), left, grid);
         }
         for (index, start) in rows.clone().step_by(self.cut.height).enumerate() {
             let rows = start..(start + self.cut.height).min(rows.end);
             // A tile reads all its rows, so they must all be there.
             let whole = rows.len() == kernel::tile_rows(self.how.isa, rows.len());
-            let in_place = || operand.in_place(self.how.words, part.batch, rows.clone(), depth.clone());
-            let (left, left_stride) = match self.layout {
-                Layout::AlongRows => (left[index * grid.size..].as_ptr(), grid.stride),
-                Layout::AlongDepth => whole.then(in_place).flatten().unwrap_or_else(|| {
+            let (left, left_stride) = if packed {
+                (left[index * grid.size..].as_ptr(), grid.stride)
+            } else {
+                whole.then(|| in_place(&rows)).flatten().unwrap_or_else(|| {
                     operand.pack(self.how, part.batch, rows.clone(), depth.clone(), left, grid);
                     (left.as_ptr(), grid.stride)
-                }),
+                })
             };
             let (plan, tile) = if self.cut.shared {
                 let next = rows.end..(rows.end + self.cut.height).min(self.product.rows);
@@ -317,7 +346,7 @@ impl<C: Float> Run<'_, C> {
     }
 
     /// All panels of columns against one panel of rows.
-    unsafe fn columns(&self, part: &Part<'_>, panel: &Panel) {
+    unsafe fn columns(&self, part: &Part, panel: &Panel) {
         let (product, epilogue, count) = (self.product, self.product.epilogue, panel.rows.len());
         let (mut rows, mut narrow) = ([std::ptr::null_mut(); ROWS_MAX], [std::ptr::null_mut(); ROWS_MAX]);
         self.pointers(part, &panel.rows, &mut rows, &mut narrow);
@@ -334,16 +363,16 @@ impl<C: Float> Run<'_, C> {
         let bias = epilogue.bias.filter(|_| finish).map(|bias| &bias[part.batch * product.bias_stride..]);
         let (steps, isa) = (part.steps.len(), self.how.isa);
         let functions = [1, 2].map(|vectors| kernel::tile(isa, self.how.words, count, vectors, self.layout));
-        let (mut right, mut asked) = (part.right, Asked::default());
+        let (mut right, mut asked) = (part.right.start, Asked::default());
         for (index, start) in part.columns.clone().step_by(2 * self.cut.lanes).enumerate() {
             let width = self.cut.panel_width(start, product.columns);
-            let (panel_right, rest) = right.split_at(width * steps);
             let columns = width.min(part.columns.end - start);
             panel.plan.ask(panel.tile + index, steps, &mut asked);
             let tile = Tile {
                 left: panel.left,
                 left_stride: panel.left_stride,
-                right: panel_right.as_ptr(),
+                right,
+                right_stride: part.right.stride.unwrap_or(width),
                 depth: steps,
                 rows: &rows[..count],
                 narrow: rounds.then_some(&narrow[..count]),
@@ -359,14 +388,14 @@ impl<C: Float> Run<'_, C> {
             unsafe { functions[width / self.cut.lanes - 1](&tile) };
             rows[..count].iter_mut().for_each(|row| *row = row.wrapping_add(width));
             narrow[..count].iter_mut().for_each(|row| *row = row.wrapping_add(width));
-            right = rest;
+            right = right.wrapping_add(part.right.next);
         }
     }
 
     /// Where the rows of a panel begin: in `rows` as sums, in `narrow` as finished numbers of bf16.
     fn pointers(
         &self,
-        part: &Part<'_>,
+        part: &Part,
         panel: &Range<usize>,
         rows: &mut [*mut f32; ROWS_MAX],
         narrow: &mut [*mut Bf16; ROWS_MAX],

@@ -231,6 +231,7 @@ impl Part<'_> {
                         left: left[first..].as_ptr(),
                         left_stride: cut.input_stride(),
                         right: panel_right.as_ptr(),
+                        right_stride: width,
                         depth: tiles,
                         rows: &pointers[..panel.len()],
                         narrow: None,

@@ -397,6 +397,7 @@ impl Part<'_> {
                         left: mapped[position * input_stride + cut.panel(panel, *block)..].as_ptr(),
                         left_stride: PANEL_STRIDE,
                         right: right.as_ptr(),
+                        right_stride: width,
                         depth: *steps,
                         rows: &pointers[..rows.len()],
                         narrow: None,
