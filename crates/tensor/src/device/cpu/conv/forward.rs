@@ -3,7 +3,7 @@
 
 use super::super::context::Context;
 use super::super::gemm::pack::{Layout, Left, Strided};
-use super::super::gemm::product::{Product, multiply};
+use super::super::gemm::product::{Place, Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
 use super::super::simd::is_f32;
 use super::axis::Axis;
@@ -52,7 +52,7 @@ pub fn conv2d_forward<E: Float>(
         depth: shape.taps() * shape.group_inputs(),
         left,
         right: &Strided { matrix: Matrix::row_major(weight, outputs), batch_stride: columns },
-        place: &|group, row| row * outputs + group * columns,
+        place: Place::Strided(columns, outputs),
         scale: 1.0,
         accumulate: false,
         epilogue,

@@ -107,52 +107,80 @@ impl Ahead {
     pub const NOTHING: Self = Self { start: std::ptr::null(), lines: 0, stride: 0, run: 0 };
 
     /// Bytes.
-    pub fn length(&self) -> usize {
+    fn length(&self) -> usize {
         self.lines * self.run
-    }
-
-    /// What tile `tile` of `tiles` asks for.
-    fn share(mut self, tile: usize, tiles: usize, asked: &mut Asked) {
-        if self.stride == self.run {
-            (self.run, self.lines) = (self.length(), 1);
-        }
-        if self.length() == 0 || tile >= tiles {
-        } else if self.lines >= tiles {
-            for line in self.lines * tile / tiles..self.lines * (tile + 1) / tiles {
-                asked.push(self.start.wrapping_add(line * self.stride), self.run);
-            }
-        } else {
-            let pieces = tiles / self.lines;
-            let (line, piece) = (tile / pieces, tile % pieces);
-            if line < self.lines {
-                let (from, to) = (self.run * piece / pieces, self.run * (piece + 1) / pieces);
-                asked.push(self.start.wrapping_add(line * self.stride + from), to - from);
-            }
-        }
     }
 }
 
-/// What the tiles of a block ask for, shared out among them by bytes.
+/// What the tiles of a block ask for, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
-    pub left: Ahead,
-    pub right: Ahead,
-    pub tiles: usize,
+    left: Cursor,
+    right: Cursor,
+    /// How many of the tiles ask for the left operand; the rest ask for the right one.
+    for_left: usize,
 }
 
 impl Plan {
-    /// What tile `tile` asks for in `steps` steps of the depth.
-    pub fn ask(&self, tile: usize, steps: usize, asked: &mut Asked) {
+    /// Shares `left` and `right` out among `tiles` tiles of `steps` depth steps.
+    pub fn new(left: Ahead, right: Ahead, tiles: usize, steps: usize) -> Self {
+        let (for_left, bytes) = (left.length(), left.length() + right.length());
+        let for_left = if right.length() == 0 { tiles } else { tiles * for_left / bytes };
+        let (left, right) = (Cursor::new(left, for_left, steps), Cursor::new(right, tiles - for_left, steps));
+        Self { left, right, for_left }
+    }
+
+    /// What the next tile asks for.
+    pub fn next(&mut self, asked: &mut Asked) {
         asked.count = 0;
-        let (left, right) = (self.left.length(), self.right.length());
-        if left + right > 0 {
-            let for_left = if right == 0 { self.tiles } else { self.tiles * left / (left + right) };
-            if tile < for_left {
-                self.left.share(tile, for_left, asked);
-            } else {
-                self.right.share(tile - for_left, self.tiles - for_left, asked);
+        if self.for_left > 0 {
+            self.for_left -= 1;
+            self.left.next(asked);
+        } else {
+            self.right.next(asked);
+        }
+    }
+}
+
+/// How far some memory has been asked for.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    memory: Ahead,
+    /// Lines for each tile; one that is cut is asked for in pieces of so many bytes.
+    take: usize,
+    piece: usize,
+    /// Bytes for each depth step.
+    pace: usize,
+    /// Where in its line the next piece begins.
+    offset: usize,
+}
+
+impl Cursor {
+    fn new(mut memory: Ahead, tiles: usize, steps: usize) -> Self {
+        if memory.stride == memory.run {
+            (memory.run, memory.lines) = (memory.length(), 1);
+        }
+        if memory.length() == 0 || tiles == 0 {
+            return Self { memory: Ahead::NOTHING, take: 0, piece: 0, pace: 0, offset: 0 };
+        }
+        let (take, piece) = if memory.lines >= tiles {
+            (memory.lines.div_ceil(tiles).min(Asked::MOST), memory.run)
+        } else {
+            (1, memory.run.div_ceil(tiles / memory.lines))
+        };
+        Self { memory, take, piece, pace: piece.div_ceil((steps / take).max(1)), offset: 0 }
+    }
+
+    fn next(&mut self, asked: &mut Asked) {
+        for _ in 0..self.take.min(self.memory.lines) {
+            asked.pieces[asked.count] = (self.memory.start.wrapping_add(self.offset), self.pace);
+            asked.count += 1;
+            self.offset += self.piece;
+            if self.offset >= self.memory.run {
+                self.offset = 0;
+                self.memory.lines -= 1;
+                self.memory.start = self.memory.start.wrapping_add(self.memory.stride);
             }
-            asked.pace(steps);
         }
     }
 }
@@ -166,21 +194,6 @@ pub(crate) struct Asked {
 
 impl Asked {
     const MOST: usize = 16;
-
-    fn push(&mut self, start: *const u8, bytes: usize) {
-        if self.count < Self::MOST {
-            self.pieces[self.count] = (start, bytes);
-            self.count += 1;
-        }
-    }
-
-    /// From bytes to bytes per step.
-    fn pace(&mut self, steps: usize) {
-        let steps = (steps / self.count.max(1)).max(1);
-        for (_, bytes) in &mut self.pieces[..self.count] {
-            *bytes = bytes.div_ceil(steps);
-        }
-    }
 
     pub fn pieces(&self) -> &[(*const u8, usize)] {
         &self.pieces[..self.count]

@@ -31,8 +31,8 @@ pub(crate) struct Product<'a> {
     pub depth: usize,
     pub left: &'a dyn Left,
     pub right: &'a dyn Right,
-    /// Where row (batch, row) begins in the result.
-    pub place: &'a (dyn Fn(usize, usize) -> usize + Sync),
+    /// Where the rows begin in the result.
+    pub place: Place<'a>,
     pub scale: f32,
     pub accumulate: bool,
     pub epilogue: Epilogue<'a>,
@@ -40,10 +40,28 @@ pub(crate) struct Product<'a> {
     pub bias_stride: usize,
 }
 
+/// Where row (batch, row) begins in a result.
+#[derive(Clone, Copy)]
+pub(crate) enum Place<'a> {
+    /// At `batch · .0 + row · .1`.
+    Strided(usize, usize),
+    /// Wherever this says.
+    Scattered(&'a (dyn Fn(usize, usize) -> usize + Sync)),
+}
+
+impl Place<'_> {
+    fn at(&self, batch: usize, row: usize) -> usize {
+        match self {
+            Self::Strided(batch_stride, row_stride) => batch * batch_stride + row * row_stride,
+            Self::Scattered(place) => place(batch, row),
+        }
+    }
+}
+
 /// Computes `product` into `result`.
 ///
 /// # Safety
-/// The rows that `place` names must not overlap.
+/// The rows that `place` gives must not overlap.
 pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Product<'_>, result: &mut [C]) {
     let Product { batch, rows, columns, .. } = *product;
     if batch * rows * columns == 0 {
@@ -213,13 +231,11 @@ struct Part<'a> {
     next: Option<(&'a Block, Range<usize>)>,
 }
 
-/// A left panel, and what the tiles that use it ask for: the first of them is this one of the plan's.
+/// A left panel.
 struct Panel {
     rows: Range<usize>,
     left: *const f32,
     left_stride: usize,
-    plan: Plan,
-    tile: usize,
 }
 
 impl<C: Float> Run<'_, C> {
@@ -279,7 +295,7 @@ impl<C: Float> Run<'_, C> {
         let Output::Result(base, length) = self.output else { return };
         let columns = &block.columns;
         for (line, row) in sums.chunks_mut(self.cut.column_block).zip(block.rows.clone()) {
-            let offset = (self.product.place)(block.batch, row) + columns.start;
+            let offset = self.product.place.at(block.batch, row) + columns.start;
             assert!(offset + columns.len() <= length, "a row lies outside the result");
             // SAFETY: inside the result, and the row is this task's.
             let row = unsafe { std::slice::from_raw_parts(base.get().add(offset), columns.len()) };
@@ -320,9 +336,10 @@ impl<C: Float> Run<'_, C> {
 
     /// What the tiles ask for: the next panel of rows, or first panel of the next block, where the right operand is packed
     /// already; else all that the next block of the depth will read.
-    fn plan(&self, part: &Part<'_>, panel: &Range<usize>, tiles: usize) -> Plan {
+    fn plan(&self, part: &Part<'_>, panel: &Range<usize>) -> Plan {
         let (left, right, height) = (self.product.left, self.product.right, self.cut.height);
-        let panels = part.block.rows.len().div_ceil(height);
+        let (panels, steps_now) = (part.block.rows.len().div_ceil(height), part.steps.len());
+        let tiles = part.block.columns.len().div_ceil(2 * self.cut.lanes);
         let (block, rows, steps) = match &part.next {
             _ if self.cut.shared && panel.end < part.block.rows.end => {
                 (part.block, panel.end..(panel.end + height).min(part.block.rows.end), &part.steps)
@@ -331,22 +348,22 @@ impl<C: Float> Run<'_, C> {
                 (*block, block.rows.start..(block.rows.start + height).min(block.rows.end), steps)
             }
             Some((block, steps)) => (*block, block.rows.clone(), steps),
-            None => return Plan { left: Ahead::NOTHING, right: Ahead::NOTHING, tiles },
+            None => return Plan::new(Ahead::NOTHING, Ahead::NOTHING, tiles, steps_now),
         };
         let depth = self.numbers(steps);
         let left = left.ahead(block.batch, rows, depth.clone());
         if self.cut.shared {
-            return Plan { left, right: Ahead::NOTHING, tiles };
+            return Plan::new(left, Ahead::NOTHING, tiles, steps_now);
         }
-        Plan { left, right: right.ahead(block.batch, depth, block.columns.clone()), tiles: panels * tiles }
+        Plan::new(left, right.ahead(block.batch, depth, block.columns.clone()), panels * tiles, steps_now)
     }
 
     /// All panels of rows of a block, over one block of the depth.
     unsafe fn rows(&self, part: &Part<'_>, left: &mut [f32]) {
-        let (operand, Block { batch, rows, columns, .. }) = (self.product.left, part.block);
+        let (operand, Block { batch, rows, .. }) = (self.product.left, part.block);
         let depth = self.numbers(&part.steps);
-        let tiles = columns.len().div_ceil(2 * self.cut.lanes);
         let grid = self.room.grid;
+        let mut plan = self.plan(part, &(rows.start..(rows.start + self.cut.height).min(rows.end)));
         let in_place = |rows: &Range<usize>| operand.in_place(self.how.words, *batch, rows.clone(), depth.clone());
         // Across the rows, a whole block is packed at once: its lines are read from beginning to end.
         let packed = self.layout == Layout::AlongRows && in_place(rows).is_none();
@@ -365,15 +382,16 @@ impl<C: Float> Run<'_, C> {
                     (left.as_ptr(), grid.stride)
                 })
             };
-            let plan = self.plan(part, &rows, tiles);
-            let tile = if self.cut.shared { 0 } else { index * tiles };
+            if self.cut.shared && index > 0 {
+                plan = self.plan(part, &rows);
+            }
             // SAFETY: the panel holds a tile's rows, valid ones or not, for every step.
-            unsafe { self.columns(part, &Panel { rows, left, left_stride, plan, tile }) };
+            unsafe { self.columns(part, &Panel { rows, left, left_stride }, &mut plan) };
         }
     }
 
     /// All panels of columns against one panel of rows.
-    unsafe fn columns(&self, part: &Part<'_>, panel: &Panel) {
+    unsafe fn columns(&self, part: &Part<'_>, panel: &Panel, plan: &mut Plan) {
         let (product, epilogue, count) = (self.product, self.product.epilogue, panel.rows.len());
         let (mut rows, mut narrow) = ([std::ptr::null_mut(); ROWS_MAX], [std::ptr::null_mut(); ROWS_MAX]);
         self.pointers(part, &panel.rows, &mut rows, &mut narrow);
@@ -387,34 +405,36 @@ impl<C: Float> Run<'_, C> {
             } else {
                 rows[..count].iter().all(|row| aligned(*row as usize))
             };
-        let bias = epilogue.bias.filter(|_| finish).map(|bias| &bias[part.block.batch * product.bias_stride..]);
-        let (steps, isa) = (part.steps.len(), self.how.isa);
+        let Block { columns, .. } = part.block;
+        let bias = epilogue.bias.filter(|_| finish).map(|bias| {
+            let first = part.block.batch * product.bias_stride;
+            bias[first + columns.start..first + columns.end].as_ptr()
+        });
+        let (isa, lanes, mut asked) = (self.how.isa, self.cut.lanes, Asked::default());
         let functions = [1, 2].map(|vectors| kernel::tile(isa, self.how.words, count, vectors, self.layout));
-        let (mut right, mut asked) = (part.right.start, Asked::default());
-        for (index, start) in part.block.columns.clone().step_by(2 * self.cut.lanes).enumerate() {
+        let mut right = part.right.start;
+        for start in columns.clone().step_by(2 * lanes) {
             let width = self.cut.panel_width(start, product.columns);
-            let columns = width.min(part.block.columns.end - start);
-            panel.plan.ask(panel.tile + index, steps, &mut asked);
+            plan.next(&mut asked);
             let tile = Tile {
                 left: panel.left,
                 left_stride: panel.left_stride,
                 right,
                 right_stride: part.right.stride.unwrap_or(width),
-                depth: steps,
+                depth: part.steps.len(),
                 rows: &rows[..count],
                 narrow: rounds.then_some(&narrow[..count]),
-                columns,
+                column: start - columns.start,
+                columns: width.min(columns.end - start),
                 scale: product.scale,
                 load: !part.first || (to_result && product.accumulate),
-                bias: bias.map(|bias| bias[start..start + columns].as_ptr()),
+                bias,
                 relu: epilogue.relu && finish,
                 stream,
                 ahead: asked.pieces(),
             };
             // SAFETY: the instruction set is available; panels hold what the tile reads; each row has room for its columns.
-            unsafe { functions[width / self.cut.lanes - 1](&tile) };
-            rows[..count].iter_mut().for_each(|row| *row = row.wrapping_add(width));
-            narrow[..count].iter_mut().for_each(|row| *row = row.wrapping_add(width));
+            unsafe { functions[usize::from(width > lanes)](&tile) };
             right = right.wrapping_add(part.right.next);
         }
     }
@@ -435,7 +455,7 @@ impl<C: Float> Run<'_, C> {
                     rows[index] = base.get().wrapping_add(row * product.columns + part.block.columns.start);
                 }
                 Output::Result(base, length) => {
-                    let offset = (product.place)(part.block.batch, row);
+                    let offset = product.place.at(part.block.batch, row);
                     assert!(offset + product.columns <= length, "a row lies outside the result");
                     let target = base.get().wrapping_add(offset + part.block.columns.start);
                     (rows[index], narrow[index]) = (target.cast(), target.cast());
@@ -460,7 +480,7 @@ unsafe fn reduce<C: Float>(pool: &Pool, product: &Product<'_>, splits: usize, pa
     let (length, base) = (result.len(), SendPointer(result.as_mut_ptr()));
     pool.run(rows.div_ceil(ROWS), |task, _| {
         for row in block(task, ROWS, rows) {
-            let offset = (product.place)(row / product.rows, row % product.rows);
+            let offset = product.place.at(row / product.rows, row % product.rows);
             assert!(offset + columns <= length, "a row lies outside the result");
             // SAFETY: inside the result; rows do not overlap and each is in one task.
             let target = unsafe { std::slice::from_raw_parts_mut(base.get().add(offset), columns) };

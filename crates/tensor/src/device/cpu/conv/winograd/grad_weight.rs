@@ -235,6 +235,7 @@ impl Part<'_> {
                         depth: tiles,
                         rows: &pointers[..panel.len()],
                         narrow: None,
+                        column: 0,
                         columns: width.min(columns.end - start),
                         scale: 1.0,
                         load: !self.first,

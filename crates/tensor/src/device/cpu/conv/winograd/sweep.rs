@@ -401,6 +401,7 @@ impl Part<'_> {
                         depth: *steps,
                         rows: &pointers[..rows.len()],
                         narrow: None,
+                        column: 0,
                         columns: width.min(columns.end - start),
                         scale: 1.0,
                         load: *block > 0,
