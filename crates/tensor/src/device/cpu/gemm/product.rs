@@ -351,11 +351,25 @@ impl<C: Float> Run<'_, C> {
             None => return Plan::new(Ahead::NOTHING, Ahead::NOTHING, tiles, steps_now),
         };
         let depth = self.numbers(steps);
-        let left = left.ahead(block.batch, rows, depth.clone());
+        let left = left.ahead(block.batch, rows.clone(), depth.clone());
         if self.cut.shared {
-            return Plan::new(left, Ahead::NOTHING, tiles, steps_now);
+            return Plan::new(left, self.written(block, &rows), tiles, steps_now);
         }
         Plan::new(left, right.ahead(block.batch, depth, block.columns.clone()), panels * tiles, steps_now)
+    }
+
+    /// The memory that will be written to, if the tiles write once to rows that follow each other. A line that is not there costs a
+    /// write more than it does a read: few writes can wait.
+    fn written(&self, block: &Block, rows: &Range<usize>) -> Ahead {
+        let (Output::Result(base, _), Place::Strided(_, stride)) = (self.output, self.product.place) else {
+            return Ahead::NOTHING;
+        };
+        if self.stream || self.cut.depth_blocks > 1 {
+            return Ahead::NOTHING;
+        }
+        let at = self.product.place.at(block.batch, rows.start) + block.columns.start;
+        let start = base.get().wrapping_add(at).cast_const().cast();
+        Ahead { start, lines: rows.len(), stride: stride * size_of::<C>(), run: block.columns.len() * size_of::<C>() }
     }
 
     /// All panels of rows of a block, over one block of the depth.
