@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use paceline::data::Batch;
-use paceline::nn::optim::{HyperParameters, Optimizer};
+use paceline::nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline::nn::{Input, zoo};
 use paceline::system::clock::Clock;
 use paceline::system::random::Random;
 use paceline::system::{host, threads};
 use paceline::tensor::device::cpu::Cpu;
+use paceline::train::phases::Phases;
 use paceline::train::replica::{Replica, ReplicaOptions};
 use serde_json::json;
 
@@ -32,6 +33,7 @@ pub fn run(arguments: &Bench) -> Outcome {
         smoothing: 0.0,
         seed: 1,
         rule,
+        clip_norm: None,
     };
     let cpu = Arc::new(Cpu::new(arguments.threads.unwrap_or_else(threads::available)));
     let mut replica = Replica::new(entry, options, &cpu)?;
@@ -41,12 +43,12 @@ pub fn run(arguments: &Bench) -> Outcome {
     const UNTIMED: usize = 2;
     for step in 0..UNTIMED + arguments.steps {
         let start = clock.seconds();
-        let tally = replica.compute(&batch, step as u64);
-        replica.update(step as u64, 0.001);
+        let moment = Moment { step: step as u64, learning_rate: 0.001 };
+        let (_, updated) = replica.step(&batch, moment, &mut Phases::start(&clock));
         if step >= UNTIMED {
             seconds.push(clock.seconds() - start);
         }
-        if !tally.loss.is_finite() {
+        if updated.is_err() {
             return Err(Failure::failed(format!("the loss of step {step} is not a number: a time would mean nothing")));
         }
     }

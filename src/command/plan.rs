@@ -6,7 +6,7 @@ use paceline::nn::zoo::{self, Entry};
 use paceline::nn::{Input, Mode, Network};
 use paceline::tensor::Plan as Planned;
 use paceline::train::config::SIDE_MAX;
-use paceline::train::replica::BUCKET_BYTES_MAX;
+use paceline::train::replica;
 use serde_json::json;
 
 use super::{Outcome, print};
@@ -19,7 +19,7 @@ pub fn run(arguments: &Plan) -> Outcome {
     let (input, batch) = (input(entry, arguments.size)?, arguments.batch);
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let network = Network::new(entry, mode, batch, input, arguments.classes.unwrap_or(entry.classes), 0.0)?;
-    let wanted = network.wanted(BUCKET_BYTES_MAX);
+    let wanted = replica::wanted(&network, replica::early(false));
     let report = Planned::new(network.graph, &wanted).report();
     if arguments.json {
         let mut value = serde_json::to_value(&report).expect("a report is JSON");

@@ -138,7 +138,7 @@ impl Network {
             Some((_, gradients)) => self.graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect(),
             None => Vec::new(),
         };
-        Wanted { outputs: vec![self.logits, self.loss], gradients, bucket_bytes_max, unfused: false }
+        Wanted { outputs: vec![self.logits, self.loss], gradients, bucket_bytes_max, ..Wanted::default() }
     }
 
     /// The number of trained elements.

@@ -1,5 +1,7 @@
 //! Runs a plan on a device, over and over: tensors stand where the plan put them, and no decision is left to take.
 
+use std::ops::Range;
+
 use crate::buffer::{Buffer, as_i32, as_i32_mut, cast};
 use crate::device::{Device, cpu, null};
 use crate::dtype::{DType, Element};
@@ -24,6 +26,35 @@ pub struct Executor {
     arena: Buffer,
 }
 
+/// A bucket of gradients whose turn has come while a step runs; see [`crate::plan::Bucket`].
+#[derive(Debug)]
+pub enum Turn<'a> {
+    /// Its gradients are final: whoever averages them with others may send them now.
+    Send {
+        /// Its number in the plan.
+        bucket: usize,
+        /// The gradients, as the parameters lie in the flat layout, with zeros in the gaps. They stay until they are applied.
+        gradients: &'a mut [f32],
+    },
+    /// Nobody reads its parameters any more in this step: they may be changed.
+    Apply {
+        /// Its number in the plan.
+        bucket: usize,
+        /// As they were sent.
+        gradients: &'a mut [f32],
+        /// What they are the gradients of, at the same positions.
+        parameters: &'a mut [f32],
+    },
+}
+
+/// What happens in a run, in order. The answer says whether to go on.
+pub(crate) enum Progress<'a> {
+    /// A node has run, with these float outputs.
+    Node(usize, &'a [&'a [f32]]),
+    /// A bucket's turn has come.
+    Turn(Turn<'a>),
+}
+
 /// What a run of every node took, for profiles.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
@@ -37,15 +68,40 @@ impl Executor {
     /// # Panics
     /// When the plan has tensors that are not made of four-byte words, which is all that the CPU's kernels know.
     pub fn new(device: &Device, plan: Plan) -> Self {
-        let words = match device {
-            Device::Cpu(_) => {
-                let graph = plan.graph();
-                assert!(graph.values().all(|value| graph.dtype(value) != DType::Bf16), "the CPU computes in f32");
-                plan.arena_bytes() / DType::F32.bytes()
-            }
+        let mut executor = Self::without_arena(device, plan);
+        executor.arena = Buffer::zeroed(executor.arena_words());
+        executor
+    }
+
+    /// As [`Executor::new`] without memory of its own: it borrows that of another before it runs.
+    ///
+    /// # Panics
+    /// As [`Executor::new`].
+    pub fn without_arena(device: &Device, plan: Plan) -> Self {
+        let graph = plan.graph();
+        let words = !matches!(device, Device::Cpu(_)) || graph.values().all(|value| graph.dtype(value) != DType::Bf16);
+        assert!(words, "the CPU computes in f32");
+        Self { plan, device: device.clone(), arena: Buffer::default() }
+    }
+
+    fn arena_words(&self) -> usize {
+        match self.device {
+            Device::Cpu(_) => self.plan.arena_bytes() / DType::F32.bytes(),
             Device::Null(_) => 0,
-        };
-        Self { plan, device: device.clone(), arena: Buffer::zeroed(words) }
+        }
+    }
+
+    /// Runs `body` with this executor's arena lent to `borrower`, whose inputs and outputs stand in it until the next such
+    /// call; those of this executor are lost.
+    pub fn lend_arena<T>(&mut self, borrower: &mut Self, body: impl FnOnce(&mut Self) -> T) -> T {
+        let words = self.arena_words().max(borrower.arena_words());
+        if self.arena.len() < words {
+            self.arena = Buffer::zeroed(words);
+        }
+        std::mem::swap(&mut self.arena, &mut borrower.arena);
+        let result = body(borrower);
+        std::mem::swap(&mut self.arena, &mut borrower.arena);
+        result
     }
 
     /// The plan.
@@ -66,24 +122,47 @@ impl Executor {
         let info = self.plan.graph().info(value);
         assert!(matches!(info.source, Source::Input(_)), "`{}` is not an input", info.name);
         assert_eq!((info.dtype, info.shape.elements()), (T::DTYPE, data.len()), "input `{}`", info.name);
+        self.write_first(value, data);
+    }
+
+    /// Fills the first elements of an input, and the others with zeros.
+    ///
+    /// # Panics
+    /// When `value` is not an input of that type, or shorter.
+    pub fn write_first<T: Element>(&mut self, value: Value, data: &[T]) {
+        let info = self.plan.graph().info(value);
+        assert!(matches!(info.source, Source::Input(_)), "`{}` is not an input", info.name);
+        let fits = data.len() <= info.shape.elements();
+        assert!(info.dtype == T::DTYPE && fits, "input `{}` is {} of {}", info.name, info.shape, info.dtype);
         let Some(words) = self.words_mut(value) else { return };
+        let (first, rest) = words.split_at_mut(data.len());
+        rest.fill(0.0);
         if T::DTYPE == DType::I32 {
-            as_i32_mut(words).copy_from_slice(cast(data));
+            as_i32_mut(first).copy_from_slice(cast(data));
         } else {
-            words.copy_from_slice(cast(data));
+            first.copy_from_slice(cast(data));
         }
     }
 
-    /// A wanted output of the last run. The null device answers zeros.
+    /// A copy of a wanted output of the last run. The null device answers zeros.
     ///
     /// # Panics
     /// When `value` is not a wanted output of the plan, does not live in the arena, or has another type.
     pub fn read<T: Element>(&self, value: Value) -> Vec<T> {
+        let elements = self.plan.graph().shape(value).elements();
+        self.view(value).map_or_else(|| vec![T::default(); elements], <[T]>::to_vec)
+    }
+
+    /// A wanted output of the last run, where it stands; none on the null device.
+    ///
+    /// # Panics
+    /// As [`Executor::read`].
+    pub fn view<T: Element>(&self, value: Value) -> Option<&[T]> {
         let info = self.plan.graph().info(value);
         assert!(self.plan.outputs().contains(&value), "`{}` is not a wanted output", info.name);
         assert_eq!(info.dtype, T::DTYPE, "reading `{}`", info.name);
-        let Some(words) = self.words(value) else { return vec![T::default(); info.shape.elements()] };
-        if T::DTYPE == DType::I32 { cast::<i32, T>(as_i32(words)).to_vec() } else { cast::<f32, T>(words).to_vec() }
+        let words = self.words(value)?;
+        Some(if T::DTYPE == DType::I32 { cast(as_i32(words)) } else { cast(words) })
     }
 
     /// Runs every node once.
@@ -92,6 +171,27 @@ impl Executor {
     /// When the store has another layout than the plan.
     pub fn run(&mut self, store: &mut Store, pass: Pass) {
         self.run_each(store, pass, &mut |_, _| true);
+    }
+
+    /// Runs the forward pass: afterwards the wanted outputs can be read.
+    ///
+    /// # Panics
+    /// When the store has another layout than the plan.
+    pub fn forward(&mut self, store: &mut Store, pass: Pass) {
+        self.run_nodes(0..self.plan.forward_nodes(), store, pass, &mut |_| true);
+    }
+
+    /// Runs the backward pass. `turn` is called when the turn of a bucket has come, to send it and to apply it, and says
+    /// whether to go on.
+    ///
+    /// # Panics
+    /// When the store has another layout than the plan.
+    pub fn backward(&mut self, store: &mut Store, pass: Pass, turn: &mut dyn FnMut(Turn<'_>) -> bool) {
+        let nodes = self.plan.forward_nodes()..self.plan.graph().nodes().len();
+        self.run_nodes(nodes, store, pass, &mut |progress| match progress {
+            Progress::Node(..) => true,
+            Progress::Turn(bucket) => turn(bucket),
+        });
     }
 
     /// Runs every node and times each.
@@ -122,11 +222,24 @@ impl Executor {
 
     /// Runs the nodes in order; after each, `after(node, float outputs)` says whether to go on.
     pub fn run_each(&mut self, store: &mut Store, pass: Pass, after: &mut dyn FnMut(usize, &[&[f32]]) -> bool) {
+        self.run_nodes(0..self.plan.graph().nodes().len(), store, pass, &mut |progress| match progress {
+            Progress::Node(node, outputs) => after(node, outputs),
+            Progress::Turn(_) => true,
+        });
+    }
+
+    fn run_nodes(
+        &mut self,
+        nodes: Range<usize>,
+        store: &mut Store,
+        pass: Pass,
+        watch: &mut dyn FnMut(Progress<'_>) -> bool,
+    ) {
         let layouts = (self.plan.parameters(), self.plan.states());
         assert_eq!((store.layout(), store.states_layout()), layouts, "the store was made for another model");
         match &self.device {
-            Device::Cpu(device) => cpu::run(device, &self.plan, &mut self.arena, store, pass, after),
-            Device::Null(device) => null::run(device, &self.plan, after),
+            Device::Cpu(device) => cpu::run(device, (&self.plan, nodes), &mut self.arena, store, pass, watch),
+            Device::Null(device) => null::run(device, (&self.plan, nodes), store, watch),
         }
     }
 
@@ -140,7 +253,7 @@ impl Executor {
         Some(&mut self.arena[range])
     }
 
-    fn range(&self, value: Value) -> Option<std::ops::Range<usize>> {
+    fn range(&self, value: Value) -> Option<Range<usize>> {
         let Place::Arena(offset) = self.plan.place(value) else { panic!("`{value:?}` is not in the arena") };
         let start = offset / DType::F32.bytes();
         (!self.arena.is_empty()).then(|| start..start + self.plan.graph().shape(value).elements())

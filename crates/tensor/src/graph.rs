@@ -238,7 +238,7 @@ impl Graph {
         self.nodes.iter().filter(|node| node.op.is_product()).map(|node| self.flops(node)).sum::<u64>() / 2
     }
 
-    fn value(&mut self, name: &str, shape: Shape, dtype: DType, source: Source) -> Value {
+    pub(crate) fn value(&mut self, name: &str, shape: Shape, dtype: DType, source: Source) -> Value {
         let value = Value(u32::try_from(self.values.len()).expect("fewer than 2³² values"));
         self.values.push(ValueInfo { shape, dtype, source, name: name.to_owned() });
         value

@@ -5,6 +5,7 @@ mod graphs {
     pub mod accept;
     pub mod random_net;
     pub mod refuse;
+    pub mod updates;
 }
 
 use std::cell::Cell;
@@ -143,7 +144,7 @@ fn a_final_gradient_is_read_by_nobody_and_buckets_come_in_ready_order() {
     for gradient in gradients.iter().flatten() {
         assert!(graph.nodes().iter().all(|node| !node.inputs.contains(gradient)));
     }
-    let plan = Plan::new(graph, &Wanted { outputs: vec![loss], gradients, bucket_bytes_max: 0, unfused: false });
+    let plan = Plan::new(graph, &Wanted { outputs: vec![loss], gradients, bucket_bytes_max: 0, ..Wanted::default() });
     assert_eq!(plan.buckets().len(), 5);
     assert!(plan.buckets().is_sorted_by_key(|bucket| bucket.ready_after));
     // The two biases follow each other; the copy for `first` comes last, whatever its number.
@@ -280,7 +281,7 @@ fn a_report_adds_up() {
     let loss = graph.push_one("loss", Op::CrossEntropy { smoothing: 0.0 }, &[logits, targets]).expect("fits");
     let (_, gradients) = gradient::of_loss(&mut graph, loss).expect("has a gradient");
     let gradients = graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect();
-    let plan = Plan::new(graph, &Wanted { outputs: vec![loss], gradients, bucket_bytes_max: 400, unfused: false });
+    let plan = Plan::new(graph, &Wanted { outputs: vec![loss], gradients, bucket_bytes_max: 400, ..Wanted::default() });
     let report = plan.report();
     assert_eq!(report.parameters, 3 * 3 * 3 * 8 + 10 * 8 + 10);
     assert_eq!(report.states, 0);

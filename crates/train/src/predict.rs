@@ -63,6 +63,7 @@ impl Predictor {
             smoothing: 0.0,
             seed: 0,
             rule,
+            clip_norm: None,
         };
         let mut replica = Replica::for_evaluation(entry, options, &Arc::new(Cpu::new(threads)))?;
         load_weights(disk, weights, &mut replica, &[])?;

@@ -22,8 +22,10 @@ pub mod scratch;
 pub(crate) mod simd;
 pub mod softmax;
 mod special;
+pub mod update;
 mod vectorize;
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use isa::Isa;
@@ -31,8 +33,8 @@ use pool::Pool;
 use scratch::Scratch;
 
 use crate::buffer::Buffer;
-use crate::execute::Pass;
-use crate::plan::Plan;
+use crate::execute::{Pass, Progress, Turn};
+use crate::plan::{Due, Plan};
 use crate::store::Store;
 
 /// This machine's cores, as one device.
@@ -79,21 +81,30 @@ impl Cpu {
     }
 }
 
-/// Runs the plan's nodes in order; after each, `after` says whether to go on.
+/// Runs some of the plan's nodes in order; after each, and when a bucket's turn has come, `watch` says whether to go on.
 pub(crate) fn run(
     cpu: &Cpu,
-    plan: &Plan,
+    (plan, nodes): (&Plan, Range<usize>),
     arena: &mut Buffer,
     store: &mut Store,
     pass: Pass,
-    after: &mut dyn FnMut(usize, &[&[f32]]) -> bool,
+    watch: &mut dyn FnMut(Progress<'_>) -> bool,
 ) {
     let mut work = cpu.work.lock().unwrap_or_else(PoisonError::into_inner);
     let mut memory = memory::Memory::new(plan, arena, store);
-    for index in 0..plan.graph().nodes().len() {
+    let mut dues = plan.dues_from(nodes.start).iter().peekable();
+    for index in nodes {
         dispatch::node(cpu, &mut work, memory.operands(index), pass);
-        if !memory.show_outputs(index, |outputs| after(index, outputs)) {
+        if !memory.show_outputs(index, |outputs| watch(Progress::Node(index, outputs))) {
             return;
+        }
+        while let Some(&Due { bucket, apply, .. }) = dues.next_if(|due| due.node == index) {
+            let (gradients, parameters) = memory.bucket(bucket);
+            let turn =
+                if apply { Turn::Apply { bucket, gradients, parameters } } else { Turn::Send { bucket, gradients } };
+            if !watch(Progress::Turn(turn)) {
+                return;
+            }
         }
     }
 }

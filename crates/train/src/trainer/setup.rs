@@ -131,7 +131,8 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
     let rule =
         config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
     let (classes, seed) = (card.class_names.len(), config.seed);
-    let options = ReplicaOptions { input, classes, micro_batch, accumulate: 1, smoothing: 0.0, seed, rule };
+    let options =
+        ReplicaOptions { input, classes, micro_batch, accumulate: 1, smoothing: 0.0, seed, rule, clip_norm: None };
     let cpu = Arc::new(Cpu::new(config.threads.unwrap_or_else(threads::available)));
     let mut replica = Replica::for_evaluation(entry, options, &cpu)?;
     load_weights(&around.disk, weights, &mut replica, &[])?;
@@ -185,6 +186,7 @@ fn assemble(
         smoothing: config.label_smoothing,
         seed: config.seed,
         rule,
+        clip_norm: config.clip_norm,
     };
     let cpu = Arc::new(Cpu::new(config.threads.unwrap_or_else(threads::available)));
     let mut replica = Replica::new(model, options, &cpu)?;
