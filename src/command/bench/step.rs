@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use paceline::data::Batch;
+use paceline::nn::optim::Moment;
 use paceline::nn::zoo;
 use paceline::system::clock::Clock;
 use paceline::system::{host, threads};
+use paceline::train::phases::Phases;
 use paceline::train::replica::Replica;
 use serde_json::json;
 
@@ -23,7 +25,7 @@ pub fn run(arguments: &BenchStep) -> Outcome {
     let entry = zoo::find(&arguments.model).map_err(Failure::refused)?;
     let input = plan::input(entry, arguments.size)?;
     for &size in &arguments.batch {
-        let mut replica = replica(arguments, entry, input, size)?;
+        let mut replica = replica(arguments, entry, input, (size, None))?;
         let batch = random_batch(input, size, arguments.classes);
         let mut seconds = time(&mut replica, &batch, arguments.steps)?;
         show(arguments, &replica, &mut seconds, plan::describe(input));
@@ -40,12 +42,12 @@ fn time(replica: &mut Replica, batch: &Batch, steps: usize) -> Result<Vec<f64>, 
     let mut seconds = Vec::with_capacity(steps);
     for step in 0..UNTIMED + steps {
         let start = clock.seconds();
-        let tally = replica.compute(batch, step as u64);
-        replica.update(step as u64, LEARNING_RATE);
+        let moment = Moment { step: step as u64, learning_rate: LEARNING_RATE };
+        let (_, updated) = replica.step(batch, moment, &mut Phases::start(&clock));
         if step >= UNTIMED {
             seconds.push(clock.seconds() - start);
         }
-        if !tally.loss.is_finite() {
+        if updated.is_err() {
             return Err(Failure::failed(format!("the loss of step {step} is not a number: a time would mean nothing")));
         }
     }

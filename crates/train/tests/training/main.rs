@@ -4,6 +4,7 @@ mod full_disk;
 mod resume;
 mod runs;
 mod same_arithmetic;
+mod updates;
 
 use std::path::Path;
 
@@ -76,7 +77,7 @@ fn resume(run: &Path) -> Result<(Trainer, Outcome), TrainError> {
 /// All that a run carries from step to step, as bits: weights, running statistics, optimizer state.
 fn bits(replica: &Replica) -> Vec<u32> {
     let store = &replica.store;
-    let optimizer = replica.optimizer_state.iter().flatten();
+    let optimizer = replica.optimizer_state.iter().flat_map(|slot| slot.iter());
     store.parameters.iter().chain(store.states.iter()).chain(optimizer).map(|x| x.to_bits()).collect()
 }
 
