@@ -161,10 +161,15 @@ enum Floats {
 }
 
 impl Floats {
-    /// Numbers between −1 and 1 without a pattern that a kernel could profit from.
+    /// Numbers between −1 and 1, as good as independent.
     fn noise((count, dtype): (usize, DType), salt: u32) -> Self {
-        let numbers = (0..count as u32)
-            .map(|index| (index ^ salt).wrapping_mul(0x9E37_79B9).cast_signed() as f32 / i32::MAX as f32);
+        // The finalizer of MurmurHash3: a few instructions for each number.
+        let mix = |word: u32| {
+            let word = (word ^ (word >> 16)).wrapping_mul(0x85EB_CA6B);
+            let word = (word ^ (word >> 13)).wrapping_mul(0xC2B2_AE35);
+            word ^ (word >> 16)
+        };
+        let numbers = (0..count as u32).map(|index| mix(index ^ salt << 30).cast_signed() as f32 / i32::MAX as f32);
         match dtype {
             DType::Bf16 => Self::Bf16(numbers.map(Bf16::from_f32).collect()),
             _ => Self::F32(numbers.collect()),
