@@ -6,6 +6,7 @@ mod data;
 mod events;
 mod examples;
 mod failures;
+mod instructions;
 mod place;
 mod refusals;
 mod resume;

@@ -105,10 +105,10 @@ fn flops(kernel: &Kernel, peak: &Peak) -> f64 {
 
 fn head(arguments: &BenchKernels, input: &str, cpu: &Cpu, peak: &Peak) {
     let BenchKernels { model, batch, dtype, .. } = arguments;
-    let (threads, isa) = (cpu.pool().threads(), cpu.isa());
+    let (threads, isa) = (cpu.pool().threads(), cpu.isa().name());
     let bf16 = peak.bf16_flops.map_or(String::new(), |flops| format!(", {:.0} in bf16", flops / 1e9));
     print(&format!(
-        "{model} {input} batch {batch} {dtype} on {}, {isa:?}, {threads} threads: at most {:.0} GFLOP/s{bf16}, {:.1} GB/s read\n\n",
+        "{model} {input} batch {batch} {dtype} on {}, {isa}, {threads} threads: at most {:.0} GFLOP/s{bf16}, {:.1} GB/s read\n\n",
         Host::look().cpu,
         peak.f32_flops / 1e9,
         peak.bytes / 1e9

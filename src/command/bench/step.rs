@@ -63,7 +63,7 @@ fn show(arguments: &BenchStep, replica: &Replica, seconds: &mut [f64], input: St
     if arguments.json {
         let value = json!({
             "model": arguments.model, "input": input, "batch": batch, "dtype": arguments.dtype,
-            "threads": arguments.threads.unwrap_or_else(threads::available), "steps": arguments.steps,
+            "isa": replica.device().isa().name(), "threads": arguments.threads.unwrap_or_else(threads::available), "steps": arguments.steps,
             "step_s": median, "step_s_min": seconds[0], "step_s_max": seconds[seconds.len() - 1],
             "images_per_s": images_per_s, "gflops": gflops, "step_gflop": report.flops as f64 / 1e9,
             "peak_bytes": peak, "arena_bytes": report.arena_bytes, "activation_bytes": report.activation_bytes,
