@@ -173,7 +173,7 @@ fn batch_norm_input<'a, E: Float>(at: &Operands<'a>, norm: BatchNorm) -> batch_n
         gamma: norm.scale.then(|| at.input(4)),
         beta: at.input(1),
         residual: norm.residual.then(|| at.input(at.inputs() - 1)),
-        relu: norm.relu,
+        rectifier: norm.rectifier,
         eps: norm.epsilon,
     }
 }
@@ -195,6 +195,7 @@ fn batch_norm_grad<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, norm:
             ReluMask::FromInput => batch_norm::Mask::FromInput(at.input(last)),
             ReluMask::FromOutput => batch_norm::Mask::FromOutput(at.input(last)),
         },
+        ceiling: norm.rectifier.ceiling(),
         gamma: norm.scale.then(|| at.input(4)),
         mean: at.input(2),
         inv_std: at.input(3),

@@ -39,6 +39,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type Vector: Copy;
     /// Floats in it.
     const LANES: usize;
+    /// Whether one instruction rounds a vector to bf16.
+    const ROUNDS: bool = false;
 
     /// All lanes equal to `value`.
     unsafe fn splat(value: f32) -> Self::Vector;

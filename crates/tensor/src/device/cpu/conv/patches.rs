@@ -8,6 +8,7 @@ use super::super::gemm::kernel::DEPTH_MAX;
 use super::super::gemm::pack::{Grid, How, Layout, Left, Words, copy_words, scatter};
 use super::super::simd::{Simd, Vectorised};
 use super::axis::Axis;
+use crate::bf16::Bf16;
 use crate::dtype::{DType, Float};
 
 /// Pixels whose coordinates are worked out at a time: whole pairs.
@@ -27,12 +28,12 @@ pub(super) struct Patches<'a, E> {
     pub layout: Layout,
 }
 
-/// Where a pixel's patch begins.
+/// Where a pixel's patch begins: its first tap, which may lie outside, and how far that is from the first image's first number.
 #[derive(Clone, Copy, Default)]
 struct Corner {
-    image: usize,
     row: isize,
     column: isize,
+    origin: isize,
 }
 
 impl<E: Float> Left for Patches<'_, E> {
@@ -76,24 +77,22 @@ impl<E: Float> Vectorised for Gather<'_, E> {
     unsafe fn run<S: Simd>(self) {
         let Self { patches, words, channel, pixels, features, panel, grid } = self;
         let mut corners = [Corner::default(); CHUNK];
-        let end = features.len().div_ceil(words.numbers());
+        let lines = pixels.len();
+        assert!(panel.len() >= lines.saturating_sub(1) * grid.stride + features.len().div_ceil(words.numbers()));
         for start in pixels.clone().step_by(CHUNK) {
             let corners = &mut corners[..CHUNK.min(pixels.end - start)];
             patches.corners(start, corners);
-            let lines = panel[(start - pixels.start) * grid.stride..].chunks_mut(grid.stride);
-            for (corner, line) in corners.iter().zip(lines) {
-                let line = &mut line[..end];
-                // An odd depth ends with half a word.
-                if let Some(last) = line.last_mut() {
-                    *last = 0.0;
+            let target = panel[(start - pixels.start) * grid.stride..].as_mut_ptr();
+            for run in patches.runs(channel, features.clone()) {
+                for (index, corner) in corners.iter().enumerate() {
+                    // SAFETY: by the assertion there is a line for every pixel, with room for all features.
+                    unsafe { patches.copy::<S>(corner, &run, words, target.add(index * grid.stride)) };
                 }
-                for run in patches.runs(channel, features.clone()) {
-                    // SAFETY: the line has room for all features.
-                    unsafe {
-                        patches.with(corner, &run, |numbers| {
-                            copy_words::<S, E>(words, &numbers[..run.length], line.as_mut_ptr(), run.at);
-                        });
-                    }
+            }
+            if words == Words::Pairs && !features.len().is_multiple_of(2) {
+                for index in 0..corners.len() {
+                    // SAFETY: as above; the last word is half full.
+                    unsafe { zero(words, target.add(index * grid.stride), features.len(), 1) };
                 }
             }
         }
@@ -115,43 +114,22 @@ impl<E: Float> Vectorised for Zip<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { patches, words, channel, pixels, features, panel, grid } = self;
-        let mut corners = [Corner::default(); CHUNK];
+        let (mut corners, mut clipped) = ([Corner::default(); CHUNK], [Clipped::new(), Clipped::new()]);
         let mut target = panel.as_mut_ptr();
         for start in pixels.clone().step_by(CHUNK) {
             let corners = &mut corners[..CHUNK.min(pixels.end - start)];
             patches.corners(start, corners);
             for pair in corners.chunks(words.numbers()) {
                 for run in patches.runs(channel, features.clone()) {
-                    let scatter = |low: &[E], high: Option<&[E]>| {
-                        let readable = high.map_or(low.len(), |high| high.len().min(low.len()));
-                        let sources = (low.as_ptr(), high.map(<[E]>::as_ptr));
-                        // SAFETY: the panels have room for all features and lines; a run begins where the last one ended.
-                        unsafe { scatter::<S, E>(words, sources, (run.at, run.length, readable), target, grid) };
-                    };
-                    patches.with(&pair[0], &run, |low| match pair.get(1) {
-                        None => scatter(low, None),
-                        Some(corner) => patches.with(corner, &run, |high| scatter(low, Some(high))),
-                    });
+                    let [first, second] = &mut clipped;
+                    let low = patches.numbers(&pair[0], &run, first);
+                    let high = pair.get(1).map(|corner| patches.numbers(corner, &run, second));
+                    let readable = high.map_or(low.len(), |high| high.len().min(low.len()));
+                    let sources = (low.as_ptr(), high.map(<[E]>::as_ptr));
+                    // SAFETY: the panels have room for all features and lines; a run begins where the last one ended.
+                    unsafe { scatter::<S, E>(words, sources, (run.at, run.length, readable), target, grid) };
                 }
                 target = target.wrapping_add(grid.stride);
-            }
-        }
-    }
-}
-
-impl<E: Float> Patches<'_, E> {
-    fn corners(&self, first: usize, corners: &mut [Corner]) {
-        let [rows, columns] = [self.axes[0].outputs, self.axes[1].outputs];
-        let (mut column, line) = (first % columns, first / columns);
-        let (mut row, mut image) = (line % rows, line / rows);
-        for corner in corners {
-            *corner = Corner { image, row: self.axes[0].start(row), column: self.axes[1].start(column) };
-            column += 1;
-            if column == columns {
-                (column, row) = (0, row + 1);
-            }
-            if row == rows {
-                (row, image) = (0, image + 1);
             }
         }
     }
@@ -162,16 +140,34 @@ struct Run {
     /// The first of them in the block, and how many.
     at: usize,
     length: usize,
-    /// The first tap.
+    /// The first tap, and how many.
     down: isize,
     across: isize,
     taps: usize,
-    /// Where in the taps' channels it begins, and in the pixel's.
+    /// How far the first feature lies from the first tap's first channel, and from the patch's corner.
     skip: usize,
-    channel: usize,
+    offset: isize,
 }
 
 impl<E: Float> Patches<'_, E> {
+    fn corners(&self, first: usize, corners: &mut [Corner]) {
+        let [down, across] = &self.axes;
+        let (mut column, line) = (first % across.outputs, first / across.outputs);
+        let (mut row, mut image) = (line % down.outputs, line / down.outputs);
+        for corner in corners {
+            let (top, left) = (down.start(row), across.start(column));
+            let pixel = ((image * down.size) as isize + top) * across.size as isize + left;
+            *corner = Corner { row: top, column: left, origin: pixel * self.channels as isize };
+            column += 1;
+            if column == across.outputs {
+                (column, row) = (0, row + 1);
+            }
+            if row == down.outputs {
+                (row, image) = (0, image + 1);
+            }
+        }
+    }
+
     /// Cuts features of the group that begins at `channel` into runs.
     #[inline(always)]
     fn runs(&self, channel: usize, features: Range<usize>) -> impl Iterator<Item = Run> {
@@ -188,48 +184,101 @@ impl<E: Float> Patches<'_, E> {
             let end = features.end.min((run + 1) * length);
             let (tap_row, tap_column) =
                 if runs_per_row == 1 { (run, 0) } else { (run / runs_per_row, run % runs_per_row) };
+            let (down, right, skip) = (tap_row * down.delta, tap_column * across.delta, begin - run * length);
             let found = Run {
                 at: begin - features.start,
                 length: end - begin,
-                down: (tap_row * down.delta) as isize,
-                across: (tap_column * across.delta) as isize,
+                down: down as isize,
+                across: right as isize,
                 taps,
-                skip: begin - run * length,
-                channel,
+                skip,
+                offset: ((down * across.size + right) * channels + channel + skip) as isize,
             };
             (begin, run) = (end, run + 1);
             Some(found)
         })
     }
 
-    /// Calls `use_numbers` with the numbers of a run for the pixel at `corner`: those of the image and whatever follows them in it, or as many
-    /// as the run has with zeros for what lies outside.
+    /// The part of a run that lies in the image for the pixel at `corner`, and where it begins there.
     #[inline(always)]
-    fn with(&self, corner: &Corner, run: &Run, use_numbers: impl FnOnce(&[E])) {
-        let Self { axes: [down, across], channels, group_channels, .. } = *self;
+    fn part(&self, corner: &Corner, run: &Run) -> (Range<usize>, usize) {
+        let [down, across] = &self.axes;
         let (row, column) = (corner.row + run.down, corner.column + run.across);
-        let inside = row >= 0 && row < down.size as isize;
-        let line = (corner.image * down.size) as isize + row;
-        let first = ((line * across.size as isize + column) * channels as isize) + (run.channel + run.skip) as isize;
-        if inside && column >= 0 && column as usize + run.taps <= across.size {
-            return use_numbers(&self.image[first as usize..]);
+        let first = corner.origin + run.offset;
+        if row < 0 || row >= down.size as isize {
+            return (0..0, 0);
         }
-        let mut numbers = [MaybeUninit::<E>::uninit(); FEATURES];
-        let numbers = &mut numbers[..run.length];
+        if column >= 0 && column as usize + run.taps <= across.size {
+            return (0..run.length, first as usize);
+        }
+        // More than one tap means that a pixel is all its channels, so the run is contiguous from its first tap on.
+        let low = column.min(0).unsigned_abs().min(run.taps) * self.group_channels;
+        let high = (across.size as isize - column).clamp(0, run.taps as isize) as usize * self.group_channels;
+        let end = high.saturating_sub(run.skip).min(run.length);
+        let start = low.saturating_sub(run.skip).min(end);
+        (start..end, if start < end { (first + start as isize) as usize } else { 0 })
+    }
+
+    /// Copies a run for the pixel at `corner` to its line, with zeros for what lies outside the image.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `S`, and the line has room for the run.
+    #[inline(always)]
+    unsafe fn copy<S: Simd>(&self, corner: &Corner, run: &Run, words: Words, line: *mut f32) {
+        let (part, source) = self.part(corner, run);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if part.len() < run.length {
+                zero(words, line, run.at, part.start);
+                zero(words, line, run.at + part.end, run.length - part.end);
+            }
+            copy_words::<S, E>(words, &self.image[source..][..part.len()], line, run.at + part.start);
+        }
+    }
+
+    /// The numbers of a run for the pixel at `corner`: those of the image and whatever follows them in it, or as many as the run has
+    /// with zeros for what lies outside.
+    #[inline(always)]
+    fn numbers<'b>(&'b self, corner: &Corner, run: &Run, clipped: &'b mut Clipped<E>) -> &'b [E] {
+        let (part, source) = self.part(corner, run);
+        if part.len() == run.length {
+            return &self.image[source..];
+        }
+        let numbers = clipped.zeros(run.length);
+        numbers[part.clone()].copy_from_slice(&self.image[source..][..part.len()]);
+        numbers
+    }
+}
+
+/// Writes `count` zeros at number `at` of a line.
+///
+/// # Safety
+/// The line has room.
+#[inline(always)]
+unsafe fn zero(words: Words, line: *mut f32, at: usize, count: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match words {
+            Words::Plain | Words::Rounded => line.add(at).write_bytes(0, count),
+            Words::Pairs => line.cast::<Bf16>().add(at).write_bytes(0, count),
+        }
+    }
+}
+
+/// Room for a run of which some lies outside the image.
+struct Clipped<E>([MaybeUninit<E>; FEATURES]);
+
+impl<E: Float> Clipped<E> {
+    #[inline(always)]
+    fn new() -> Self {
+        Self([MaybeUninit::uninit(); FEATURES])
+    }
+
+    #[inline(always)]
+    fn zeros(&mut self, count: usize) -> &mut [E] {
+        let numbers = &mut self.0[..count];
         numbers.fill(MaybeUninit::new(E::default()));
         // SAFETY: they have just been written.
-        let numbers = unsafe { &mut *(std::ptr::from_mut(numbers) as *mut [E]) };
-        if inside {
-            // More than one tap means that a pixel is all its channels, so the run is contiguous from its first tap on.
-            let low = column.min(0).unsigned_abs().min(run.taps) * group_channels;
-            let high = (across.size as isize - column).clamp(0, run.taps as isize) as usize * group_channels;
-            let part = low.clamp(run.skip, run.skip + run.length)..high.clamp(run.skip, run.skip + run.length);
-            if part.start < part.end {
-                let source = (first + (part.start - run.skip) as isize) as usize;
-                numbers[part.start - run.skip..part.end - run.skip]
-                    .copy_from_slice(&self.image[source..][..part.len()]);
-            }
-        }
-        use_numbers(numbers);
+        unsafe { &mut *(std::ptr::from_mut(numbers) as *mut [E]) }
     }
 }

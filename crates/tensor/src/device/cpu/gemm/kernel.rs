@@ -223,20 +223,6 @@ impl Arithmetic<super::super::simd::Avx512Bf16> for Pairs {
     }
 }
 
-/// Does `body` for every row of a tile of `R` rows, with the row as a constant. A loop would do where the compiler unrolls
-/// it, which it decides by a budget; where it does not, the sums are addressed by a variable and live in memory all along.
-macro_rules! each_row {
-    ($row:ident, $body:block) => {
-        each_row!($row, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23)
-    };
-    ($row:ident, $body:block, $($number:literal)*) => {
-        $(if $number < R {
-            let $row: usize = $number;
-            $body
-        })*
-    };
-}
-
 /// # Safety
 /// The machine has the instructions of `S` and `A`; `left` holds `R` rows and `right` `V` vectors for `depth` steps; each of `rows`
 /// may be read (if `load`) and written (if not `narrow`) for `columns` numbers, each of `narrow` written, and `bias` read.
@@ -270,18 +256,19 @@ unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const A
             }
             done = end;
         }
-        if tile.rows.len() == R && tile.columns == V * S::LANES {
+        let rounds = tile.narrow.is_some() && !S::ROUNDS;
+        if tile.rows.len() == R && tile.columns == V * S::LANES && !rounds {
             finish::<S, R, V>(tile, sums);
             return;
         }
         // The sums leave the registers by constant indices. Indexed by the loops below they would live in memory all along.
         let mut spilled = MaybeUninit::<[[S::Vector; V]; R]>::uninit();
         let spilled = spilled.as_mut_ptr().cast::<S::Vector>();
-        each_row!(r, {
+        for r in 0..R {
             for v in 0..V {
                 spilled.add(r * V + v).write(sums[r][v]);
             }
-        });
+        }
         for v in 0..V {
             let columns = tile.columns.saturating_sub(v * S::LANES).min(S::LANES);
             finish_ragged::<S, V>(tile, v, columns, spilled.add(v));
@@ -290,7 +277,7 @@ unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const A
 }
 
 /// Scales the sums of a whole tile, adds what is to be added and writes them. Loops are short so that each is unrolled and the sums
-/// stay in registers.
+/// stay in registers; rounding without an instruction for it would be too long.
 ///
 /// # Safety
 /// As [`run`].
@@ -306,52 +293,52 @@ unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut s
                 bias[v] = S::load(values.add(v * S::LANES));
             }
         }
-        each_row!(r, {
+        for r in 0..R {
             for v in 0..V {
                 sums[r][v] = S::mul_add(sums[r][v], scale, bias[v]);
             }
-        });
+        }
         if tile.load {
-            each_row!(r, {
+            for r in 0..R {
                 let row = *tile.rows.get_unchecked(r);
                 for v in 0..V {
                     sums[r][v] = S::add(sums[r][v], S::load(row.add(v * S::LANES)));
                 }
-            });
+            }
         }
-        each_row!(r, {
+        for r in 0..R {
             for v in 0..V {
                 sums[r][v] = S::raise(sums[r][v], floor);
             }
-        });
-        if let Some(narrow) = tile.narrow {
+        }
+        if let Some(narrow) = tile.narrow.filter(|_| S::ROUNDS) {
             if V == 1 {
-                each_row!(r, {
+                for r in 0..R {
                     S::store_bf16(*narrow.get_unchecked(r), sums[r][0]);
-                });
+                }
             } else if tile.stream {
-                each_row!(r, {
+                for r in 0..R {
                     S::store_bf16_twice(*narrow.get_unchecked(r), [sums[r][0], sums[r][V - 1]], true);
-                });
+                }
             } else {
-                each_row!(r, {
+                for r in 0..R {
                     S::store_bf16_twice(*narrow.get_unchecked(r), [sums[r][0], sums[r][V - 1]], false);
-                });
+                }
             }
         } else if tile.stream {
-            each_row!(r, {
+            for r in 0..R {
                 let row = *tile.rows.get_unchecked(r);
                 for v in 0..V {
                     S::stream(row.add(v * S::LANES), sums[r][v]);
                 }
-            });
+            }
         } else {
-            each_row!(r, {
+            for r in 0..R {
                 let row = *tile.rows.get_unchecked(r);
                 for v in 0..V {
                     S::store(row.add(v * S::LANES), sums[r][v]);
                 }
-            });
+            }
         }
     }
 }
@@ -366,12 +353,14 @@ unsafe fn finish_ragged<S: Simd, const V: usize>(tile: &Tile<'_>, v: usize, colu
     unsafe {
         let scale = S::splat(tile.scale);
         let floor = S::splat(if tile.relu { 0.0 } else { f32::NEG_INFINITY });
-        let load = |source: *const f32| S::load_first(source.wrapping_add(v * S::LANES), columns);
-        let bias = tile.bias.map_or(S::splat(0.0), load);
+        let bias = match tile.bias {
+            Some(bias) => S::load_first(bias.wrapping_add(v * S::LANES), columns),
+            None => S::splat(0.0),
+        };
         for (r, row) in tile.rows.iter().enumerate() {
             let mut sum = S::mul_add(*sums.add(r * V), scale, bias);
             if tile.load {
-                sum = S::add(sum, load(*row));
+                sum = S::add(sum, S::load_first(row.wrapping_add(v * S::LANES), columns));
             }
             let sum = S::raise(sum, floor);
             if let Some(narrow) = tile.narrow {

@@ -120,12 +120,12 @@ pub(crate) unsafe fn copy_words<S: Simd, E: Float>(words: Words, source: &[E], t
 unsafe fn across<S: Simd, E: Float>(words: Words, low: *const E, high: Option<*const E>, count: usize) -> S::Vector {
     // SAFETY: the caller's promise.
     unsafe {
-        let read = |from: *const E| if count >= S::LANES { S::read(from) } else { S::read_first(from, count) };
         match (words, high) {
             (Words::Pairs, Some(high)) if count >= S::LANES => S::read_pair(low, high),
-            (Words::Pairs, Some(high)) => S::pair(read(low), read(high)),
-            (Words::Pairs, None) => S::pair(read(low), S::splat(0.0)),
-            _ => rounded::<S, E>(words, read(low)),
+            (Words::Pairs, Some(high)) => S::pair(S::read_first(low, count), S::read_first(high, count)),
+            (Words::Pairs, None) => S::pair(S::read_first(low, count), S::splat(0.0)),
+            _ if count >= S::LANES => rounded::<S, E>(words, S::read(low)),
+            _ => rounded::<S, E>(words, S::read_first(low, count)),
         }
     }
 }

@@ -115,19 +115,18 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// What tile `tile` asks for in `steps` steps of the depth.
-    pub fn asked(&self, tile: usize, steps: usize) -> Asked {
-        let mut asked = Asked::default();
+    pub fn ask(&self, tile: usize, steps: usize, asked: &mut Asked) {
+        asked.count = 0;
         let (left, right) = (self.left.length(), self.right.length());
         if left + right > 0 {
             let for_left = if right == 0 { self.tiles } else { self.tiles * left / (left + right) };
             if tile < for_left {
-                self.left.share(tile, for_left, &mut asked);
+                self.left.share(tile, for_left, asked);
             } else {
-                self.right.share(tile - for_left, self.tiles - for_left, &mut asked);
+                self.right.share(tile - for_left, self.tiles - for_left, asked);
             }
             asked.pace(steps);
         }
-        asked
     }
 }
 

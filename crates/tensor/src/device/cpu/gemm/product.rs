@@ -15,7 +15,7 @@ use super::super::simd::is_f32;
 use super::Epilogue;
 use super::cut::Cut;
 use super::kernel::{self, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile, Words};
-use super::pack::{Ahead, Grid, How, Left, Plan, Right};
+use super::pack::{Ahead, Asked, Grid, How, Left, Plan, Right};
 use crate::bf16::Bf16;
 use crate::dtype::{DType, Float};
 
@@ -334,12 +334,12 @@ impl<C: Float> Run<'_, C> {
         let bias = epilogue.bias.filter(|_| finish).map(|bias| &bias[part.batch * product.bias_stride..]);
         let (steps, isa) = (part.steps.len(), self.how.isa);
         let functions = [1, 2].map(|vectors| kernel::tile(isa, self.how.words, count, vectors, self.layout));
-        let mut right = part.right;
+        let (mut right, mut asked) = (part.right, Asked::default());
         for (index, start) in part.columns.clone().step_by(2 * self.cut.lanes).enumerate() {
             let width = self.cut.panel_width(start, product.columns);
             let (panel_right, rest) = right.split_at(width * steps);
             let columns = width.min(part.columns.end - start);
-            let asked = panel.plan.asked(panel.tile + index, steps);
+            panel.plan.ask(panel.tile + index, steps, &mut asked);
             let tile = Tile {
                 left: panel.left,
                 left_stride: panel.left_stride,

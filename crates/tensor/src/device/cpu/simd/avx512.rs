@@ -89,6 +89,7 @@ impl Avx512Bf16 {
 impl<const BF16: bool> Simd for Vectors<BF16> {
     type Vector = __m512;
     const LANES: usize = 16;
+    const ROUNDS: bool = BF16;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m512 {
