@@ -100,6 +100,19 @@ impl Kernel {
         }
     }
 
+    /// Floating-point operations of the products that an algorithm multiplies, without what prepares them.
+    pub fn flops_of(&self, algorithm: Algorithm) -> u64 {
+        match *self {
+            Self::Convolution { shape, pass, .. } if algorithm == Algorithm::Winograd => {
+                // 36 products for each tile of 4×4 results, or of the gradient that takes their place.
+                let [images, height, width, _] = if pass == ConvPass::GradInput { shape.x } else { shape.y };
+                let tiles = (images * height.div_ceil(4) * width.div_ceil(4)) as u64;
+                2 * 36 * tiles * (shape.x[3] * shape.y[3]) as u64
+            }
+            _ => self.flops(),
+        }
+    }
+
     /// Bytes of the operands and the result: what must at least be moved if nothing of it is in a cache.
     pub fn bytes(&self) -> u64 {
         self.operands().into_iter().map(|(elements, dtype)| (elements * dtype.bytes()) as u64).sum()
