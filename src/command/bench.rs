@@ -1,5 +1,6 @@
 //! `paceline bench`: measurements on random data. Every result is checked before it is timed.
 
+mod bound;
 mod check;
 mod kernels;
 mod step;

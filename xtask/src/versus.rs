@@ -49,6 +49,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         steps: options.steps,
     };
     std::fs::create_dir_all(&programs.folder)?;
+    warn_of_calls(&programs.paceline);
     let mut measured = Vec::new();
     let mut failed = 0;
     for (row, dtype) in options.work() {
@@ -71,6 +72,22 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         bail!("{failed} rows could not be measured");
     }
     Ok(())
+}
+
+/// A vector instruction that the compiler left as a function call costs a kernel most of its speed, and nothing else shows
+/// it: such functions have names in the binary. Says nothing where there is no `nm`.
+fn warn_of_calls(binary: &Path) {
+    let Ok(output) = Command::new("nm").arg("-C").arg(binary).output() else { return };
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let calls: Vec<&str> = names
+        .lines()
+        .filter_map(|line| line.split_once("core::core_arch::x86::"))
+        .map(|(_, name)| name)
+        .filter(|name| !name.starts_with("cpuid") && !name.starts_with("xsave"))
+        .collect();
+    if let [first, ..] = calls[..] {
+        println!("warning: {} vector instructions are function calls in this build, {first} among them", calls.len());
+    }
 }
 
 /// The Python that has PyTorch.

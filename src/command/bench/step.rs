@@ -8,11 +8,13 @@ use paceline::nn::optim::Moment;
 use paceline::nn::zoo;
 use paceline::system::clock::Clock;
 use paceline::system::{host, threads};
+use paceline::tensor::Graph;
 use paceline::train::phases::Phases;
 use paceline::train::replica::Replica;
 use serde_json::json;
 
 use super::super::{Outcome, plan, print};
+use super::bound::Bound;
 use super::{LEARNING_RATE, random_batch, replica};
 use crate::cli::BenchStep;
 use crate::failure::Failure;
@@ -65,7 +67,7 @@ fn show(arguments: &BenchStep, replica: &Replica, seconds: &mut [f64], input: St
     if arguments.json {
         let value = json!({
             "model": arguments.model, "input": input, "batch": batch, "dtype": arguments.dtype,
-            "threads": arguments.threads.unwrap_or_else(threads::available), "steps": arguments.steps,
+            "isa": replica.device().isa().name(), "threads": arguments.threads.unwrap_or_else(threads::available), "steps": arguments.steps,
             "step_s": median, "step_s_min": seconds[0], "step_s_max": seconds[seconds.len() - 1],
             "images_per_s": images_per_s, "gflops": gflops, "step_gflop": report.flops as f64 / 1e9,
             "peak_bytes": peak, "arena_bytes": report.arena_bytes, "activation_bytes": report.activation_bytes,
@@ -84,29 +86,62 @@ fn show(arguments: &BenchStep, replica: &Replica, seconds: &mut [f64], input: St
     }
 }
 
+/// What the nodes of one operation took together.
+#[derive(Default)]
+struct Sum {
+    seconds: f64,
+    bound: f64,
+    flops: u64,
+    bytes: u64,
+    nodes: usize,
+}
+
 /// One more step, node by node, summed by operation and listed by layer, slowest first.
 fn profile(replica: &mut Replica, batch: &Batch) {
     let seconds = replica.profile(batch, 0).seconds;
-    let total: f64 = seconds.iter().sum();
-    let graph = replica.plan().graph();
-    let mut by_op: BTreeMap<&str, (f64, u64, u64, usize)> = BTreeMap::new();
+    let (cpu, graph) = (replica.device(), replica.plan().graph());
+    let peak = cpu.peak();
+    let mut by_op: BTreeMap<&str, Sum> = BTreeMap::new();
     let mut nodes: Vec<(f64, usize)> = Vec::new();
     for (index, (node, &time)) in graph.nodes().iter().zip(&seconds).enumerate() {
         let sum = by_op.entry(node.op.name()).or_default();
-        *sum = (sum.0 + time, sum.1 + graph.flops(node), sum.2 + graph.bytes_moved(node), sum.3 + 1);
+        sum.seconds += time;
+        sum.bound += Bound::of_node(cpu, graph, node, &peak).seconds;
+        sum.flops += graph.flops(node);
+        sum.bytes += graph.bytes_moved(node);
+        sum.nodes += 1;
         nodes.push((time, index));
     }
+    let (total, bound) = by_op.values().fold((0.0, 0.0), |(time, bound), sum| (time + sum.seconds, bound + sum.bound));
+    print(&format!(
+        "nodes took {:.1} ms, bound {:.1} ms by {:.0} GFLOP/s{} and {:.1} GB/s: {:.0}%\n",
+        total * 1e3,
+        bound * 1e3,
+        peak.f32_flops / 1e9,
+        peak.bf16_flops.map_or(String::new(), |flops| format!(" ({:.0} in bf16)", flops / 1e9)),
+        peak.bytes / 1e9,
+        100.0 * bound / total
+    ));
     let mut ops: Vec<_> = by_op.into_iter().collect();
-    ops.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
-    print(&format!("\n{:<24} {:>6} {:>9} {:>6} {:>9} {:>7}\n", "operation", "nodes", "ms", "%", "GFLOP/s", "GB/s"));
-    for (name, (time, flops, bytes, count)) in ops {
-        let (ms, share) = (time * 1e3, 100.0 * time / total);
+    ops.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
+    print(&format!(
+        "\n{:<24} {:>6} {:>9} {:>6} {:>9} {:>7} {:>9}\n",
+        "operation", "nodes", "ms", "%", "GFLOP/s", "GB/s", "bound ms"
+    ));
+    for (name, Sum { seconds, bound, flops, bytes, nodes }) in ops {
         print(&format!(
-            "{name:<24} {count:>6} {ms:>9.2} {share:>6.1} {:>9.1} {:>7.1}\n",
-            flops as f64 / time / 1e9,
-            bytes as f64 / time / 1e9
+            "{name:<24} {nodes:>6} {:>9.2} {:>6.1} {:>9.1} {:>7.1} {:>9.2}\n",
+            seconds * 1e3,
+            100.0 * seconds / total,
+            flops as f64 / seconds / 1e9,
+            bytes as f64 / seconds / 1e9,
+            bound * 1e3
         ));
     }
+    slowest(graph, nodes);
+}
+
+fn slowest(graph: &Graph, mut nodes: Vec<(f64, usize)>) {
     nodes.sort_by(|a, b| b.0.total_cmp(&a.0));
     print(&format!("\n{:<24} {:<30} {:>16} {:>9} {:>9}\n", "slowest nodes", "layer", "output", "ms", "GFLOP/s"));
     for (time, index) in nodes.into_iter().take(20) {

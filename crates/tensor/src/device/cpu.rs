@@ -54,9 +54,12 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A device with so many compute threads and the best instructions this machine has.
+    /// A device with so many compute threads and the best instructions this machine has, or those of [`Isa::preferred`].
+    ///
+    /// # Panics
+    /// When `PACELINE_ISA` names instructions that this machine does not have.
     pub fn new(threads: usize) -> Self {
-        Self::with_isa(threads, Isa::best())
+        Self::with_isa(threads, Isa::preferred().unwrap_or_else(|error| panic!("{error}")))
     }
 
     /// A device held to an instruction set, to compare the paths.

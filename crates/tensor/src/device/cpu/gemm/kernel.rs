@@ -138,6 +138,8 @@ pub(crate) fn tile(isa: Isa, words: Words, rows: usize, vectors: usize, layout: 
             }
         };
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = rows;
     match (isa, words) {
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512Bf16, Words::Pairs) => pick_512!(avx512_bf16),
