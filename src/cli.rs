@@ -10,6 +10,8 @@ use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
 use paceline::tensor::Precision;
 
+use crate::command::calibrate::Calibrate;
+
 /// Distributed deep-learning training in one binary.
 #[derive(Debug, Parser)]
 #[command(name = "paceline", version, propagate_version = true, arg_required_else_help = true, after_help = EXAMPLES)]
@@ -155,6 +157,9 @@ pub struct Train {
     /// Compute threads [default: all cores]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub threads: Option<usize>,
+    /// How the algorithms of convolutions are chosen
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::On, help_heading = "Machine and output")]
+    pub calibrate: Calibrate,
     /// Threads that read, decode and augment
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub loader_threads: Option<usize>,
@@ -238,6 +243,9 @@ pub struct Plan {
     /// What activations are stored as: f32 | bf16
     #[arg(long, default_value_t = Precision::F32)]
     pub dtype: Precision,
+    /// How the algorithms of convolutions are chosen
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::Known)]
+    pub calibrate: Calibrate,
     /// Plan the evaluation instead of a training step
     #[arg(long)]
     pub eval: bool,
@@ -301,11 +309,52 @@ pub struct Bench {
 pub enum BenchCommand {
     /// Time training steps on random data: images per second, GFLOP/s, memory
     Step(BenchStep),
+    /// Time every convolution and matrix product of a training step by itself, with every algorithm that can compute it
+    Kernels(BenchKernels),
 }
 
 /// `paceline bench step`
 #[derive(Debug, Args)]
 pub struct BenchStep {
+    /// A model that `paceline models` lists
+    #[arg(long, short, default_value = "resnet50")]
+    pub model: String,
+    /// Side of the images, or length of the token sequence [default: the model's own]
+    #[arg(long, value_parser = parse::count, allow_negative_numbers = true)]
+    pub size: Option<usize>,
+    /// Samples per step; a list such as 1,8,32 measures each
+    #[arg(long, short, default_value = "32", value_delimiter = ',', value_parser = parse::count, allow_negative_numbers = true)]
+    pub batch: Vec<usize>,
+    /// Number of classes
+    #[arg(long, default_value_t = 10, value_parser = parse::count, allow_negative_numbers = true)]
+    pub classes: usize,
+    /// What activations are stored as: f32 | bf16
+    #[arg(long, default_value_t = Precision::F32)]
+    pub dtype: Precision,
+    /// Steps to time, after two that are not
+    #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
+    pub steps: usize,
+    /// Compute threads [default: all cores]
+    #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
+    pub threads: Option<usize>,
+    /// How the algorithms of convolutions are chosen
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::On)]
+    pub calibrate: Calibrate,
+    /// Show where the time goes, by operation and by layer
+    #[arg(long, conflicts_with = "json")]
+    pub profile: bool,
+    /// Time nothing; write weights and batch to FILE and print the losses of two steps without dropout, for comparison
+    /// with another framework
+    #[arg(long, value_name = "FILE", conflicts_with = "profile")]
+    pub check: Option<PathBuf>,
+    /// Print one JSON object per batch size
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline bench kernels`
+#[derive(Debug, Args)]
+pub struct BenchKernels {
     /// A model that `paceline models` lists
     #[arg(long, short, default_value = "resnet50")]
     pub model: String,
@@ -321,15 +370,15 @@ pub struct BenchStep {
     /// What activations are stored as: f32 | bf16
     #[arg(long, default_value_t = Precision::F32)]
     pub dtype: Precision,
-    /// Steps to time, after two that are not
-    #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
-    pub steps: usize,
+    /// How long to run the algorithms of each kernel in turns; the least time counts
+    #[arg(long, default_value_t = 0.1, value_parser = parse::positive, allow_negative_numbers = true)]
+    pub seconds: f64,
     /// Compute threads [default: all cores]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,
-    /// Show where the time goes, by operation and by layer
-    #[arg(long, conflicts_with = "json")]
-    pub profile: bool,
+    /// How the algorithms of convolutions are chosen
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::On)]
+    pub calibrate: Calibrate,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -1,6 +1,7 @@
 //! One file per command: lifts what was typed into checked values, calls the library, prints.
 
 pub mod bench;
+pub mod calibrate;
 pub mod data;
 pub mod evaluate;
 pub mod export;

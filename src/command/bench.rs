@@ -1,33 +1,45 @@
-//! `paceline bench step`: how fast a training step is on random data. The result is checked before it is timed.
+//! `paceline bench`: measurements on random data. Every result is checked before it is timed.
 
-use std::collections::BTreeMap;
-use std::process::ExitCode;
+mod check;
+mod kernels;
+mod step;
+
 use std::sync::Arc;
 
 use paceline::data::Batch;
 use paceline::nn::optim::{HyperParameters, Optimizer};
-use paceline::nn::{Input, zoo};
-use paceline::system::clock::Clock;
+use paceline::nn::{Input, Model};
 use paceline::system::random::Random;
-use paceline::system::{host, threads};
+use paceline::system::threads;
 use paceline::tensor::device::cpu::Cpu;
 use paceline::train::replica::{Replica, ReplicaOptions};
-use serde_json::json;
 
-use super::{Outcome, plan, print};
+use super::Outcome;
+use super::calibrate::{calibrate, tell};
 use crate::cli::{Bench, BenchCommand, BenchStep};
 use crate::failure::Failure;
 
+/// The learning rate of every measured step: small enough that random data stays finite.
+const LEARNING_RATE: f32 = 0.001;
+
 /// Runs the command.
 pub fn run(arguments: &Bench) -> Outcome {
-    let BenchCommand::Step(arguments) = &arguments.command;
-    let entry = zoo::find(&arguments.model).map_err(Failure::refused)?;
-    let input = plan::input(entry, arguments.size)?;
+    match &arguments.command {
+        BenchCommand::Step(arguments) => match &arguments.check {
+            Some(file) => check::run(arguments, file),
+            None => step::run(arguments),
+        },
+        BenchCommand::Kernels(arguments) => kernels::run(arguments),
+    }
+}
+
+/// A replica to measure: momentum, one part per batch, the same weights every time.
+fn replica(arguments: &BenchStep, model: &dyn Model, input: Input, batch: usize) -> Result<Replica, Failure> {
     let rule = Optimizer::Momentum.rule(&HyperParameters::default()).map_err(Failure::refused)?;
     let options = ReplicaOptions {
         input,
         classes: arguments.classes,
-        micro_batch: arguments.batch,
+        micro_batch: batch,
         accumulate: 1,
         smoothing: 0.0,
         seed: 1,
@@ -35,91 +47,12 @@ pub fn run(arguments: &Bench) -> Outcome {
         precision: arguments.dtype,
     };
     let cpu = Arc::new(Cpu::new(arguments.threads.unwrap_or_else(threads::available)));
-    let mut replica = Replica::new(entry, options, &cpu)?;
-    let batch = random_batch(input, arguments.batch, arguments.classes);
-    let clock = Clock::real();
-    let mut seconds = Vec::with_capacity(arguments.steps);
-    const UNTIMED: usize = 2;
-    for step in 0..UNTIMED + arguments.steps {
-        let start = clock.seconds();
-        let tally = replica.compute(&batch, step as u64);
-        replica.update(step as u64, 0.001);
-        if step >= UNTIMED {
-            seconds.push(clock.seconds() - start);
-        }
-        if !tally.loss.is_finite() {
-            return Err(Failure::failed(format!("the loss of step {step} is not a number: a time would mean nothing")));
-        }
-    }
-    show(arguments, &replica, &mut seconds, plan::describe(input));
-    if arguments.profile {
-        profile(&mut replica, &batch);
-    }
-    Ok(ExitCode::SUCCESS)
+    let replica = Replica::new(model, options, &cpu)?;
+    tell(&calibrate(&cpu, replica.plans(), arguments.calibrate));
+    Ok(replica)
 }
 
-fn show(arguments: &BenchStep, replica: &Replica, seconds: &mut [f64], input: String) {
-    seconds.sort_by(f64::total_cmp);
-    let median = seconds[seconds.len() / 2];
-    let report = replica.plan().report();
-    let images_per_s = arguments.batch as f64 / median;
-    let gflops = report.flops as f64 / median / 1e9;
-    let peak = host::peak_memory_bytes();
-    if arguments.json {
-        let value = json!({
-            "model": arguments.model, "input": input, "batch": arguments.batch, "dtype": arguments.dtype,
-            "threads": arguments.threads.unwrap_or_else(threads::available), "steps": arguments.steps,
-            "step_s": median, "step_s_min": seconds[0], "step_s_max": seconds[seconds.len() - 1],
-            "images_per_s": images_per_s, "gflops": gflops, "step_gflop": report.flops as f64 / 1e9,
-            "peak_bytes": peak, "arena_bytes": report.arena_bytes, "activation_bytes": report.activation_bytes,
-        });
-        print(&format!("{value}\n"));
-    } else {
-        let spread = 100.0 * (seconds[seconds.len() - 1] / seconds[0] - 1.0);
-        print(&format!(
-            "{} {input} batch {} {}: {images_per_s:.2} images/s, {:.1} ms a step (spread {spread:.0}% over {}), {gflops:.1} GFLOP/s, peak {:.2} GB\n",
-            arguments.model,
-            arguments.batch,
-            arguments.dtype,
-            median * 1e3,
-            arguments.steps,
-            peak as f64 / 1e9
-        ));
-    }
-}
-
-/// One more step, node by node, summed by operation and listed by layer, slowest first.
-fn profile(replica: &mut Replica, batch: &Batch) {
-    let seconds = replica.profile(batch, 0).seconds;
-    let total: f64 = seconds.iter().sum();
-    let graph = replica.plan().graph();
-    let mut by_op: BTreeMap<&str, (f64, u64, u64, usize)> = BTreeMap::new();
-    let mut nodes: Vec<(f64, usize)> = Vec::new();
-    for (index, (node, &time)) in graph.nodes().iter().zip(&seconds).enumerate() {
-        let sum = by_op.entry(node.op.name()).or_default();
-        *sum = (sum.0 + time, sum.1 + graph.flops(node), sum.2 + graph.bytes_moved(node), sum.3 + 1);
-        nodes.push((time, index));
-    }
-    let mut ops: Vec<_> = by_op.into_iter().collect();
-    ops.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
-    print(&format!("\n{:<24} {:>6} {:>9} {:>6} {:>9} {:>7}\n", "operation", "nodes", "ms", "%", "GFLOP/s", "GB/s"));
-    for (name, (time, flops, bytes, count)) in ops {
-        let (ms, share) = (time * 1e3, 100.0 * time / total);
-        print(&format!(
-            "{name:<24} {count:>6} {ms:>9.2} {share:>6.1} {:>9.1} {:>7.1}\n",
-            flops as f64 / time / 1e9,
-            bytes as f64 / time / 1e9
-        ));
-    }
-    nodes.sort_by(|a, b| b.0.total_cmp(&a.0));
-    print(&format!("\n{:<24} {:<30} {:>16} {:>9} {:>9}\n", "slowest nodes", "layer", "output", "ms", "GFLOP/s"));
-    for (time, index) in nodes.into_iter().take(20) {
-        let node = &graph.nodes()[index];
-        let (rate, shape) = (graph.flops(node) as f64 / time / 1e9, graph.shape(node.outputs[0]).to_string());
-        print(&format!("{:<24} {:<30} {shape:>16} {:>9.2} {rate:>9.1}\n", node.op.name(), node.layer, time * 1e3));
-    }
-}
-
+/// Normally distributed images or uniform tokens, and uniform targets.
 fn random_batch(input: Input, size: usize, classes: usize) -> Batch {
     let mut random = Random::new(&[1]);
     let mut batch = Batch { size, ..Batch::default() };

@@ -9,6 +9,7 @@ use paceline::train::run::read_config;
 use paceline::train::trainer::prepare_evaluation;
 use serde_json::json;
 
+use super::calibrate::{Calibrate, calibrate};
 use super::{Outcome, print, surroundings};
 use crate::cli::Evaluate;
 use crate::failure::Failure;
@@ -26,6 +27,8 @@ pub fn run(arguments: &Evaluate) -> Outcome {
     }
     config.dtype = arguments.dtype.unwrap_or(config.dtype);
     let mut examined = prepare_evaluation(&weights, &config, &around)?;
+    // As in training, so that the numbers are those of the run's own evaluation.
+    calibrate(examined.replica.device(), examined.replica.plans(), Calibrate::Known);
     let start = around.clock.seconds();
     let tally = evaluate(&mut examined.replica, &mut examined.val, |_, _| true)?;
     let seconds = around.clock.seconds() - start;

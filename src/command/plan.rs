@@ -1,14 +1,20 @@
 //! `paceline plan`: what a step will do, before it does.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use paceline::nn::zoo::{self, Entry};
 use paceline::nn::{Input, Mode, Network};
-use paceline::tensor::{Plan as Planned, Wanted};
+use paceline::system::threads;
+use paceline::tensor::device::cpu::Cpu;
+use paceline::tensor::device::cpu::conv::{Algorithm, ConvPass};
+use paceline::tensor::device::cpu::trial::Kernel;
+use paceline::tensor::{Graph, Node, Plan as Planned, Wanted};
 use paceline::train::config::SIDE_MAX;
 use paceline::train::replica::BUCKET_BYTES_MAX;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::calibrate::{calibrate, tell};
 use super::{Outcome, print};
 use crate::cli::Plan;
 use crate::failure::Failure;
@@ -20,12 +26,17 @@ pub fn run(arguments: &Plan) -> Outcome {
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let network = Network::new(entry, mode, batch, input, arguments.classes.unwrap_or(entry.classes), 0.0)?;
     let wanted = Wanted { precision: arguments.dtype, ..network.wanted(BUCKET_BYTES_MAX) };
-    let report = Planned::new(network.graph, &wanted).report();
+    let plan = Planned::new(network.graph, &wanted);
+    let report = plan.report();
+    let cpu = Cpu::new(threads::available());
+    tell(&calibrate(&cpu, [&plan].into_iter(), arguments.calibrate));
+    let algorithms = algorithms(&cpu, plan.graph());
     if arguments.json {
         let mut value = serde_json::to_value(&report).expect("a report is JSON");
         value["model"] = json!(entry.name);
         value["batch"] = json!(batch);
         value["dtype"] = json!(arguments.dtype);
+        value["convolutions"] = algorithms.iter().map(Computed::to_json).collect();
         print(&format!("{value}\n"));
         return Ok(ExitCode::SUCCESS);
     }
@@ -33,12 +44,62 @@ pub fn run(arguments: &Plan) -> Outcome {
     let (summary, nodes) = text.split_once("\nnodes, in order").unwrap_or((&text, ""));
     let (name, input, dtype) = (entry.name, describe(input), arguments.dtype);
     print(&format!("model            {name} at {input}, batch {batch}, {dtype}\n{summary}"));
+    print(&summary_of(&algorithms));
     if arguments.nodes {
+        print("\nconvolutions, in order\n");
+        algorithms.iter().for_each(|computed| print(&computed.line()));
         print(&format!("\nnodes, in order{nodes}"));
     } else {
         print(&format!("\n{} nodes (--nodes lists them)\n", report.nodes.len()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// How one pass of a layer's convolution will be computed.
+struct Computed {
+    layer: String,
+    pass: ConvPass,
+    algorithm: Algorithm,
+    measured: bool,
+}
+
+impl Computed {
+    fn to_json(&self) -> Value {
+        let (pass, algorithm) = (self.pass.name(), self.algorithm.name());
+        json!({"layer": self.layer, "pass": pass, "algorithm": algorithm, "measured": self.measured})
+    }
+
+    fn how(&self) -> &'static str {
+        if self.measured { "measured" } else { "by rule" }
+    }
+
+    fn line(&self) -> String {
+        format!("{:<36} {:<12} {:<10} {}\n", self.layer, self.pass.name(), self.algorithm.name(), self.how())
+    }
+}
+
+fn algorithms(cpu: &Cpu, graph: &Graph) -> Vec<Computed> {
+    let of = |node: &Node| match Kernel::of(graph, node) {
+        Some(Kernel::Convolution { shape, pass, dtype }) => {
+            let (algorithm, measured) = cpu.algorithm(&shape, pass, dtype);
+            Some(Computed { layer: node.layer.clone(), pass, algorithm, measured })
+        }
+        _ => None,
+    };
+    graph.nodes().iter().filter_map(of).collect()
+}
+
+/// How many passes each algorithm computes.
+fn summary_of(algorithms: &[Computed]) -> String {
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for computed in algorithms {
+        *counts.entry((computed.algorithm.name(), computed.how())).or_default() += 1;
+    }
+    if counts.is_empty() {
+        return String::new();
+    }
+    let parts: Vec<String> = counts.iter().map(|((name, how), count)| format!("{count} {name} ({how})")).collect();
+    format!("\nconvolution passes: {}\n", parts.join(", "))
 }
 
 /// A model's input at a size asked for.

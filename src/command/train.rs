@@ -12,6 +12,7 @@ use paceline::system::signal::Stop;
 use paceline::train::trainer::Surroundings;
 use paceline::train::{Config, Reason, TrainError, Trainer};
 
+use super::calibrate::{calibrate, tell};
 use super::{Outcome, surroundings};
 use crate::cli::Train;
 use crate::failure::Failure;
@@ -31,6 +32,10 @@ pub fn run(arguments: Train) -> Outcome {
             Trainer::start(config, around, arguments.run.clone())?
         }
     };
+    let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), arguments.calibrate);
+    if !arguments.quiet && !arguments.json {
+        tell(&calibration);
+    }
     let run = trainer.run_dir().path().to_owned();
     let mut board = TensorBoard::create(&disk, &run, clock::unix_seconds(), &Host::look().name)?;
     trainer.observe(Box::new(move |line| board.record(line)));

@@ -80,6 +80,29 @@ fn a_step_is_measured_as_json() {
 }
 
 #[test]
+fn several_batch_sizes_are_measured_in_turn() {
+    let place = Place::new();
+    let said = place.run("bench step --model lenet5 --batch 1,4 --steps 1 --json");
+    let batches: Vec<serde_json::Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(batches.iter().map(|found| found["batch"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 4]);
+}
+
+#[test]
+fn a_step_is_written_for_another_framework_to_repeat() {
+    let place = Place::new();
+    let found = place.json("bench step --model resnet20 --size 16 --batch 8 --check step.safetensors --json");
+    let loss = |step: usize| found["losses"][step].as_f64().unwrap();
+    assert!((loss(0) - loss(1) - 0.02).abs() < 0.005, "the step is chosen to lower the loss by 0.02: {found}");
+    let bytes = place.read("step.safetensors");
+    let header = String::from_utf8_lossy(&bytes[8..][..u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize]);
+    for entry in [r#""check.x":{"#, r#""check.targets":{"#, r#""shape":[8,16,16,3]"#, r#""fc.weight":{"#] {
+        assert!(header.contains(entry), "{entry} is missing: {header}");
+    }
+    place.refuses("bench step --model lenet5 --check step.safetensors", &["step.safetensors is there already"]);
+    place.refuses("bench step --model lenet5 --batch 1,2 --check other", &["one batch size"]);
+}
+
+#[test]
 fn a_closed_pipe_is_no_crash() {
     let place = Place::new();
     let shell = format!("{} models | head -1", env!("CARGO_BIN_EXE_paceline"));

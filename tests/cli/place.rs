@@ -9,12 +9,12 @@ use serde_json::Value;
 /// Random images that a small network is through with in milliseconds: eight steps of eight an epoch.
 pub const QUICK: &str = "--model mlp --data synthetic:8x8x3/10/64 --batch 8";
 
-/// A folder that is removed at the end.
-pub struct Place(tempfile::TempDir);
+/// A folder that is removed at the end, and another for what the binary keeps from one command to the next.
+pub struct Place(tempfile::TempDir, tempfile::TempDir);
 
 impl Place {
     pub fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self(tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap())
     }
 
     /// A place with a finished run of [`QUICK`] in `run`.
@@ -26,6 +26,11 @@ impl Place {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
+    }
+
+    /// The binary's cache.
+    pub fn cache(&self) -> PathBuf {
+        self.1.path().join("cache")
     }
 
     pub fn write(&self, name: &str, bytes: impl AsRef<[u8]>) {
@@ -46,6 +51,7 @@ impl Place {
     pub fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
         command.args(arguments.split_whitespace()).current_dir(self.0.path()).env_remove("PACELINE_DATA");
+        command.env("PACELINE_CACHE", self.cache());
         command
     }
 

@@ -3,13 +3,13 @@
 //! Runs after the gradient was built, so that forward and backward nodes are fused together. Patterns:
 //!
 //! * batch-norm → add → one node with a residual;
-//! * convolution, matrix product or batch-norm → ReLU → one node;
+//! * convolution, matrix product or batch-norm → ReLU → one node, batch-norm → ReLU6 too;
 //! * ReLU's gradient → batch-norm's gradient → one node, which also gives out the residual's share.
 //!
 //! A value that disappears must have had no other reader and must not be wanted by the caller.
 
 use crate::graph::{Graph, Node, Source, Value};
-use crate::op::{BatchNorm, Op, ReluMask};
+use crate::op::{BatchNorm, Op, Rectifier, ReluMask};
 use crate::unary::Unary;
 
 /// The same computation in fewer passes; `wanted` values keep being computed.
@@ -101,7 +101,8 @@ impl Fusion {
             let (Op::BatchNorm(norm) | Op::BatchNormInference(norm)) = self.nodes[producer].as_ref()?.op else {
                 return None;
             };
-            (!norm.residual && !norm.relu && self.may_move(producer, index)).then_some((producer, side))
+            let free = !norm.residual && norm.rectifier == Rectifier::None;
+            (free && self.may_move(producer, index)).then_some((producer, side))
         };
         let Some((producer, side)) = candidate(0).max(candidate(1)) else { return };
         let mut node = self.nodes[producer].take().expect("a candidate was found there");
@@ -114,16 +115,16 @@ impl Fusion {
 
     /// anything that has a ReLU flag → ReLU.
     fn relu(&mut self, index: usize, readers: &Readers) {
-        let Some(Node { op: Op::Unary(Unary::Relu), inputs, outputs, .. }) = self.nodes[index].clone() else { return };
+        let Some(Node { op: Op::Unary(kind), inputs, outputs, .. }) = self.nodes[index].clone() else { return };
+        let Some(rectifier) = Rectifier::of(kind) else { return };
         let Some(producer) = self.producer(inputs[0]).filter(|_| self.is_private(inputs[0], readers)) else { return };
         let Some(mut node) = self.nodes[producer].clone() else { return };
-        let flag = match &mut node.op {
-            Op::Conv2d { relu, .. } | Op::MatMul { relu, .. } => relu,
-            Op::BatchNorm(norm) | Op::BatchNormInference(norm) => &mut norm.relu,
+        match &mut node.op {
+            Op::Conv2d { relu, .. } | Op::MatMul { relu, .. } if kind == Unary::Relu && !*relu => *relu = true,
+            Op::BatchNorm(norm) | Op::BatchNormInference(norm) if norm.rectifier == Rectifier::None => {
+                norm.rectifier = rectifier;
+            }
             _ => return,
-        };
-        if std::mem::replace(flag, true) {
-            return;
         }
         node.outputs[0] = outputs[0];
         self.nodes[index] = None;
@@ -134,22 +135,21 @@ impl Fusion {
     /// the ReLU's mask follows from x, and y is not read. The gradient before the ReLU may have other readers (the
     /// residual); then the fused node gives it out too, if it comes before all of them.
     fn relu_gradient(&mut self, index: usize, readers: &Readers) {
-        let Some(Node { op: Op::UnaryGrad(Unary::Relu), inputs, outputs, .. }) = self.nodes[index].clone() else {
-            return;
-        };
+        let Some(Node { op: Op::UnaryGrad(kind), inputs, outputs, .. }) = self.nodes[index].clone() else { return };
+        let Some(cut) = Rectifier::of(kind) else { return };
         let ([dy, y], dz) = ([inputs[0], inputs[1]], outputs[0]);
         let Some(forward) = self.producer(y).and_then(|node| self.nodes[node].as_ref()) else { return };
-        let Op::BatchNorm(BatchNorm { relu: true, residual, .. }) = forward.op else { return };
+        let Op::BatchNorm(BatchNorm { rectifier, residual, .. }) = forward.op else { return };
         let (x, beta, mean) = (forward.inputs[0], forward.inputs[1], forward.outputs[1]);
         let readers = &readers[dz.index()];
         let Some(&first) = readers.first() else { return };
         let Some(mut node) = self.nodes[first].clone() else { return };
         let Op::BatchNormGrad(norm) = &mut node.op else { return };
-        if self.wanted[dz.index()] || node.inputs[..3] != [dz, x, mean] {
+        if rectifier != cut || self.wanted[dz.index()] || node.inputs[..3] != [dz, x, mean] {
             return;
         }
         let (mask, saved) = if residual { (ReluMask::FromOutput, y) } else { (ReluMask::FromInput, beta) };
-        norm.mask = mask;
+        (norm.mask, norm.rectifier) = (mask, rectifier);
         norm.residual = readers.len() > 1;
         let gives_residual = norm.residual;
         node.inputs[0] = dy;
@@ -188,7 +188,8 @@ mod tests {
         let channels = [graph.shape(x).last()];
         let inputs =
             [x, graph.parameter("beta", channels), graph.state("mean", channels), graph.state("var", channels)];
-        let norm = BatchNorm { epsilon: 1e-5, momentum: 0.1, scale: false, residual: false, relu: false };
+        let norm =
+            BatchNorm { epsilon: 1e-5, momentum: 0.1, scale: false, residual: false, rectifier: Rectifier::None };
         graph.push_one("bn", Op::BatchNorm(norm), &inputs).unwrap()
     }
 

@@ -5,7 +5,7 @@
 
 use crate::dtype::DType;
 use crate::graph::{Graph, GraphError, Node, Value};
-use crate::op::{BatchNorm, BatchNormGrad, Op, ReluMask};
+use crate::op::{BatchNorm, BatchNormGrad, Op, Rectifier, ReluMask};
 use crate::shape::Shape;
 use crate::window::PoolKind;
 
@@ -225,12 +225,14 @@ impl Builder<'_> {
     }
 
     fn batch_norm(&mut self, node: &Node, norm: BatchNorm, dy: Value, wants: &dyn Fn(usize) -> bool) -> Parts {
-        if norm.relu || norm.residual {
+        if norm.rectifier != Rectifier::None || norm.residual {
             return Err(self.refuse(&node.op));
         }
         let mut inputs = vec![dy, node.inputs[0], node.outputs[1], node.outputs[2]];
         inputs.extend(norm.scale.then(|| node.inputs[4]));
-        let op = Op::BatchNormGrad(BatchNormGrad { scale: norm.scale, mask: ReluMask::None, residual: false });
+        let rectifier = Rectifier::None;
+        let op =
+            Op::BatchNormGrad(BatchNormGrad { scale: norm.scale, rectifier, mask: ReluMask::None, residual: false });
         let outputs = self.graph.push(self.layer, op, &inputs)?;
         let mut parts = vec![(0, outputs[0]), (1, outputs[1])];
         parts.extend(norm.scale.then(|| (4, outputs[2])));

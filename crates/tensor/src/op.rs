@@ -173,8 +173,38 @@ pub struct BatchNorm {
     pub scale: bool,
     /// Whether another tensor is added after the normalisation.
     pub residual: bool,
-    /// Whether ReLU follows.
-    pub relu: bool,
+    /// What cuts the result off.
+    pub rectifier: Rectifier,
+}
+
+/// What cuts off the result of a batch normalisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rectifier {
+    /// Nothing.
+    None,
+    /// What is below zero becomes zero.
+    Relu,
+    /// And what is above six becomes six.
+    Relu6,
+}
+
+impl Rectifier {
+    /// The activation of this name, if it is one.
+    pub const fn of(unary: Unary) -> Option<Self> {
+        match unary {
+            Unary::Relu => Some(Self::Relu),
+            Unary::Relu6 => Some(Self::Relu6),
+            _ => None,
+        }
+    }
+
+    /// The largest value that it lets pass.
+    pub const fn ceiling(self) -> f32 {
+        match self {
+            Self::None | Self::Relu => f32::INFINITY,
+            Self::Relu6 => 6.0,
+        }
+    }
 }
 
 /// The parts of a batch normalisation's gradient.
@@ -182,7 +212,9 @@ pub struct BatchNorm {
 pub struct BatchNormGrad {
     /// Whether there is a learned scale gamma.
     pub scale: bool,
-    /// Where a ReLU that follows let the gradient pass.
+    /// What cut the result off.
+    pub rectifier: Rectifier,
+    /// Where it let the gradient pass.
     pub mask: ReluMask,
     /// Whether the gradient that the ReLU let pass is given out too: it is that of the tensor that was added.
     pub residual: bool,
@@ -195,7 +227,7 @@ pub enum ReluMask {
     None,
     /// Nothing was added before the ReLU, so its input follows from x, gamma and beta.
     FromInput,
-    /// It is where y is not above zero.
+    /// It is where y is not above zero, or not below the ceiling.
     FromOutput,
 }
 
@@ -209,10 +241,10 @@ impl Op {
             Self::Conv2dGradWeight { .. } => "conv2d.grad_weight",
             Self::MatMul { relu: false, .. } => "matmul",
             Self::MatMul { relu: true, .. } => "matmul+relu",
-            Self::BatchNorm(BatchNorm { residual: false, relu: false, .. }) => "batch_norm",
-            Self::BatchNorm(BatchNorm { residual: false, relu: true, .. }) => "batch_norm+relu",
-            Self::BatchNorm(BatchNorm { residual: true, relu: false, .. }) => "batch_norm+add",
-            Self::BatchNorm(BatchNorm { residual: true, relu: true, .. }) => "batch_norm+add+relu",
+            Self::BatchNorm(BatchNorm { residual: false, rectifier: Rectifier::None, .. }) => "batch_norm",
+            Self::BatchNorm(BatchNorm { residual: false, .. }) => "batch_norm+relu",
+            Self::BatchNorm(BatchNorm { residual: true, rectifier: Rectifier::None, .. }) => "batch_norm+add",
+            Self::BatchNorm(BatchNorm { residual: true, .. }) => "batch_norm+add+relu",
             Self::BatchNormInference(_) => "batch_norm.inference",
             Self::BatchNormGrad(BatchNormGrad { mask: ReluMask::None, .. }) => "batch_norm.grad",
             Self::BatchNormGrad(BatchNormGrad { residual: false, .. }) => "batch_norm+relu.grad",

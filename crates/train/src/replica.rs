@@ -144,6 +144,16 @@ impl Replica {
         self.train.as_ref().unwrap_or(&self.eval).executor.plan()
     }
 
+    /// Every plan that it may run: of the training step, if it trains, and of an evaluation.
+    pub fn plans(&self) -> impl Iterator<Item = &Plan> {
+        self.train.iter().chain([&self.eval]).map(|half| half.executor.plan())
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> &Arc<Cpu> {
+        &self.device
+    }
+
     /// The number of trained elements.
     pub fn parameter_count(&self) -> usize {
         self.parameters.iter().map(|parameter| parameter.shape.elements()).sum()

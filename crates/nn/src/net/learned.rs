@@ -1,6 +1,6 @@
 //! Layers that have parameters. Each declares them under its name, as PyTorch would name them.
 
-use paceline_tensor::op::BatchNorm;
+use paceline_tensor::op::{BatchNorm, Rectifier};
 use paceline_tensor::window::Conv2d;
 use paceline_tensor::{Op, Shape, Value};
 
@@ -99,7 +99,7 @@ impl Net {
         let mut inputs = vec![x, beta, mean, variance];
         inputs.extend(gamma);
         let Norm { epsilon, momentum, scale, .. } = norm;
-        let norm = BatchNorm { epsilon, momentum, scale, residual: false, relu: false };
+        let norm = BatchNorm { epsilon, momentum, scale, residual: false, rectifier: Rectifier::None };
         let op = if self.mode == Mode::Train { Op::BatchNorm(norm) } else { Op::BatchNormInference(norm) };
         let y = self.graph.push_one(&layer, op, &inputs)?;
         Ok(self.same_order(x, y))

@@ -1,6 +1,6 @@
 //! The table from the engine's operations to ONNX'.
 
-use paceline_tensor::op::BatchNorm;
+use paceline_tensor::op::{BatchNorm, Rectifier};
 use paceline_tensor::{Node, Op, Shape, Unary, Value};
 
 use super::proto::{Attribute, signed};
@@ -74,6 +74,12 @@ impl Exporter<'_, '_> {
             return x;
         }
         let name = self.writer.node("Relu", &[&x.name], vec![]);
+        Tensor { name, ..x }
+    }
+
+    fn relu6(&mut self, x: Tensor) -> Tensor {
+        let [low, high] = [0.0, 6.0].map(|bound| self.writer.floats(&[], &[bound]));
+        let name = self.writer.node("Clip", &[&x.name, &low, &high], vec![]);
         Tensor { name, ..x }
     }
 
@@ -155,17 +161,18 @@ impl Exporter<'_, '_> {
             let residual = if shape.len() == 4 { self.image(residual) } else { self.tensor(residual) };
             y.name = self.writer.node("Add", &[&y.name, &residual.name], vec![]);
         }
-        Ok(self.relu_if(norm.relu, y))
+        Ok(match norm.rectifier {
+            Rectifier::None => y,
+            Rectifier::Relu => self.relu_if(true, y),
+            Rectifier::Relu6 => self.relu6(y),
+        })
     }
 
     fn unary(&mut self, x: Value, function: Unary) -> Tensor {
         let x = self.tensor(x);
         let name = match function {
             Unary::Relu => self.writer.node("Relu", &[&x.name], vec![]),
-            Unary::Relu6 => {
-                let [low, high] = [0.0, 6.0].map(|bound| self.writer.floats(&[], &[bound]));
-                self.writer.node("Clip", &[&x.name, &low, &high], vec![])
-            }
+            Unary::Relu6 => self.relu6(x.clone()).name,
             Unary::Gelu => {
                 let scaled = self.with_scalar("Mul", &x.name, std::f32::consts::FRAC_1_SQRT_2);
                 let erf = self.writer.node("Erf", &[&scaled], vec![]);

@@ -3,6 +3,7 @@
 pub mod batch_norm;
 #[cfg(test)]
 mod check;
+pub mod choice;
 pub mod context;
 pub mod conv;
 mod dispatch;
@@ -15,6 +16,7 @@ pub mod layer_norm;
 pub mod layout;
 pub mod lstm;
 mod memory;
+pub mod peak;
 pub mod pool;
 pub mod pooling;
 pub mod reduce;
@@ -24,10 +26,12 @@ pub mod softmax;
 
 mod special;
 mod stream;
+pub mod trial;
 mod vectorize;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock};
 
+use choice::Chosen;
 use context::Context;
 use isa::Isa;
 use pool::Pool;
@@ -44,6 +48,7 @@ pub struct Cpu {
     pool: Pool,
     isa: Isa,
     scratch: Mutex<Scratch>,
+    chosen: RwLock<Chosen>,
 }
 
 impl Cpu {
@@ -58,7 +63,7 @@ impl Cpu {
     /// When the machine does not have it.
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
         assert!(isa.available(), "this machine does not have {isa:?}");
-        Self { pool: Pool::new(threads), isa, scratch: Mutex::default() }
+        Self { pool: Pool::new(threads), isa, scratch: Mutex::default(), chosen: RwLock::default() }
     }
 
     /// The compute threads.
@@ -74,11 +79,12 @@ impl Cpu {
 
 /// Runs the plan's nodes in order; after each, `after` says whether to go on.
 pub(crate) fn run(cpu: &Cpu, plan: &Plan, arena: &mut Buffer, store: &mut Store, pass: Pass, after: &mut After<'_>) {
+    let chosen = cpu.chosen.read().unwrap_or_else(PoisonError::into_inner);
     let mut scratch = cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
     let mut context = Context { pool: &cpu.pool, isa: cpu.isa, scratch: &mut scratch };
     let mut memory = memory::Memory::new(plan, arena, store);
     for index in 0..plan.graph().nodes().len() {
-        dispatch::node(&mut context, &memory.operands(index), pass);
+        dispatch::node(&mut context, &memory.operands(index), pass, &chosen);
         if !memory.show_outputs(index, |outputs| after(index, outputs)) {
             return;
         }

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use paceline_tensor::op::{BatchNorm, BatchNormGrad, ReluMask};
+use paceline_tensor::op::{BatchNorm, BatchNormGrad, Rectifier, ReluMask};
 use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
 use paceline_tensor::{DType, Device, Executor, Graph, Op, Pass, Plan, Precision, Shape, Store, Unary, Value, Wanted};
 use proptest::prelude::*;
@@ -46,7 +46,13 @@ fn op(draw: &Draw) -> Op {
         Windows::Sliding { kernel: [n[0], n[1]], stride: [n[2], n[3]], padding, ceil: b, count_padding: n[8] > 1 }
     };
     let pool = Pool2d { kind: if a { PoolKind::Max } else { PoolKind::Average }, windows };
-    let norm = BatchNorm { epsilon: 1e-5, momentum: 0.1, scale: a, residual: b, relu: c };
+    let norm = BatchNorm {
+        epsilon: 1e-5,
+        momentum: 0.1,
+        scale: a,
+        residual: b,
+        rectifier: if c { Rectifier::Relu6 } else { Rectifier::None },
+    };
     let input = [n[3], n[4], n[5], n[6]];
     let unary = Unary::ALL[n[0] % Unary::ALL.len()];
     match kind {
@@ -58,7 +64,7 @@ fn op(draw: &Draw) -> Op {
         8 => Op::BatchNormInference(norm),
         9 => {
             let mask = [ReluMask::None, ReluMask::FromInput, ReluMask::FromOutput][n[0] % 3];
-            Op::BatchNormGrad(BatchNormGrad { scale: a, mask, residual: b })
+            Op::BatchNormGrad(BatchNormGrad { scale: a, rectifier: Rectifier::Relu, mask, residual: b })
         }
         10 => Op::LayerNorm { epsilon: 1e-5 },
         11 => Op::LayerNormGrad,

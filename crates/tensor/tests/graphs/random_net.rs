@@ -1,7 +1,7 @@
 //! Small random networks with their backward pass, and runs of them.
 
 use paceline_system::random::Random;
-use paceline_tensor::op::BatchNorm;
+use paceline_tensor::op::{BatchNorm, Rectifier};
 use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind};
 use paceline_tensor::{DType, Device, Executor, Graph, Op, Pass, Plan, Shape, Store, Unary, Value, Wanted, gradient};
 use proptest::prelude::*;
@@ -160,7 +160,7 @@ fn batch_norm(graph: &mut Graph, name: &str, x: Value, scale: bool) -> Value {
     let mut inputs = vec![x, graph.parameter(&format!("{name}.beta"), channels)];
     inputs.extend(["mean", "variance"].map(|state| graph.state(&format!("{name}.{state}"), channels)));
     inputs.extend(scale.then(|| graph.parameter(&format!("{name}.gamma"), channels)));
-    let norm = BatchNorm { epsilon: 0.1, momentum: 0.1, scale, residual: false, relu: false };
+    let norm = BatchNorm { epsilon: 0.1, momentum: 0.1, scale, residual: false, rectifier: Rectifier::None };
     push(graph, name, Op::BatchNorm(norm), &inputs)
 }
 

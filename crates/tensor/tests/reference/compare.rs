@@ -1,11 +1,13 @@
 //! Runs a case of the op table on every instruction set this machine has and holds it against the interpreter: results
 //! and new states to 1e-5, every input's gradient to 1e-4 of central differences, one and two threads bit for bit. Then
-//! once more in bf16, on operands that bf16 holds exactly, to 1e-2.
+//! once more in bf16, on operands that bf16 holds exactly, to 1e-2 (3e-2 where a
+//! convolution may go by tiles).
 
 use std::sync::Arc;
 
 use paceline_system::random::{self, Random};
 use paceline_tensor::device::cpu::{Cpu, isa::Isa};
+use paceline_tensor::window::Conv2d;
 use paceline_tensor::{
     Bf16, DType, Device, Executor, Graph, Op, Pass, Plan, Shape, Source, Store, Value, Wanted, gradient,
 };
@@ -106,7 +108,12 @@ impl Case {
         }
         let output = self.output.map(|output| narrowed.at(output));
         let (name, differentiable) = (format!("{}, bf16", self.name), self.differentiable);
-        Some(Self { name, graph: narrowed.graph, output, fills, differentiable, tolerances: [1e-2; 2], narrows: false })
+        // Convolutions by tiles round what they map once more; a test beside them bounds that noise.
+        let by_tiles = |conv: &Conv2d| (conv.kernel, conv.stride, conv.dilation) == ([3, 3], [1, 1], [1, 1]);
+        let mapped =
+            narrowed.graph.nodes().iter().any(|node| matches!(&node.op, Op::Conv2d { conv, .. } if by_tiles(conv)));
+        let tolerances = if mapped { [3e-2; 2] } else { [1e-2; 2] };
+        Some(Self { name, graph: narrowed.graph, output, fills, differentiable, tolerances, narrows: false })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Normalisations by their definitions.
 
-use paceline_tensor::op::BatchNorm;
+use paceline_tensor::op::{BatchNorm, Rectifier};
 
 use super::array::Array;
 
@@ -49,8 +49,8 @@ fn apply(norm: &BatchNorm, inputs: &[&Array], means: &Array, inverses: &Array) -
         if norm.residual {
             *y += inputs[inputs.len() - 1].data[position];
         }
-        if norm.relu {
-            *y = y.max(0.0);
+        if norm.rectifier != Rectifier::None {
+            *y = y.max(0.0).min(f64::from(norm.rectifier.ceiling()));
         }
     }
     y

@@ -12,7 +12,7 @@
 #![allow(unsafe_code)]
 
 use super::context::Context;
-use super::elementwise::{GRAIN, part, relu, relu_mask};
+use super::elementwise::{GRAIN, part, relu, relu6};
 use super::isa::Isa;
 use super::pool::{Pool, SendPointer};
 use super::reduce::{STRIP, Strip, Sums, add_rows, sum_columns, wide_length, widen};
@@ -20,6 +20,7 @@ use super::scratch::Scratch;
 use super::stream;
 use super::vectorize::vectorized;
 use crate::dtype::Float;
+use crate::op::Rectifier;
 
 /// What the forward pass reads.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +33,8 @@ pub struct BatchNorm<'a, E> {
     pub beta: &'a [f32],
     /// Added after the normalisation, `[rows, channels]`.
     pub residual: Option<&'a [E]>,
-    /// Whether a ReLU follows.
-    pub relu: bool,
+    /// What cuts the result off.
+    pub rectifier: Rectifier,
     /// Added to the variance.
     pub eps: f32,
 }
@@ -186,25 +187,27 @@ fn apply<E: Float>((pool, isa): (&Pool, Isa), input: &BatchNorm<'_, E>, affine: 
         let fill = |start: usize, y: &mut [E]| {
             let (start, length) = (first + start, y.len());
             let x = &input.x[start..start + length];
-            apply_piece(isa, start, affine, x, part(input.residual, start, length), input.relu, y);
+            apply_piece(isa, start, affine, x, part(input.residual, start, length), input.rectifier, y);
         };
         if streams { stream::in_blocks(isa, y, fill) } else { fill(0, y) }
     });
 }
 
 vectorized! {
-    fn apply_piece<E: Float>(start: usize, affine: Affine<'_>, x: &[E], residual: Option<&[E]>, with_relu: bool, y: &mut [E]) {
+    fn apply_piece<E: Float>(start: usize, affine: Affine<'_>, x: &[E], residual: Option<&[E]>, cut: Rectifier, y: &mut [E]) {
         let period = affine.mean.len();
         let (mut offset, mut done) = (start % period, 0);
         while done < y.len() {
             let length = (period - offset).min(y.len() - done);
             let (affine, x) = (affine.part(offset, length), &x[done..done + length]);
             let y = &mut y[done..done + length];
-            match (part(residual, done, length), with_relu) {
-                (None, false) => affine.stretch((x, x), y, |value, _| value),
-                (None, true) => affine.stretch((x, x), y, |value, _| relu(value)),
-                (Some(residual), false) => affine.stretch((x, residual), y, |value, residual| value + residual),
-                (Some(residual), true) => affine.stretch((x, residual), y, |value, residual| relu(value + residual)),
+            match (part(residual, done, length), cut) {
+                (None, Rectifier::None) => affine.stretch((x, x), y, |value, _| value),
+                (None, Rectifier::Relu) => affine.stretch((x, x), y, |value, _| relu(value)),
+                (None, Rectifier::Relu6) => affine.stretch((x, x), y, |value, _| relu6(value)),
+                (Some(added), Rectifier::None) => affine.stretch((x, added), y, |value, added| value + added),
+                (Some(added), Rectifier::Relu) => affine.stretch((x, added), y, |value, added| relu(value + added)),
+                (Some(added), Rectifier::Relu6) => affine.stretch((x, added), y, |value, added| relu6(value + added)),
             }
             (offset, done) = (0, done + length);
         }
@@ -220,6 +223,8 @@ pub struct BatchNormGrad<'a, E> {
     pub x: &'a [E],
     /// What the ReLU cut off.
     pub mask: Mask<'a, E>,
+    /// What is not below this was cut off too.
+    pub ceiling: f32,
     /// Factor per channel; none is 1.
     pub gamma: Option<&'a [f32]>,
     /// Mean of the batch per channel.
@@ -252,6 +257,12 @@ pub struct GradOutput<'a, E> {
     pub dresidual: Option<&'a mut [E]>,
 }
 
+/// The gradient where a ReLU lets it pass: its input or output was above zero and below the ceiling.
+#[inline(always)]
+fn passed(dy: f32, value: f32, ceiling: f32) -> f32 {
+    if value <= 0.0 || value >= ceiling { 0.0 } else { dy }
+}
+
 /// The gradient of [`train`].
 pub fn gradient<E: Float>(context: &mut Context<'_>, input: &BatchNormGrad<'_, E>, output: GradOutput<'_, E>) {
     let (x, channels, isa) = (input.x, input.mean.len(), context.isa);
@@ -278,7 +289,7 @@ pub fn gradient<E: Float>(context: &mut Context<'_>, input: &BatchNormGrad<'_, E
     } else {
         let dy = input.dy.unwrap_or(dx);
         sum_columns(pool, shape, sums, |strip, sums| match input.mask {
-            Mask::FromInput(_) => add_masked_gradients(isa, dy, x, affine, strip, sums),
+            Mask::FromInput(_) => add_masked_gradients(isa, dy, x, (affine, input.ceiling), strip, sums),
             _ => add_gradients(isa, dy, x, affine, strip, sums),
         })
     };
@@ -294,7 +305,8 @@ pub fn gradient<E: Float>(context: &mut Context<'_>, input: &BatchNormGrad<'_, E
     }
     repeat(mean_dy, channels);
     repeat(slope, channels);
-    let backward = Backward { affine, mean_dy, slope, masked: !writes && matches!(input.mask, Mask::FromInput(_)) };
+    let masked = !writes && matches!(input.mask, Mask::FromInput(_));
+    let backward = Backward { affine, mean_dy, slope, masked, ceiling: input.ceiling };
     let dy = dresidual.as_deref().or(input.dy.filter(|_| !writes));
     apply_gradient((pool, isa), backward, (dy, x), dx);
 }
@@ -306,10 +318,11 @@ vectorized! {
 }
 
 vectorized! {
-    fn add_masked_gradients<E: Float>(dy: &[E], x: &[E], affine: Affine<'_>, strip: Strip, sums: &mut Sums<2>) {
+    fn add_masked_gradients<E: Float>(dy: &[E], x: &[E], cut: (Affine<'_>, f32), strip: Strip, sums: &mut Sums<2>) {
+        let (affine, ceiling) = cut;
         let parameters = [affine.mean, affine.factor, affine.beta];
         add_rows(strip, ([dy, x], parameters), sums, |[dy, x], [mean, factor, beta]| {
-            let dy = relu_mask(dy, (x - mean) * factor + beta);
+            let dy = passed(dy, (x - mean) * factor + beta, ceiling);
             [dy, dy * (x - mean)]
         });
     }
@@ -337,7 +350,7 @@ fn sum_passed<'a, E: Float>(
                 Mask::FromOutput(y) => Mask::FromOutput(&y[row]),
                 other => other,
             };
-            pass_row(isa, (dy, x, mask), affine, passed, sums);
+            pass_row(isa, (dy, x, mask), (affine, input.ceiling), passed, sums);
         }
     })
 }
@@ -346,12 +359,12 @@ fn sum_passed<'a, E: Float>(
 type Saved<'a, E> = (Option<&'a [E]>, &'a [E], Mask<'a, E>);
 
 vectorized! {
-    fn pass_row<E: Float>(saved: Saved<'_, E>, affine: Affine<'_>, passed: &mut [E], sums: &mut Sums<2>) {
-        let ((dy, x, mask), length) = (saved, passed.len().min(STRIP));
+    fn pass_row<E: Float>(saved: Saved<'_, E>, cut: (Affine<'_>, f32), kept: &mut [E], sums: &mut Sums<2>) {
+        let ((dy, x, mask), (affine, ceiling), length) = (saved, cut, kept.len().min(STRIP));
         if let Some(dy) = dy {
-            passed.copy_from_slice(dy);
+            kept.copy_from_slice(dy);
         }
-        let ([by_beta, by_gamma], passed) = (sums, &mut passed[..length]);
+        let ([by_beta, by_gamma], kept) = (sums, &mut kept[..length]);
         let (by_beta, by_gamma) = (&mut by_beta[..length], &mut by_gamma[..length]);
         let (x, mean) = (&x[..length], &affine.mean[..length]);
         match mask {
@@ -360,18 +373,18 @@ vectorized! {
                 let (factor, beta) = (&affine.factor[..length], &affine.beta[..length]);
                 for index in 0..length {
                     let value = (x[index].to_f32() - mean[index]) * factor[index] + beta[index];
-                    passed[index] = E::from_f32(relu_mask(passed[index].to_f32(), value));
+                    kept[index] = E::from_f32(passed(kept[index].to_f32(), value, ceiling));
                 }
             }
             Mask::FromOutput(y) => {
                 let y = &y[..length];
                 for index in 0..length {
-                    passed[index] = E::from_f32(relu_mask(passed[index].to_f32(), y[index].to_f32()));
+                    kept[index] = E::from_f32(passed(kept[index].to_f32(), y[index].to_f32(), ceiling));
                 }
             }
         }
         for index in 0..length {
-            let dy = passed[index].to_f32();
+            let dy = kept[index].to_f32();
             by_beta[index] += dy;
             by_gamma[index] += dy * (x[index].to_f32() - mean[index]);
         }
@@ -384,15 +397,16 @@ struct Backward<'a> {
     affine: Affine<'a>,
     mean_dy: &'a [f32],
     slope: &'a [f32],
-    /// Whether a ReLU cut dy off where the normalised x is not above zero.
+    /// Whether a ReLU cut dy off where the normalised x is not above zero or not below the ceiling.
     masked: bool,
+    ceiling: f32,
 }
 
 impl Backward<'_> {
     #[inline(always)]
     fn part(self, start: usize, length: usize) -> Self {
         let (mean_dy, slope) = (&self.mean_dy[start..start + length], &self.slope[start..start + length]);
-        Self { affine: self.affine.part(start, length), mean_dy, slope, masked: self.masked }
+        Self { affine: self.affine.part(start, length), mean_dy, slope, ..self }
     }
 
     /// One stretch of dx over which the channels do not wrap; without dy, dx holds it. `mask` takes dy and the normalised x.
@@ -448,7 +462,8 @@ vectorized! {
             let (dy, x) = (part(dy, done, length), &x[done..done + length]);
             let (backward, dx) = (backward.part(offset, length), &mut dx[done..done + length]);
             if backward.masked {
-                backward.stretch((dy, x), dx, relu_mask);
+                let ceiling = backward.ceiling;
+                backward.stretch((dy, x), dx, |dy, value| passed(dy, value, ceiling));
             } else {
                 backward.stretch((dy, x), dx, |dy, _| dy);
             }

@@ -24,10 +24,12 @@ pub use forward::conv2d_forward;
 pub use grad_input::conv2d_grad_input;
 pub use grad_weight::conv2d_grad_weight;
 
+use serde::{Deserialize, Serialize};
+
 use crate::window::Conv2d;
 
 /// A convolution with all its sizes known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ConvShape {
     /// Window, stride, padding, dilation, groups.
     pub conv: Conv2d,
@@ -38,7 +40,8 @@ pub struct ConvShape {
 }
 
 /// How a convolution is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
     /// The image is the matrix: one tap, stride 1, no padding, one group.
     Pointwise,
@@ -52,7 +55,8 @@ pub enum Algorithm {
 }
 
 /// One of the three products of a convolution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ConvPass {
     /// y from x and the weight.
     Forward,
@@ -60,6 +64,29 @@ pub enum ConvPass {
     GradInput,
     /// dw from x and dy.
     GradWeight,
+}
+
+impl Algorithm {
+    /// Its name in files and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pointwise => "pointwise",
+            Self::Implicit => "implicit",
+            Self::Depthwise => "depthwise",
+            Self::Winograd => "winograd",
+        }
+    }
+}
+
+impl ConvPass {
+    /// Its name in files and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::GradInput => "grad-input",
+            Self::GradWeight => "grad-weight",
+        }
+    }
 }
 
 impl ConvShape {
@@ -83,7 +110,7 @@ impl ConvShape {
 
     /// The algorithm that is used where nothing was measured.
     pub fn algorithm(&self, _pass: ConvPass) -> Algorithm {
-        self.direct()
+        if winograd::pays(self) { Algorithm::Winograd } else { self.direct() }
     }
 
     /// The algorithm without tricks.

@@ -2,6 +2,7 @@
 
 use paceline_system::random;
 
+use super::choice::Chosen;
 use super::context::Context;
 use super::conv::{self, ConvPass, ConvShape};
 use super::gemm::{Batch, Epilogue, Gemm, Matrix, gemm, gemm_batched};
@@ -26,8 +27,10 @@ macro_rules! with_float {
     };
 }
 
-/// Runs one node.
-pub(super) fn node(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass) {
+pub(super) use with_float;
+
+/// Runs one node; a convolution by the algorithm `chosen` for it.
+pub(super) fn node(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass, chosen: &Chosen) {
     match &at.node().op {
         Op::MatMul { .. } => with_float!(at.input_type(0), product_of::<_>(context, at)),
         Op::Cast(target) => match (at.input_type(0), target) {
@@ -55,15 +58,17 @@ pub(super) fn node(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass) {
         op => {
             let common = (0..at.inputs()).find(|&index| op.operand(index) == Operand::Common);
             let dtype = at.input_type(common.expect("the operation has activations"));
-            with_float!(dtype, typed::<_>(context, at, pass));
+            with_float!(dtype, typed::<_>(context, at, pass, chosen));
         }
     }
 }
 
 /// Runs a node whose activations are of type `E`.
-fn typed<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass) {
+fn typed<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass, chosen: &Chosen) {
     match &at.node().op {
-        Op::Conv2d { .. } | Op::Conv2dGradInput { .. } | Op::Conv2dGradWeight { .. } => convolution::<E>(context, at),
+        Op::Conv2d { .. } | Op::Conv2dGradInput { .. } | Op::Conv2dGradWeight { .. } => {
+            convolution::<E>(context, at, chosen);
+        }
         Op::BatchNorm(norm) => batch_norm_train::<E>(context, at, *norm),
         Op::BatchNormInference(norm) => {
             let input = batch_norm_input::<E>(at, *norm);
@@ -103,25 +108,25 @@ fn typed<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass) {
     }
 }
 
-fn convolution<E: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
+fn convolution<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, chosen: &Chosen) {
     let image = |index: usize| at.input_shape(index).nhwc().expect("a convolution has images");
     match at.node().op {
         Op::Conv2d { conv, bias, relu } => {
             let shape = ConvShape::new(conv, image(0), at.output_shape(0).last());
             let epilogue = Epilogue { bias: bias.then(|| at.input(2)), relu };
-            let algorithm = shape.algorithm(ConvPass::Forward);
+            let algorithm = chosen.of(&shape, ConvPass::Forward, E::DTYPE);
             let (x, weight, y) = (at.input::<E>(0), at.input(1), at.output(0));
             conv::conv2d_forward(context, &shape, algorithm, x, weight, epilogue, y);
         }
         Op::Conv2dGradInput { conv, input } => {
             let shape = ConvShape::new(conv, input, at.input_shape(0).last());
-            let algorithm = shape.algorithm(ConvPass::GradInput);
+            let algorithm = chosen.of(&shape, ConvPass::GradInput, E::DTYPE);
             let (dy, weight, dx) = (at.input::<E>(0), at.input(1), at.output(0));
             conv::conv2d_grad_input(context, &shape, algorithm, dy, weight, dx);
         }
         Op::Conv2dGradWeight { conv } => {
             let shape = ConvShape::new(conv, image(0), at.input_shape(1).last());
-            let algorithm = shape.algorithm(ConvPass::GradWeight);
+            let algorithm = chosen.of(&shape, ConvPass::GradWeight, E::DTYPE);
             let (x, dy, dw) = (at.input::<E>(0), at.input(1), at.output(0));
             conv::conv2d_grad_weight(context, &shape, algorithm, x, dy, dw);
         }
@@ -158,7 +163,7 @@ fn product<C: Float, A: Float, B: Float>(context: &mut Context<'_>, at: &Operand
 }
 
 /// A row-major matrix with rows of `columns`, read transposed if asked.
-fn matrix<E: Float>(data: &[E], columns: usize, transposed: bool) -> Matrix<'_, E> {
+pub(super) fn matrix<E: Float>(data: &[E], columns: usize, transposed: bool) -> Matrix<'_, E> {
     if transposed { Matrix { data, row_stride: 1, column_stride: columns } } else { Matrix::row_major(data, columns) }
 }
 
@@ -168,7 +173,7 @@ fn batch_norm_input<'a, E: Float>(at: &Operands<'a>, norm: BatchNorm) -> batch_n
         gamma: norm.scale.then(|| at.input(4)),
         beta: at.input(1),
         residual: norm.residual.then(|| at.input(at.inputs() - 1)),
-        relu: norm.relu,
+        rectifier: norm.rectifier,
         eps: norm.epsilon,
     }
 }
@@ -190,6 +195,7 @@ fn batch_norm_grad<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, norm:
             ReluMask::FromInput => batch_norm::Mask::FromInput(at.input(last)),
             ReluMask::FromOutput => batch_norm::Mask::FromOutput(at.input(last)),
         },
+        ceiling: norm.rectifier.ceiling(),
         gamma: norm.scale.then(|| at.input(4)),
         mean: at.input(2),
         inv_std: at.input(3),

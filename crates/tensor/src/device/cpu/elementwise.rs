@@ -213,15 +213,16 @@ pub(super) fn relu(x: f32) -> f32 {
     if x < 0.0 { 0.0 } else { x }
 }
 
+/// min(relu(x), 6), NaN staying NaN.
 #[inline(always)]
-fn relu6(x: f32) -> f32 {
+pub(super) fn relu6(x: f32) -> f32 {
     let x = relu(x);
     if x > 6.0 { 6.0 } else { x }
 }
 
 /// The gradient through a ReLU whose output was `y`.
 #[inline(always)]
-pub(super) fn relu_mask(dy: f32, y: f32) -> f32 {
+fn relu_mask(dy: f32, y: f32) -> f32 {
     if y <= 0.0 { 0.0 } else { dy }
 }
 

@@ -6,6 +6,7 @@
 
 mod cut;
 pub(super) mod kernel;
+mod lines;
 pub(crate) mod pack;
 pub(crate) mod product;
 #[cfg(test)]

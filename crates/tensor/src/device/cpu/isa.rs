@@ -1,10 +1,13 @@
 //! The instruction sets the kernels are written for, and the choice between them at run time.
 #![allow(unsafe_code)]
 
+use serde::{Deserialize, Serialize};
+
 use super::simd::{Portable, Vectorised};
 
 /// An instruction set. Results differ between sets in their last bits; on one set they never change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Isa {
     /// What every machine has.
     Portable,

@@ -39,6 +39,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type Vector: Copy;
     /// Floats in it.
     const LANES: usize;
+    /// Whether one instruction rounds a vector to bf16.
+    const ROUNDS: bool = false;
 
     /// All lanes equal to `value`.
     unsafe fn splat(value: f32) -> Self::Vector;
@@ -63,16 +65,50 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store_bf16(target: *mut Bf16, vector: Self::Vector);
     /// As [`Simd::store_first`].
     unsafe fn store_first_bf16(target: *mut Bf16, vector: Self::Vector, count: usize);
+    /// Writes two vectors side by side as [`Simd::store_bf16`] does, or if asked as [`Simd::stream`].
+    unsafe fn store_bf16_twice(target: *mut Bf16, vectors: [Self::Vector; 2], stream: bool);
     /// a·b + c, rounded once where the set can.
     unsafe fn mul_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
     /// a + b.
     unsafe fn add(a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// The larger of each lane and zero; what is not a number stays so.
-    unsafe fn relu(vector: Self::Vector) -> Self::Vector;
+    /// Each lane, or that of `floor` where it is larger; what is not a number stays so.
+    unsafe fn raise(vector: Self::Vector, floor: Self::Vector) -> Self::Vector;
+    /// Each lane rounded to bf16.
+    unsafe fn round(vector: Self::Vector) -> Self::Vector;
+    /// Both rounded to bf16; each lane's `low` in the lower half of a word, its `high` in the upper.
+    unsafe fn pair(low: Self::Vector, high: Self::Vector) -> Self::Vector;
     /// Brings the line at `address` into the second-level cache; the address need not be valid.
     unsafe fn prefetch(address: *const u8);
-    /// Transposes a block of `LANES` × `LANES`; the strides are distances between rows, in floats.
-    unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize);
+    /// Transposes a block of `LANES` × `LANES` words; rows lie `source_bytes` apart in the source and `target_stride` words in
+    /// the target.
+    unsafe fn transpose(source: *const u8, source_bytes: usize, target: *mut f32, target_stride: usize);
+
+    /// The larger of each lane and zero; what is not a number stays so.
+    #[inline(always)]
+    unsafe fn relu(vector: Self::Vector) -> Self::Vector {
+        // SAFETY: the caller's promise.
+        unsafe { Self::raise(vector, Self::splat(0.0)) }
+    }
+
+    /// [`Simd::pair`] of numbers in memory.
+    #[inline(always)]
+    unsafe fn pair_bf16(low: *const Bf16, high: *const Bf16) -> Self::Vector {
+        // SAFETY: the caller's promise.
+        unsafe { Self::pair(Self::load_bf16(low), Self::load_bf16(high)) }
+    }
+
+    /// [`Simd::pair`] of numbers of either type in memory.
+    #[inline(always)]
+    unsafe fn read_pair<E: Float>(low: *const E, high: *const E) -> Self::Vector {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if is_f32::<E>() {
+                Self::pair(Self::load(low.cast()), Self::load(high.cast()))
+            } else {
+                Self::pair_bf16(low.cast(), high.cast())
+            }
+        }
+    }
 
     /// `LANES` numbers of either type.
     #[inline(always)]

@@ -21,7 +21,14 @@ impl Case {
 
     fn input(&self, relu: bool, residual: bool) -> BatchNorm<'_, f32> {
         let residual = residual.then_some(&self.residual[..]);
-        BatchNorm { x: &self.x, gamma: Some(&self.gamma), beta: &self.beta, residual, relu, eps: EPS }
+        BatchNorm {
+            x: &self.x,
+            gamma: Some(&self.gamma),
+            beta: &self.beta,
+            residual,
+            rectifier: rectifier(relu),
+            eps: EPS,
+        }
     }
 }
 
@@ -36,6 +43,10 @@ fn moments(x: &[f64], channels: usize) -> (Vec<f64>, Vec<f64>) {
 }
 
 /// The whole forward pass in f64; gamma, beta and residual follow x in `point`.
+fn rectifier(relu: bool) -> Rectifier {
+    if relu { Rectifier::Relu } else { Rectifier::None }
+}
+
 fn reference(point: &[f64], rows: usize, channels: usize, relu: bool) -> Vec<f64> {
     let (x, rest) = point.split_at(rows * channels);
     let (gamma, rest) = rest.split_at(channels);
@@ -89,7 +100,7 @@ fn training_follows_the_definition() {
 fn a_mean_far_from_zero_costs_no_digits() {
     let channels = 3;
     let x: Vec<f32> = numbers(9, 30_000 * channels).iter().map(|x| 1000.0 + x / 8.0).collect();
-    let input = BatchNorm { x: &x, gamma: None, beta: &[0.0; 3], residual: None, relu: false, eps: 0.0 };
+    let input = BatchNorm { x: &x, gamma: None, beta: &[0.0; 3], residual: None, rectifier: Rectifier::None, eps: 0.0 };
     let [_, mean, inv_std, ..] = once(|context| train_all(context, &input));
     let (true_mean, true_variance) = moments(&wide(&x), channels);
     for channel in 0..channels {
@@ -133,6 +144,7 @@ fn gradient_all(
     let input = BatchNormGrad {
         dy: (!in_place).then_some(dy),
         x: &case.x,
+        ceiling: f32::INFINITY,
         mask: match (relu, residual) {
             (false, _) => Mask::None,
             (true, false) => Mask::FromInput(&case.beta),
@@ -181,4 +193,29 @@ fn gradients_of_large_shapes_do_not_depend_on_threads() {
         let dy = numbers(8, rows * channels);
         same_bits(|context| gradient_all(context, &case, &dy, true, true, false));
     }
+}
+
+#[test]
+fn a_ceiling_cuts_the_gradient_off_as_zero_does() {
+    const CEILING: f32 = 0.5;
+    let (rows, channels) = (90, 17);
+    let (case, dy) = (Case::new(rows, channels), numbers(8, rows * channels));
+    let run = |dy: &[f32], masked: bool| {
+        once(|context| {
+            let [y, mean, inv_std, ..] = train_all(context, &case.input(false, false));
+            let cut: Vec<f32> =
+                dy.iter().zip(&y).map(|(&dy, &y)| if y <= 0.0 || y >= CEILING { 0.0 } else { dy }).collect();
+            let mask = if masked { Mask::FromInput(&case.beta[..]) } else { Mask::None };
+            let dy = if masked { dy } else { &cut };
+            let (mean, inv_std, gamma) = (&mean[..], &inv_std[..], Some(&case.gamma[..]));
+            let input = BatchNormGrad { dy: Some(dy), x: &case.x, ceiling: CEILING, mask, gamma, mean, inv_std };
+            let [mut dgamma, mut dbeta] = [(); 2].map(|()| vec![f32::NAN; channels]);
+            let mut dx = vec![f32::NAN; dy.len()];
+            let output = GradOutput { dx: &mut dx, dgamma: Some(&mut dgamma), dbeta: &mut dbeta, dresidual: None };
+            gradient(context, &input, output);
+            assert!(cut.iter().zip(&y).any(|(&cut, &y)| cut == 0.0 && y >= CEILING), "the ceiling was not reached");
+            [dx, dgamma, dbeta].concat()
+        })
+    };
+    assert_eq!(run(&dy, true), run(&dy, false));
 }

@@ -5,12 +5,10 @@ use super::super::context::Context;
 use super::super::gemm::pack::{Layout, Left, Strided};
 use super::super::gemm::product::{Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
-use super::super::simd::is_f32;
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
 use super::patches::Patches;
 use super::{Algorithm, ConvShape, winograd};
-use crate::buffer::{cast, cast_mut};
 use crate::dtype::Float;
 
 /// Convolves `x` with `weight` into `y`, adds the bias and applies the ReLU if asked.
@@ -38,11 +36,9 @@ pub fn conv2d_forward<E: Float>(
             let forward = Sweep { axes, source: x, weight, kernel_width, channels, epilogue };
             return sweep(context, &forward, shape.y, y);
         }
-        Algorithm::Winograd if is_f32::<E>() => {
-            return winograd::forward(context, shape, cast(x), weight, epilogue, cast_mut(y));
-        }
+        Algorithm::Winograd => return winograd::forward(context, shape, x, weight, epilogue, y),
         Algorithm::Pointwise => &pixels,
-        Algorithm::Implicit | Algorithm::Winograd => &patches,
+        Algorithm::Implicit => &patches,
     };
     let columns = shape.group_outputs();
     let product = Product {

@@ -4,15 +4,13 @@
 use std::ops::Range;
 
 use super::super::context::Context;
-use super::super::gemm::pack::{How, Layout, Left, Right, Strided, pack_transposed};
+use super::super::gemm::pack::{How, Layout, Left, Right, Strided, pack_transposed, word};
 use super::super::gemm::product::{Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
-use super::super::simd::is_f32;
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
 use super::patches::Patches;
 use super::{Algorithm, ConvShape, winograd};
-use crate::buffer::{cast, cast_mut};
 use crate::dtype::{DType, Float};
 
 /// The gradient of the input from that of the output.
@@ -28,8 +26,8 @@ pub fn conv2d_grad_input<E: Float>(
     dx: &mut [E],
 ) {
     shape.check(dx.len(), weight.len(), dy.len());
-    if algorithm == Algorithm::Winograd && is_f32::<E>() {
-        return winograd::grad_input(context, shape, cast(dy), weight, cast_mut(dx));
+    if algorithm == Algorithm::Winograd {
+        return winograd::grad_input(context, shape, dy, weight, dx);
     }
     let [rows, columns] = shape.conv.stride;
     for phase in 0..rows * columns {
@@ -111,16 +109,31 @@ impl Right for TransposedTaps<'_> {
         width: usize,
     ) {
         let (inputs, outputs) = (self.shape.group_inputs(), self.shape.group_outputs());
-        let stride = self.shape.y[3];
+        let (stride, numbers) = (self.shape.y[3], how.words.numbers());
         let [down, across] = &self.axes;
+        let weight = |tap: usize| {
+            let tap = down.tap(tap / across.taps) * self.shape.conv.kernel[1] + across.tap(tap % across.taps);
+            &self.weight[(tap * inputs + columns.start) * stride + group * outputs..]
+        };
+        if !outputs.is_multiple_of(numbers) {
+            // Words that straddle two taps.
+            for (index, line) in panel.chunks_exact_mut(width).take(depth.len().div_ceil(numbers)).enumerate() {
+                line.fill(0.0);
+                for (column, value) in line[..columns.len()].iter_mut().enumerate() {
+                    let at = |step: usize| {
+                        weight((depth.start + step) / outputs)[column * stride + (depth.start + step) % outputs]
+                    };
+                    *value = word(how.words, depth.len(), index, at);
+                }
+            }
+            return;
+        }
         let mut begin = depth.start;
         while begin < depth.end {
             let tap = begin / outputs;
             let end = depth.end.min((tap + 1) * outputs);
-            let kernel_tap = down.tap(tap / across.taps) * self.shape.conv.kernel[1] + across.tap(tap % across.taps);
-            let row = kernel_tap * inputs + columns.start;
-            let source = &self.weight[row * stride + group * outputs + begin - tap * outputs..];
-            let target = &mut panel[(begin - depth.start) * width..];
+            let source = &weight(tap)[begin - tap * outputs..];
+            let target = &mut panel[(begin - depth.start) / numbers * width..];
             pack_transposed(how, source, stride, end - begin, columns.len(), target, width);
             begin = end;
         }

@@ -5,12 +5,10 @@ use super::super::context::Context;
 use super::super::gemm::pack::{Layout, Left, Strided};
 use super::super::gemm::product::{Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
-use super::super::simd::is_f32;
 use super::axis::Axis;
 use super::depthwise;
 use super::patches::Patches;
 use super::{Algorithm, ConvShape, winograd};
-use crate::buffer::cast;
 use crate::dtype::Float;
 
 /// The gradient of the weight from the input and the gradient of the output.
@@ -33,12 +31,10 @@ pub fn conv2d_grad_weight<E: Float>(
     let pixels = Strided { matrix: Matrix::row_major(x, inputs).transposed(), batch_stride: 0 };
     let left: &dyn Left = match algorithm {
         Algorithm::Depthwise => return depthwise::grad_weight(context, shape, axes, x, dy, dw),
-        Algorithm::Winograd if is_f32::<E>() => {
-            return winograd::grad_weight(context, shape, cast(x), cast(dy), dw);
-        }
+        Algorithm::Winograd => return winograd::grad_weight(context, shape, x, dy, dw),
         // A single channel has no rows side by side, and its patches are packed the same way.
         Algorithm::Pointwise if inputs > 1 => &pixels,
-        Algorithm::Pointwise | Algorithm::Implicit | Algorithm::Winograd => &patches,
+        Algorithm::Pointwise | Algorithm::Implicit => &patches,
     };
     let columns = shape.group_outputs();
     let product = Product {

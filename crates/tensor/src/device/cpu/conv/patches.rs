@@ -1,15 +1,21 @@
 //! The patches of an image as a matrix: a row per output pixel, a column per (tap, channel). It exists only in panels.
 #![allow(unsafe_code)]
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::gemm::pack::{How, Layout, Left, copy};
+use super::super::gemm::kernel::DEPTH_MAX;
+use super::super::gemm::pack::{Grid, How, Layout, Left, Words, copy_words, scatter};
 use super::super::simd::{Simd, Vectorised};
 use super::axis::Axis;
+use crate::bf16::Bf16;
 use crate::dtype::{DType, Float};
 
-/// Pixels whose coordinates are worked out at a time.
+/// Pixels whose coordinates are worked out at a time: whole pairs.
 const CHUNK: usize = 32;
+
+/// Most features of a block: no block of rows is larger, nor the numbers in a block of the depth.
+const FEATURES: usize = 2 * DEPTH_MAX;
 
 /// The patch matrix of one sweep. With `AlongDepth` rows are pixels, with `AlongRows` it is the transpose.
 #[derive(Clone, Copy, Debug)]
@@ -22,12 +28,12 @@ pub(super) struct Patches<'a, E> {
     pub layout: Layout,
 }
 
-/// Where a pixel's patch begins.
+/// Where a pixel's patch begins: its first tap, which may lie outside, and how far that is from the first image's first number.
 #[derive(Clone, Copy, Default)]
 struct Corner {
-    image: usize,
     row: isize,
     column: isize,
+    origin: isize,
 }
 
 impl<E: Float> Left for Patches<'_, E> {
@@ -39,131 +45,240 @@ impl<E: Float> Left for Patches<'_, E> {
         self.layout
     }
 
-    fn pack(&self, how: How, group: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
-        let (pixels, features) = match self.layout {
-            Layout::AlongDepth => (rows, depth),
-            Layout::AlongRows => (depth, rows),
-        };
-        how.isa.run(Gather {
-            patches: self,
-            how,
-            channel: group * self.group_channels,
-            pixels,
-            features,
-            panel,
-            stride,
-        });
+    fn pack(&self, how: How, group: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], grid: Grid) {
+        let (words, channel) = (how.words, group * self.group_channels);
+        match self.layout {
+            Layout::AlongDepth => {
+                how.isa.run(Gather { patches: self, words, channel, pixels: rows, features: depth, panel, grid });
+            }
+            Layout::AlongRows => {
+                let panels = rows.len().div_ceil(grid.height);
+                assert!(rows.len() <= FEATURES && panel.len() >= panels * grid.size, "a block too large");
+                how.isa.run(Zip { patches: self, words, channel, pixels: depth, features: rows, panel, grid });
+            }
+        }
     }
 }
 
-/// The copy of a block of patches: pixel after pixel, `stride` apart.
+/// The copy of a block of patches, pixel after pixel.
 struct Gather<'a, E> {
     patches: &'a Patches<'a, E>,
-    how: How,
+    words: Words,
     /// The group's first channel.
     channel: usize,
     pixels: Range<usize>,
     features: Range<usize>,
     panel: &'a mut [f32],
-    stride: usize,
+    grid: Grid,
 }
 
 impl<E: Float> Vectorised for Gather<'_, E> {
     #[inline(always)]
-    unsafe fn run<S: Simd>(mut self) {
+    unsafe fn run<S: Simd>(self) {
+        let Self { patches, words, channel, pixels, features, panel, grid } = self;
         let mut corners = [Corner::default(); CHUNK];
-        for start in self.pixels.clone().step_by(CHUNK) {
-            let count = CHUNK.min(self.pixels.end - start);
-            self.patches.corners(start, &mut corners[..count]);
-            // SAFETY: the caller's promise.
-            unsafe { self.gather::<S>(&corners[..count], (start - self.pixels.start) * self.stride) };
+        let lines = pixels.len();
+        assert!(panel.len() >= lines.saturating_sub(1) * grid.stride + features.len().div_ceil(words.numbers()));
+        for start in pixels.clone().step_by(CHUNK) {
+            let corners = &mut corners[..CHUNK.min(pixels.end - start)];
+            patches.corners(start, corners);
+            let target = panel[(start - pixels.start) * grid.stride..].as_mut_ptr();
+            for run in patches.runs(channel, features.clone()) {
+                for (index, corner) in corners.iter().enumerate() {
+                    // SAFETY: by the assertion there is a line for every pixel, with room for all features.
+                    unsafe { patches.copy::<S>(corner, &run, words, target.add(index * grid.stride)) };
+                }
+            }
+            if words == Words::Pairs && !features.len().is_multiple_of(2) {
+                for index in 0..corners.len() {
+                    // SAFETY: as above; the last word is half full.
+                    unsafe { zero(words, target.add(index * grid.stride), features.len(), 1) };
+                }
+            }
         }
     }
+}
+
+/// The transposed copy: a line of words for every pixel, or for two.
+struct Zip<'a, E> {
+    patches: &'a Patches<'a, E>,
+    words: Words,
+    channel: usize,
+    pixels: Range<usize>,
+    features: Range<usize>,
+    panel: &'a mut [f32],
+    grid: Grid,
+}
+
+impl<E: Float> Vectorised for Zip<'_, E> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { patches, words, channel, pixels, features, panel, grid } = self;
+        let (mut corners, mut clipped) = ([Corner::default(); CHUNK], [Clipped::new(), Clipped::new()]);
+        let mut target = panel.as_mut_ptr();
+        for start in pixels.clone().step_by(CHUNK) {
+            let corners = &mut corners[..CHUNK.min(pixels.end - start)];
+            patches.corners(start, corners);
+            for pair in corners.chunks(words.numbers()) {
+                for run in patches.runs(channel, features.clone()) {
+                    let [first, second] = &mut clipped;
+                    let low = patches.numbers(&pair[0], &run, first);
+                    let high = pair.get(1).map(|corner| patches.numbers(corner, &run, second));
+                    let readable = high.map_or(low.len(), |high| high.len().min(low.len()));
+                    let sources = (low.as_ptr(), high.map(<[E]>::as_ptr));
+                    // SAFETY: the panels have room for all features and lines; a run begins where the last one ended.
+                    unsafe { scatter::<S, E>(words, sources, (run.at, run.length, readable), target, grid) };
+                }
+                target = target.wrapping_add(grid.stride);
+            }
+        }
+    }
+}
+
+/// Features that lie side by side in the image: the channels of a tap, or of a row of taps.
+struct Run {
+    /// The first of them in the block, and how many.
+    at: usize,
+    length: usize,
+    /// The first tap, and how many.
+    down: isize,
+    across: isize,
+    taps: usize,
+    /// How far the first feature lies from the first tap's first channel, and from the patch's corner.
+    skip: usize,
+    offset: isize,
 }
 
 impl<E: Float> Patches<'_, E> {
     fn corners(&self, first: usize, corners: &mut [Corner]) {
-        let [rows, columns] = [self.axes[0].outputs, self.axes[1].outputs];
-        let (mut column, line) = (first % columns, first / columns);
-        let (mut row, mut image) = (line % rows, line / rows);
+        let [down, across] = &self.axes;
+        let (mut column, line) = (first % across.outputs, first / across.outputs);
+        let (mut row, mut image) = (line % down.outputs, line / down.outputs);
         for corner in corners {
-            *corner = Corner { image, row: self.axes[0].start(row), column: self.axes[1].start(column) };
+            let (top, left) = (down.start(row), across.start(column));
+            let pixel = ((image * down.size) as isize + top) * across.size as isize + left;
+            *corner = Corner { row: top, column: left, origin: pixel * self.channels as isize };
             column += 1;
-            if column == columns {
+            if column == across.outputs {
                 (column, row) = (0, row + 1);
             }
-            if row == rows {
+            if row == down.outputs {
                 (row, image) = (0, image + 1);
             }
         }
     }
-}
 
-impl<E: Float> Gather<'_, E> {
-    /// Copies the features of the pixels at `corners` to the panel from `offset` on.
-    ///
-    /// # Safety
-    /// The machine has the instructions of `S`.
+    /// Cuts features of the group that begins at `channel` into runs.
     #[inline(always)]
-    unsafe fn gather<S: Simd>(&mut self, corners: &[Corner], offset: usize) {
-        let Patches { image, axes: [down, across], channels, group_channels, .. } = *self.patches;
+    fn runs(&self, channel: usize, features: Range<usize>) -> impl Iterator<Item = Run> {
+        let Self { axes: [down, across], channels, group_channels, .. } = *self;
         // Taps side by side in the image are one run, if all channels are taken.
         let merged = across.delta == 1 && group_channels == channels;
         let (taps, runs_per_row) = if merged { (across.taps, 1) } else { (1, across.taps) };
         let length = taps * group_channels;
-        let mut begin = self.features.start;
-        while begin < self.features.end {
-            let run = begin / length;
-            let end = self.features.end.min((run + 1) * length);
-            let part = begin - run * length..end - run * length;
-            let (tap_row, tap_column) = (run / runs_per_row, run % runs_per_row);
-            for (index, corner) in corners.iter().enumerate() {
-                let target = offset + index * self.stride + begin - self.features.start;
-                let target = &mut self.panel[target..][..part.len()];
-                let row = corner.row + (tap_row * down.delta) as isize;
-                let column = corner.column + (tap_column * across.delta) as isize;
-                if row < 0 || row >= down.size as isize {
-                    target.fill(0.0);
-                    continue;
-                }
-                let line = (corner.image * down.size + row as usize) * across.size;
-                if column >= 0 && column as usize + taps <= across.size {
-                    let source = (line + column as usize) * channels + self.channel + part.start;
-                    // SAFETY: the caller's promise.
-                    unsafe { copy::<S, E>(self.how.words, &image[source..], target) };
-                } else {
-                    let run = Clipped { line, column, taps, channel: self.channel, part: part.clone() };
-                    self.patches.copy_clipped(self.how, run, target);
-                }
+        let (mut begin, mut run) = (features.start, features.start.checked_div(length).unwrap_or(0));
+        std::iter::from_fn(move || {
+            if begin >= features.end {
+                return None;
             }
-            begin = end;
+            let end = features.end.min((run + 1) * length);
+            let (tap_row, tap_column) =
+                if runs_per_row == 1 { (run, 0) } else { (run / runs_per_row, run % runs_per_row) };
+            let (down, right, skip) = (tap_row * down.delta, tap_column * across.delta, begin - run * length);
+            let found = Run {
+                at: begin - features.start,
+                length: end - begin,
+                down: down as isize,
+                across: right as isize,
+                taps,
+                skip,
+                offset: ((down * across.size + right) * channels + channel + skip) as isize,
+            };
+            (begin, run) = (end, run + 1);
+            Some(found)
+        })
+    }
+
+    /// The part of a run that lies in the image for the pixel at `corner`, and where it begins there.
+    #[inline(always)]
+    fn part(&self, corner: &Corner, run: &Run) -> (Range<usize>, usize) {
+        let [down, across] = &self.axes;
+        let (row, column) = (corner.row + run.down, corner.column + run.across);
+        let first = corner.origin + run.offset;
+        if row < 0 || row >= down.size as isize {
+            return (0..0, 0);
+        }
+        if column >= 0 && column as usize + run.taps <= across.size {
+            return (0..run.length, first as usize);
+        }
+        // More than one tap means that a pixel is all its channels, so the run is contiguous from its first tap on.
+        let low = column.min(0).unsigned_abs().min(run.taps) * self.group_channels;
+        let high = (across.size as isize - column).clamp(0, run.taps as isize) as usize * self.group_channels;
+        let end = high.saturating_sub(run.skip).min(run.length);
+        let start = low.saturating_sub(run.skip).min(end);
+        (start..end, if start < end { (first + start as isize) as usize } else { 0 })
+    }
+
+    /// Copies a run for the pixel at `corner` to its line, with zeros for what lies outside the image.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `S`, and the line has room for the run.
+    #[inline(always)]
+    unsafe fn copy<S: Simd>(&self, corner: &Corner, run: &Run, words: Words, line: *mut f32) {
+        let (part, source) = self.part(corner, run);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if part.len() < run.length {
+                zero(words, line, run.at, part.start);
+                zero(words, line, run.at + part.end, run.length - part.end);
+            }
+            copy_words::<S, E>(words, &self.image[source..][..part.len()], line, run.at + part.start);
+        }
+    }
+
+    /// The numbers of a run for the pixel at `corner`: those of the image and whatever follows them in it, or as many as the run has
+    /// with zeros for what lies outside.
+    #[inline(always)]
+    fn numbers<'b>(&'b self, corner: &Corner, run: &Run, clipped: &'b mut Clipped<E>) -> &'b [E] {
+        let (part, source) = self.part(corner, run);
+        if part.len() == run.length {
+            return &self.image[source..];
+        }
+        let numbers = clipped.zeros(run.length);
+        numbers[part.clone()].copy_from_slice(&self.image[source..][..part.len()]);
+        numbers
+    }
+}
+
+/// Writes `count` zeros at number `at` of a line.
+///
+/// # Safety
+/// The line has room.
+#[inline(always)]
+unsafe fn zero(words: Words, line: *mut f32, at: usize, count: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match words {
+            Words::Plain | Words::Rounded => line.add(at).write_bytes(0, count),
+            Words::Pairs => line.cast::<Bf16>().add(at).write_bytes(0, count),
         }
     }
 }
 
-/// Part of a run of taps of which some lie outside the image row that begins at pixel `line`.
-struct Clipped {
-    line: usize,
-    column: isize,
-    taps: usize,
-    channel: usize,
-    part: Range<usize>,
-}
+/// Room for a run of which some lies outside the image.
+struct Clipped<E>([MaybeUninit<E>; FEATURES]);
 
-impl<E: Float> Patches<'_, E> {
-    /// Copies what lies in the image and writes zeros for the rest.
-    fn copy_clipped(&self, how: How, Clipped { line, column, taps, channel, part }: Clipped, target: &mut [f32]) {
-        let low = column.min(0).unsigned_abs().min(taps) * self.group_channels;
-        let high = (self.axes[1].size as isize - column).clamp(0, taps as isize) as usize * self.group_channels;
-        let (low, high) = (low.clamp(part.start, part.end), high.clamp(part.start, part.end));
-        if low >= high {
-            target.fill(0.0);
-            return;
-        }
-        // More than one tap means that a pixel is all its channels, so the run is contiguous from its first tap on.
-        let start = ((line as isize + column) * self.channels as isize + (channel + low) as isize) as usize;
-        target[..low - part.start].fill(0.0);
-        how.words.copy(&self.image[start..], &mut target[low - part.start..high - part.start]);
-        target[high - part.start..].fill(0.0);
+impl<E: Float> Clipped<E> {
+    #[inline(always)]
+    fn new() -> Self {
+        Self([MaybeUninit::uninit(); FEATURES])
+    }
+
+    #[inline(always)]
+    fn zeros(&mut self, count: usize) -> &mut [E] {
+        let numbers = &mut self.0[..count];
+        numbers.fill(MaybeUninit::new(E::default()));
+        // SAFETY: they have just been written.
+        unsafe { &mut *(std::ptr::from_mut(numbers) as *mut [E]) }
     }
 }

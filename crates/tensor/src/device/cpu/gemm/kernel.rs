@@ -1,9 +1,12 @@
 //! The innermost loop: one tile of the result, held in registers over a run of the depth.
 //!
 //! A tile of R rows and V vectors needs R·V accumulators, V vectors of the right operand and one broadcast value. Per step of
-//! the depth it loads V vectors and R single floats for R·V multiply-adds, so a tall tile of two vectors keeps the
+//! the depth it loads V vectors and R single words for R·V multiply-adds, so a tall tile of two vectors keeps the
 //! load ports half idle: 14×2 fills 30 of AVX-512's 32 registers, 6×2 fills 15 of AVX2's 16. Shorter tiles end a
 //! ragged block of rows; 24×1 serves results of at most one vector's width.
+//!
+//! A word is an `f32`, or with AVX512_BF16 two bf16 that follow each other in the depth: one instruction multiplies both and adds
+//! them to a sum in `f32`. It takes denormal numbers for zero and rounds after each of the two.
 #![allow(unsafe_code)]
 // Index loops over constant bounds unroll into registers; iterators over these arrays do not always.
 #![allow(clippy::needless_range_loop)]
@@ -12,48 +15,73 @@ use std::mem::MaybeUninit;
 
 use super::super::isa::Isa;
 use super::super::simd::{Portable, Simd, Vectorised};
+use crate::bf16::Bf16;
 
 /// Most rows any tile has.
 pub(crate) const ROWS_MAX: usize = 24;
 
-/// Most of the depth one tile run covers: a panel of the tallest tile then fills about half of a first-level cache.
+/// Most words of the depth that one tile run covers: a panel of the tallest tile then fills about half of a first-level cache.
 pub(crate) const DEPTH_MAX: usize = 320;
 
-/// Distance between the rows of a left panel that lies along the depth. The extra line keeps the rows out of one cache set.
+/// Distance between the rows of a packed left panel that lies along the depth. The extra line keeps the rows out of one cache set.
 pub(crate) const PANEL_STRIDE: usize = DEPTH_MAX + 16;
 
-/// How a packed left operand lies in memory.
+/// How a left panel lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// Row after row, [`PANEL_STRIDE`] apart: the depth is contiguous.
+    /// Row after row, a stride apart: the depth is contiguous.
     AlongDepth,
     /// Depth step after depth step, a stride apart: rows are contiguous.
     AlongRows,
+}
+
+/// What the words of a panel hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Words {
+    /// One `f32`.
+    Plain,
+    /// One `f32`, rounded to bf16.
+    Rounded,
+    /// Two bf16, the earlier one in the lower half; a zero follows the last of an odd depth.
+    Pairs,
+}
+
+impl Words {
+    /// Numbers in a word.
+    pub const fn numbers(self) -> usize {
+        match self {
+            Self::Plain | Self::Rounded => 1,
+            Self::Pairs => 2,
+        }
+    }
 }
 
 /// One run of a tile: rows += scale · left · right.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tile<'a> {
     pub left: *const f32,
-    /// Distance between depth steps, for [`Layout::AlongRows`].
+    /// Distance between rows or, for [`Layout::AlongRows`], depth steps, in words.
     pub left_stride: usize,
-    /// Packed: `vectors · lanes` floats per depth step.
+    /// Packed: `vectors · lanes` words per depth step.
     pub right: *const f32,
+    /// In words.
     pub depth: usize,
     /// Where each row of the tile begins in the result; rows beyond these are computed and dropped.
     pub rows: &'a [*mut f32],
+    /// Where the rows are written instead, rounded, if given.
+    pub narrow: Option<&'a [*mut Bf16]>,
     /// Valid columns.
     pub columns: usize,
     pub scale: f32,
-    /// Add to what the result holds.
+    /// Add to what `rows` hold.
     pub load: bool,
     /// Added per column at the end.
     pub bias: Option<*const f32>,
     pub relu: bool,
-    /// Write whole tiles past the caches; every row then starts at a multiple of a vector's size.
+    /// Write whole tiles past the caches; every row then starts at a multiple of a cache line.
     pub stream: bool,
-    /// What will be packed next: every depth step asks for one line, this many bytes apart.
-    pub ahead: (*const u8, usize),
+    /// What will be read next: each piece is asked for in an equal share of the depth steps, this many bytes apart.
+    pub ahead: &'a [(*const u8, usize)],
 }
 
 /// A compiled tile.
@@ -69,8 +97,21 @@ pub(crate) fn height(isa: Isa, columns: usize) -> usize {
     }
 }
 
-/// The smallest tile with at least `rows` rows, and one or two vectors.
-pub(crate) fn tile(isa: Isa, rows: usize, vectors: usize, layout: Layout) -> TileFunction {
+/// Rows of the smallest tile with at least `rows` rows.
+pub(crate) fn tile_rows(isa: Isa, rows: usize) -> usize {
+    match (isa, rows) {
+        (Isa::Avx512 | Isa::Avx512Bf16, 0..=4) => 4,
+        (Isa::Avx512 | Isa::Avx512Bf16, 5..=8) => 8,
+        (Isa::Avx512 | Isa::Avx512Bf16, 9..=14) => 14,
+        (Isa::Avx512 | Isa::Avx512Bf16, _) => ROWS_MAX,
+        (Isa::Avx2, 0..=3) => 3,
+        (Isa::Avx2, _) => 6,
+        (Isa::Portable, _) => 4,
+    }
+}
+
+/// The tile of [`tile_rows`] and one or two vectors.
+pub(crate) fn tile(isa: Isa, words: Words, rows: usize, vectors: usize, layout: Layout) -> TileFunction {
     macro_rules! pick {
         ($function:ident, $rows:literal) => {
             match (vectors, layout) {
@@ -81,19 +122,25 @@ pub(crate) fn tile(isa: Isa, rows: usize, vectors: usize, layout: Layout) -> Til
             }
         };
     }
-    match (isa, rows) {
+    #[cfg(target_arch = "x86_64")]
+    macro_rules! pick_512 {
+        ($function:ident) => {
+            match (tile_rows(isa, rows), layout) {
+                (4, _) => pick!($function, 4),
+                (8, _) => pick!($function, 8),
+                (14, _) => pick!($function, 14),
+                (_, Layout::AlongDepth) => $function::<ROWS_MAX, 1, true>,
+                (_, Layout::AlongRows) => $function::<ROWS_MAX, 1, false>,
+            }
+        };
+    }
+    match (isa, words) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Avx512Bf16, 0..=4) => pick!(avx512, 4),
+        (Isa::Avx512Bf16, Words::Pairs) => pick_512!(avx512_bf16),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Avx512Bf16, 5..=8) => pick!(avx512, 8),
+        (Isa::Avx512 | Isa::Avx512Bf16, _) => pick_512!(avx512),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Avx512Bf16, 9..=14) => pick!(avx512, 14),
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Avx512Bf16, _) if layout == Layout::AlongDepth => avx512::<ROWS_MAX, 1, true>,
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Avx512Bf16, _) => avx512::<ROWS_MAX, 1, false>,
-        #[cfg(target_arch = "x86_64")]
-        (Isa::Avx2, 0..=3) => pick!(avx2, 3),
+        (Isa::Avx2, _) if rows <= 3 => pick!(avx2, 3),
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx2, _) => pick!(avx2, 6),
         _ => pick!(portable, 4),
@@ -101,22 +148,29 @@ pub(crate) fn tile(isa: Isa, rows: usize, vectors: usize, layout: Layout) -> Til
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")]
+unsafe fn avx512_bf16<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { run::<super::super::simd::Avx512Bf16, Pairs, R, V, ALONG_DEPTH>(tile) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn avx512<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { run::<super::super::simd::Avx512, R, V, ALONG_DEPTH>(tile) }
+    unsafe { run::<super::super::simd::Avx512, Floats, R, V, ALONG_DEPTH>(tile) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn avx2<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { run::<super::super::simd::Avx2, R, V, ALONG_DEPTH>(tile) }
+    unsafe { run::<super::super::simd::Avx2, Floats, R, V, ALONG_DEPTH>(tile) }
 }
 
 unsafe fn portable<const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
     // SAFETY: the caller's promise.
-    unsafe { run::<Portable, R, V, ALONG_DEPTH>(tile) }
+    unsafe { run::<Portable, Floats, R, V, ALONG_DEPTH>(tile) }
 }
 
 /// What has to follow tiles that write past the caches, on the same thread.
@@ -130,32 +184,80 @@ impl Vectorised for Fence {
     }
 }
 
+/// The product of two vectors of words.
+trait Arithmetic<S: Simd> {
+    /// a · b + c.
+    ///
+    /// # Safety
+    /// The machine has the instructions.
+    unsafe fn mul_add(a: S::Vector, b: S::Vector, c: S::Vector) -> S::Vector;
+}
+
+/// Words are floats.
+struct Floats;
+
+impl<S: Simd> Arithmetic<S> for Floats {
+    #[inline(always)]
+    unsafe fn mul_add(a: S::Vector, b: S::Vector, c: S::Vector) -> S::Vector {
+        // SAFETY: the caller's promise.
+        unsafe { S::mul_add(a, b, c) }
+    }
+}
+
+/// Words are pairs of bf16.
+#[cfg(target_arch = "x86_64")]
+struct Pairs;
+
+#[cfg(target_arch = "x86_64")]
+impl Arithmetic<super::super::simd::Avx512Bf16> for Pairs {
+    #[inline(always)]
+    unsafe fn mul_add(
+        a: std::arch::x86_64::__m512,
+        b: std::arch::x86_64::__m512,
+        c: std::arch::x86_64::__m512,
+    ) -> std::arch::x86_64::__m512 {
+        // SAFETY: the caller's promise.
+        unsafe { super::super::simd::Avx512Bf16::dot(a, b, c) }
+    }
+}
+
 /// # Safety
-/// The machine has the instructions of `S`; `left` holds `R` rows and `right` `V` vectors for `depth` steps; each of `rows`
-/// may be written for `columns` floats, and `bias` read for as many.
+/// The machine has the instructions of `S` and `A`; `left` holds `R` rows and `right` `V` vectors for `depth` steps; each of `rows`
+/// may be read (if `load`) and written (if not `narrow`) for `columns` numbers, each of `narrow` written, and `bias` read.
 #[inline(always)]
-unsafe fn run<S: Simd, const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
+unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
     debug_assert!(tile.rows.len() <= R && tile.columns <= V * S::LANES);
     // SAFETY: as promised by the caller.
     unsafe {
         let mut sums = [[S::splat(0.0); V]; R];
-        let (mut left, mut right) = (tile.left, tile.right);
-        let (mut ahead, ahead_step) = tile.ahead;
-        for _ in 0..tile.depth {
-            S::prefetch(ahead);
-            ahead = ahead.wrapping_add(ahead_step);
-            let mut vectors = [S::splat(0.0); V];
-            for v in 0..V {
-                vectors[v] = S::load(right.add(v * S::LANES));
-            }
-            for r in 0..R {
-                let value = S::splat(*left.add(if ALONG_DEPTH { r * PANEL_STRIDE } else { r }));
+        let (mut left, mut right, stride) = (tile.left, tile.right, tile.left_stride);
+        let (pieces, mut done) = (tile.ahead.len().max(1), 0);
+        for piece in 0..pieces {
+            let (mut ahead, ahead_step) = tile.ahead.get(piece).copied().unwrap_or((right.cast(), 0));
+            let end = tile.depth * (piece + 1) / pieces;
+            for _ in done..end {
+                S::prefetch(ahead);
+                ahead = ahead.wrapping_add(ahead_step);
+                let mut vectors = [S::splat(0.0); V];
                 for v in 0..V {
-                    sums[r][v] = S::mul_add(value, vectors[v], sums[r][v]);
+                    vectors[v] = S::load(right.add(v * S::LANES));
                 }
+                for r in 0..R {
+                    let word = left.add(if ALONG_DEPTH { r * stride } else { r });
+                    let value = S::splat(word.read_unaligned());
+                    for v in 0..V {
+                        sums[r][v] = A::mul_add(value, vectors[v], sums[r][v]);
+                    }
+                }
+                left = left.add(if ALONG_DEPTH { 1 } else { stride });
+                right = right.add(V * S::LANES);
             }
-            left = left.add(if ALONG_DEPTH { 1 } else { tile.left_stride });
-            right = right.add(V * S::LANES);
+            done = end;
+        }
+        let rounds = tile.narrow.is_some() && !S::ROUNDS;
+        if tile.rows.len() == R && tile.columns == V * S::LANES && !rounds {
+            finish::<S, R, V>(tile, sums);
+            return;
         }
         // The sums leave the registers by constant indices. Indexed by the loops below they would live in memory all along.
         let mut spilled = MaybeUninit::<[[S::Vector; V]; R]>::uninit();
@@ -167,40 +269,102 @@ unsafe fn run<S: Simd, const R: usize, const V: usize, const ALONG_DEPTH: bool>(
         }
         for v in 0..V {
             let columns = tile.columns.saturating_sub(v * S::LANES).min(S::LANES);
-            if columns == S::LANES {
-                finish::<S, V, true>(tile, v, columns, spilled.add(v));
+            finish_ragged::<S, V>(tile, v, columns, spilled.add(v));
+        }
+    }
+}
+
+/// Scales the sums of a whole tile, adds what is to be added and writes them. Loops are short so that each is unrolled and the sums
+/// stay in registers; rounding without an instruction for it would be too long.
+///
+/// # Safety
+/// As [`run`].
+#[inline(always)]
+unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut sums: [[S::Vector; V]; R]) {
+    // SAFETY: the caller's promise; there are `R` rows.
+    unsafe {
+        let scale = S::splat(tile.scale);
+        let floor = S::splat(if tile.relu { 0.0 } else { f32::NEG_INFINITY });
+        let mut bias = [S::splat(0.0); V];
+        if let Some(values) = tile.bias {
+            for v in 0..V {
+                bias[v] = S::load(values.add(v * S::LANES));
+            }
+        }
+        for r in 0..R {
+            for v in 0..V {
+                sums[r][v] = S::mul_add(sums[r][v], scale, bias[v]);
+            }
+        }
+        if tile.load {
+            for r in 0..R {
+                let row = *tile.rows.get_unchecked(r);
+                for v in 0..V {
+                    sums[r][v] = S::add(sums[r][v], S::load(row.add(v * S::LANES)));
+                }
+            }
+        }
+        for r in 0..R {
+            for v in 0..V {
+                sums[r][v] = S::raise(sums[r][v], floor);
+            }
+        }
+        if let Some(narrow) = tile.narrow.filter(|_| S::ROUNDS) {
+            if V == 1 {
+                for r in 0..R {
+                    S::store_bf16(*narrow.get_unchecked(r), sums[r][0]);
+                }
+            } else if tile.stream {
+                for r in 0..R {
+                    S::store_bf16_twice(*narrow.get_unchecked(r), [sums[r][0], sums[r][V - 1]], true);
+                }
             } else {
-                finish::<S, V, false>(tile, v, columns, spilled.add(v));
+                for r in 0..R {
+                    S::store_bf16_twice(*narrow.get_unchecked(r), [sums[r][0], sums[r][V - 1]], false);
+                }
+            }
+        } else if tile.stream {
+            for r in 0..R {
+                let row = *tile.rows.get_unchecked(r);
+                for v in 0..V {
+                    S::stream(row.add(v * S::LANES), sums[r][v]);
+                }
+            }
+        } else {
+            for r in 0..R {
+                let row = *tile.rows.get_unchecked(r);
+                for v in 0..V {
+                    S::store(row.add(v * S::LANES), sums[r][v]);
+                }
             }
         }
     }
 }
 
-/// Scales the sums of vector `v` of every row, adds what is to be added and writes them.
+/// As [`finish`], for vector `v` of the rows there are and the first `columns` of its lanes.
 ///
 /// # Safety
 /// As [`run`]; `sums` holds a vector for each row, `V` apart.
 #[inline(always)]
-unsafe fn finish<S: Simd, const V: usize, const FULL: bool>(
-    tile: &Tile<'_>,
-    v: usize,
-    columns: usize,
-    sums: *const S::Vector,
-) {
-    // SAFETY: only `columns` floats of each row are touched.
+unsafe fn finish_ragged<S: Simd, const V: usize>(tile: &Tile<'_>, v: usize, columns: usize, sums: *const S::Vector) {
+    // SAFETY: only `columns` numbers of each row are touched.
     unsafe {
-        let load = |source: *const f32| if FULL { S::load(source) } else { S::load_first(source, columns) };
         let scale = S::splat(tile.scale);
-        let bias = tile.bias.map_or(S::splat(0.0), |bias| load(bias.wrapping_add(v * S::LANES)));
+        let floor = S::splat(if tile.relu { 0.0 } else { f32::NEG_INFINITY });
+        let bias = match tile.bias {
+            Some(bias) => S::load_first(bias.wrapping_add(v * S::LANES), columns),
+            None => S::splat(0.0),
+        };
         for (r, row) in tile.rows.iter().enumerate() {
-            let target = row.wrapping_add(v * S::LANES);
-            let before = if tile.load { S::add(load(target), bias) } else { bias };
-            let sum = S::mul_add(*sums.add(r * V), scale, before);
-            let sum = if tile.relu { S::relu(sum) } else { sum };
-            match (FULL, tile.stream) {
-                (true, true) => S::stream(target, sum),
-                (true, false) => S::store(target, sum),
-                (false, _) => S::store_first(target, sum, columns),
+            let mut sum = S::mul_add(*sums.add(r * V), scale, bias);
+            if tile.load {
+                sum = S::add(sum, S::load_first(row.wrapping_add(v * S::LANES), columns));
+            }
+            let sum = S::raise(sum, floor);
+            if let Some(narrow) = tile.narrow {
+                S::store_first_bf16(narrow.get_unchecked(r).wrapping_add(v * S::LANES), sum, columns);
+            } else {
+                S::store_first(row.wrapping_add(v * S::LANES), sum, columns);
             }
         }
     }

@@ -1,46 +1,17 @@
 //! Operands and how they are copied into panels.
 //!
 //! A panel is small, contiguous and in the order in which the tile loop reads it. Operands are whatever can fill one: a
-//! matrix with strides here, patches of an image and transposed kernels in the convolutions.
+//! matrix with strides here, patches of an image and transposed kernels in the convolutions. The copies are in `lines.rs`.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use super::super::isa::Isa;
-use super::super::simd::{Simd, Vectorised, is_f32};
 use super::Matrix;
-pub(crate) use super::kernel::Layout;
-use crate::bf16::Bf16;
-use crate::buffer::cast;
+pub(crate) use super::kernel::{Layout, Words};
+pub(crate) use super::lines::{Grid, copy_words, pack_transposed, scatter, word};
+use super::lines::{copy, pack_lines};
 use crate::dtype::{DType, Float};
-
-/// What a panel's words hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Words {
-    /// The numbers.
-    Plain,
-    /// The numbers rounded to bf16.
-    Rounded,
-}
-
-impl Words {
-    /// The word of a number.
-    #[inline(always)]
-    pub fn of<E: Float>(self, value: E) -> f32 {
-        match (E::DTYPE, self) {
-            (DType::F32, Self::Rounded) => Bf16::from_f32(value.to_f32()).to_f32(),
-            _ => value.to_f32(),
-        }
-    }
-
-    /// The words of numbers side by side.
-    #[inline(always)]
-    pub fn copy<E: Float>(self, source: &[E], target: &mut [f32]) {
-        for (target, &source) in target.iter_mut().zip(source) {
-            *target = self.of(source);
-        }
-    }
-}
 
 /// How a panel is filled.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +28,21 @@ pub(crate) trait Left: Sync {
     /// The layout in which it is cheapest to pack.
     fn layout(&self) -> Layout;
 
-    /// Copies a block to `panel`: element (row, depth) goes to `row · stride + depth`, or for [`Layout::AlongRows`] to
-    /// `depth · stride + row`, both counted from the block's corner.
-    fn pack(&self, how: How, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize);
+    /// Copies a block to `panel`. For [`Layout::AlongDepth`], row after row `grid.stride` words apart; else as [`Grid`] says. The
+    /// depth is counted in numbers and begins with a whole word.
+    fn pack(&self, how: How, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], grid: Grid);
+
+    /// Where the block's first word lies and the distance between its rows in words, if the operand itself is as good as a panel
+    /// along the depth.
+    fn in_place(
+        &self,
+        _words: Words,
+        _batch: usize,
+        _rows: Range<usize>,
+        _depth: Range<usize>,
+    ) -> Option<(*const f32, usize)> {
+        None
+    }
 
     /// The memory that packing the block will read.
     fn ahead(&self, _batch: usize, _rows: Range<usize>, _depth: Range<usize>) -> Ahead {
@@ -72,7 +55,8 @@ pub(crate) trait Right: Sync {
     /// As [`Left::dtype`].
     fn dtype(&self) -> DType;
 
-    /// Copies a block to `panel`: element (depth, column) goes to `depth · width + column`, zeros beyond the last column.
+    /// Copies a block to `panel`: the word (depth, column) goes to `depth · width + column`, zeros beyond the last column. The depth
+    /// is counted in numbers and begins with a whole word.
     fn pack(&self, how: How, batch: usize, depth: Range<usize>, columns: Range<usize>, panel: &mut [f32], width: usize);
 
     /// As [`Left::ahead`].
@@ -82,7 +66,7 @@ pub(crate) trait Right: Sync {
 }
 
 /// Memory that will be read soon: `lines` runs of `run` bytes, `stride` apart. Tiles ask for it piece by piece while they compute,
-/// one cache line per depth step, so that it arrives without ever filling the queue of misses.
+/// so that it arrives without ever filling the queue of misses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ahead {
     pub start: *const u8,
@@ -100,21 +84,85 @@ impl Ahead {
         self.lines * self.run
     }
 
-    /// Where tile `tile` of `tiles` begins to ask, and by how much it advances in each of its `steps` depth steps.
-    pub fn share(&self, tile: usize, tiles: usize, steps: usize) -> Option<(*const u8, usize)> {
-        const LINE: usize = 64;
-        if self.length() == 0 || steps == 0 {
-            None
-        } else if self.stride == self.run {
-            // One piece: cut it among the tiles.
-            let length = self.length();
-            Some((self.start.wrapping_add(length * tile / tiles), length / (tiles * steps)))
-        } else if tile < self.run.div_ceil(LINE) && 2 * self.lines > steps {
-            // A tile walks down one column of cache lines. With fewer lines than steps it would walk far beyond the last.
-            Some((self.start.wrapping_add(tile * LINE), self.stride * self.lines.div_ceil(steps)))
-        } else {
-            None
+    /// What tile `tile` of `tiles` asks for.
+    fn share(mut self, tile: usize, tiles: usize, asked: &mut Asked) {
+        if self.stride == self.run {
+            (self.run, self.lines) = (self.length(), 1);
         }
+        if self.length() == 0 || tile >= tiles {
+        } else if self.lines >= tiles {
+            for line in self.lines * tile / tiles..self.lines * (tile + 1) / tiles {
+                asked.push(self.start.wrapping_add(line * self.stride), self.run);
+            }
+        } else {
+            let pieces = tiles / self.lines;
+            let (line, piece) = (tile / pieces, tile % pieces);
+            if line < self.lines {
+                let (from, to) = (self.run * piece / pieces, self.run * (piece + 1) / pieces);
+                asked.push(self.start.wrapping_add(line * self.stride + from), to - from);
+            }
+        }
+    }
+}
+
+/// What the tiles of a block ask for, shared out among them by bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub left: Ahead,
+    pub right: Ahead,
+    pub tiles: usize,
+}
+
+impl Plan {
+    /// What tile `tile` asks for in `steps` steps of the depth.
+    pub fn ask(&self, tile: usize, steps: usize, asked: &mut Asked) {
+        asked.count = 0;
+        let (left, right) = (self.left.length(), self.right.length());
+        if left + right > 0 {
+            let for_left = if right == 0 { self.tiles } else { self.tiles * left / (left + right) };
+            if tile < for_left {
+                self.left.share(tile, for_left, asked);
+            } else {
+                self.right.share(tile - for_left, self.tiles - for_left, asked);
+            }
+            asked.pace(steps);
+        }
+    }
+}
+
+/// The pieces that one tile asks for: where each begins, and by how many bytes a depth step advances.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pieces: [(*const u8, usize); Self::MOST],
+    count: usize,
+}
+
+impl Asked {
+    const MOST: usize = 16;
+
+    fn push(&mut self, start: *const u8, bytes: usize) {
+        if self.count < Self::MOST {
+            self.pieces[self.count] = (start, bytes);
+            self.count += 1;
+        }
+    }
+
+    /// From bytes to bytes per step.
+    fn pace(&mut self, steps: usize) {
+        let steps = (steps / self.count.max(1)).max(1);
+        for (_, bytes) in &mut self.pieces[..self.count] {
+            *bytes = bytes.div_ceil(steps);
+        }
+    }
+
+    pub fn pieces(&self) -> &[(*const u8, usize)] {
+        &self.pieces[..self.count]
+    }
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Self { pieces: [(std::ptr::null(), 0); Self::MOST], count: 0 }
     }
 }
 
@@ -138,18 +186,13 @@ impl<E: Float> Strided<'_, E> {
             _ => return Ahead::NOTHING,
         };
         let start = self.batch(batch).as_ptr().wrapping_add(lines.start * stride + run.start).cast();
-        let (stride, run) = (stride * size_of::<E>(), run.start * size_of::<E>()..run.end * size_of::<E>());
-        Ahead { start, lines: lines.len(), stride, run: run.len() }
+        Ahead { start, lines: lines.len(), stride: stride * size_of::<E>(), run: run.len() * size_of::<E>() }
     }
 }
 
 impl<E: Float> Left for Strided<'_, E> {
     fn dtype(&self) -> DType {
         E::DTYPE
-    }
-
-    fn ahead(&self, batch: usize, rows: Range<usize>, depth: Range<usize>) -> Ahead {
-        self.ahead(batch, rows, depth)
     }
 
     fn layout(&self) -> Layout {
@@ -160,37 +203,55 @@ impl<E: Float> Left for Strided<'_, E> {
         }
     }
 
-    fn pack(&self, how: How, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], stride: usize) {
+    fn pack(&self, how: How, batch: usize, rows: Range<usize>, depth: Range<usize>, panel: &mut [f32], grid: Grid) {
         let (data, Matrix { row_stride, column_stride, .. }) = (self.batch(batch), self.matrix);
-        match self.layout() {
-            Layout::AlongRows => {
-                for (line, step) in panel.chunks_mut(stride).zip(depth) {
-                    how.words.copy(&data[step * column_stride + rows.start..][..rows.len()], line);
-                }
-            }
-            Layout::AlongDepth if column_stride == 1 => {
-                for (line, row) in panel.chunks_mut(stride).zip(rows) {
-                    how.words.copy(&data[row * row_stride + depth.start..][..depth.len()], line);
-                }
-            }
-            Layout::AlongDepth => {
-                for (line, row) in panel.chunks_mut(stride).zip(rows) {
-                    for (value, step) in line.iter_mut().zip(depth.clone()) {
-                        *value = how.words.of(data[row * row_stride + step * column_stride]);
-                    }
+        if Left::layout(self) == Layout::AlongRows {
+            let source = &data[depth.start * column_stride + rows.start..];
+            return pack_lines(how, source, column_stride, depth.len(), rows.len(), panel, grid);
+        }
+        for (line, row) in panel.chunks_mut(grid.stride).zip(rows) {
+            let source = &data[row * row_stride + depth.start * column_stride..];
+            if column_stride == 1 {
+                copy(how, &source[..depth.len()], line);
+            } else {
+                for (word_at, value) in line[..depth.len().div_ceil(how.words.numbers())].iter_mut().enumerate() {
+                    *value = word(how.words, depth.len(), word_at, |step| source[step * column_stride]);
                 }
             }
         }
+    }
+
+    fn in_place(
+        &self,
+        words: Words,
+        batch: usize,
+        rows: Range<usize>,
+        depth: Range<usize>,
+    ) -> Option<(*const f32, usize)> {
+        // Rows whose lines fall into few sets of a first-level cache would drive each other out.
+        const WAY: usize = 4096;
+        let Matrix { row_stride, column_stride, .. } = self.matrix;
+        let same = matches!((E::DTYPE, words), (DType::F32, Words::Plain) | (DType::Bf16, Words::Pairs));
+        let numbers = words.numbers();
+        let whole = row_stride.is_multiple_of(numbers) && depth.len().is_multiple_of(numbers);
+        let apart = 1 << (row_stride * size_of::<E>()).trailing_zeros().min(12);
+        if !same || !whole || column_stride != 1 || 4 * apart > WAY {
+            return None;
+        }
+        let data = self.batch(batch);
+        let last = rows.end.checked_sub(1)? * row_stride + depth.end;
+        assert!(last <= data.len(), "a row lies outside the matrix");
+        Some((data[rows.start * row_stride + depth.start..].as_ptr().cast(), row_stride / numbers))
+    }
+
+    fn ahead(&self, batch: usize, rows: Range<usize>, depth: Range<usize>) -> Ahead {
+        self.ahead(batch, rows, depth)
     }
 }
 
 impl<E: Float> Right for Strided<'_, E> {
     fn dtype(&self) -> DType {
         E::DTYPE
-    }
-
-    fn ahead(&self, batch: usize, depth: Range<usize>, columns: Range<usize>) -> Ahead {
-        self.ahead(batch, depth, columns)
     }
 
     fn pack(
@@ -204,127 +265,26 @@ impl<E: Float> Right for Strided<'_, E> {
     ) {
         let (data, Matrix { row_stride, column_stride, .. }) = (self.batch(batch), self.matrix);
         if column_stride == 1 {
-            pack_natural(how, data, row_stride, depth, columns, panel, width);
+            let source = &data[depth.start * row_stride + columns.start..];
+            pack_lines(how, source, row_stride, depth.len(), columns.len(), panel, Grid::panel(width));
         } else if row_stride == 1 {
             let source = &data[columns.start * column_stride + depth.start..];
             pack_transposed(how, source, column_stride, depth.len(), columns.len(), panel, width);
         } else {
-            for (line, step) in panel.chunks_exact_mut(width).zip(depth) {
+            let source = &data[depth.start * row_stride + columns.start * column_stride..];
+            for (word_at, line) in
+                panel.chunks_exact_mut(width).take(depth.len().div_ceil(how.words.numbers())).enumerate()
+            {
                 line.fill(0.0);
-                for (value, column) in line.iter_mut().zip(columns.clone()) {
-                    *value = how.words.of(data[step * row_stride + column * column_stride]);
+                for (column, value) in line[..columns.len()].iter_mut().enumerate() {
+                    let at = |step: usize| source[step * row_stride + column * column_stride];
+                    *value = word(how.words, depth.len(), word_at, at);
                 }
             }
         }
     }
-}
 
-/// Packs a right operand whose columns are contiguous.
-fn pack_natural<E: Float>(
-    how: How,
-    data: &[E],
-    stride: usize,
-    depth: Range<usize>,
-    columns: Range<usize>,
-    panel: &mut [f32],
-    width: usize,
-) {
-    let count = columns.len();
-    for (line, step) in panel.chunks_exact_mut(width).zip(depth) {
-        let source = &data[step * stride + columns.start..][..count];
-        if let (Ok(source), Ok(line)) = (<&[E; 32]>::try_from(source), <&mut [f32; 32]>::try_from(&mut *line)) {
-            how.words.copy(source, line);
-        } else {
-            how.words.copy(source, &mut line[..count]);
-            line[count..].fill(0.0);
-        }
-    }
-}
-
-/// Packs a right operand whose depth is contiguous: `columns` runs of `depth` floats, `stride` apart in `source`.
-pub(crate) fn pack_transposed<E: Float>(
-    how: How,
-    source: &[E],
-    stride: usize,
-    depth: usize,
-    columns: usize,
-    panel: &mut [f32],
-    width: usize,
-) {
-    if depth == 0 || columns == 0 {
-        return;
-    }
-    assert!(source.len() > (columns - 1) * stride + depth - 1 && panel.len() >= depth * width && columns <= width);
-    if let (DType::F32, Words::Plain) = (E::DTYPE, how.words) {
-        return how.isa.run(Transpose { source: cast(source), stride, depth, columns, panel, width });
-    }
-    for (step, line) in panel.chunks_exact_mut(width).take(depth).enumerate() {
-        line.fill(0.0);
-        for (value, column) in line.iter_mut().zip(0..columns) {
-            *value = how.words.of(source[column * stride + step]);
-        }
-    }
-}
-
-struct Transpose<'a> {
-    source: &'a [f32],
-    stride: usize,
-    depth: usize,
-    columns: usize,
-    panel: &'a mut [f32],
-    width: usize,
-}
-
-impl Vectorised for Transpose<'_> {
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Self { source, stride, depth, columns, panel, width } = self;
-        let (whole_depth, whole_columns) = (depth / S::LANES * S::LANES, columns / S::LANES * S::LANES);
-        for column in (0..whole_columns).step_by(S::LANES) {
-            for step in (0..whole_depth).step_by(S::LANES) {
-                // SAFETY: both blocks lie inside their slices, by the assertion of `pack_transposed`.
-                unsafe {
-                    let from = source.as_ptr().add(column * stride + step);
-                    S::transpose(from, stride, panel.as_mut_ptr().add(step * width + column), width);
-                }
-            }
-            for step in whole_depth..depth {
-                for lane in column..column + S::LANES {
-                    panel[step * width + lane] = source[lane * stride + step];
-                }
-            }
-        }
-        if whole_columns < width {
-            for step in 0..depth {
-                for column in whole_columns..columns {
-                    panel[step * width + column] = source[column * stride + step];
-                }
-                panel[step * width + columns..(step + 1) * width].fill(0.0);
-            }
-        }
-    }
-}
-
-/// Copies the first `target.len()` numbers. Runs are often short (a tap of a few channels), so this is not a call of `memcpy`.
-///
-/// # Safety
-/// The machine has the instructions of `S`.
-#[inline(always)]
-pub(crate) unsafe fn copy<S: Simd, E: Float>(words: Words, source: &[E], target: &mut [f32]) {
-    if is_f32::<E>() && words == Words::Rounded {
-        return words.copy(&source[..target.len()], target);
-    }
-    let (source, length) = (&source[..target.len()], target.len());
-    let mut at = 0;
-    // SAFETY: both slices have `length` numbers.
-    unsafe {
-        while at + S::LANES <= length {
-            S::store(target.as_mut_ptr().add(at), S::read(source.as_ptr().add(at)));
-            at += S::LANES;
-        }
-        if at < length {
-            let rest = S::read_first(source.as_ptr().add(at), length - at);
-            S::store_first(target.as_mut_ptr().add(at), rest, length - at);
-        }
+    fn ahead(&self, batch: usize, depth: Range<usize>, columns: Range<usize>) -> Ahead {
+        self.ahead(batch, depth, columns)
     }
 }

@@ -18,6 +18,17 @@ pub(crate) fn numbers<E: Float>(seed: u64, count: usize) -> Vec<E> {
 /// Runs `kernel` on every instruction set of this machine with 1, 2 and 3 threads; the bits must agree between thread counts
 /// and the values with `expected`, to a tolerance that grows with the number of terms in a sum.
 pub(crate) fn check<C: Float>(name: &str, expected: &[f64], terms: usize, kernel: impl Fn(&mut Context<'_>) -> Vec<C>) {
+    check_within(name, expected, (terms, 0.0), kernel);
+}
+
+/// As [`check`], allowing for some noise relative to the root mean square of what is expected.
+pub(crate) fn check_within<C: Float>(
+    name: &str,
+    expected: &[f64],
+    (terms, noise): (usize, f64),
+    kernel: impl Fn(&mut Context<'_>) -> Vec<C>,
+) {
+    let noise = noise * (expected.iter().map(|x| x * x).sum::<f64>() / expected.len() as f64).sqrt();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
         let mut first: Option<Vec<C>> = None;
         for threads in 1..=3 {
@@ -26,10 +37,11 @@ pub(crate) fn check<C: Float>(name: &str, expected: &[f64], terms: usize, kernel
             assert_eq!(got.len(), expected.len());
             let rounding = if is_f32::<C>() { 0.0 } else { 2.0_f64.powi(-8) };
             let tolerance = 1e-6 * (terms as f64).sqrt() + 1e-6;
+            let rounding = |want: f64| noise + rounding * want.abs();
             for (index, (&got, &want)) in got.iter().zip(expected).enumerate() {
                 let got = got.to_f32();
                 let (error, bound) = ((f64::from(got) - want).abs(), tolerance * want.abs().max(1.0));
-                assert!(error <= bound + rounding * want.abs(), "{name} {isa:?} [{index}]: {got} is not {want}");
+                assert!(error <= bound + rounding(want), "{name} {isa:?} [{index}]: {got} is not {want}");
             }
             let same = first
                 .as_ref()

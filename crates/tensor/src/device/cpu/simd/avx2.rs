@@ -19,6 +19,21 @@ unsafe fn mask(count: usize) -> __m256i {
     unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(8) as i32), lanes) }
 }
 
+/// Each lane rounded to bf16, in the lower half of a word.
+#[inline(always)]
+unsafe fn rounded(vector: __m256) -> __m256i {
+    unsafe {
+        // As `Bf16::from_f32`: half of the last place kept, or a hair less where that place is even.
+        let bits = _mm256_castps_si256(vector);
+        let upper = _mm256_srli_epi32::<16>(bits);
+        let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
+        let sum = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(vector, vector));
+        _mm256_blendv_epi8(_mm256_srli_epi32::<16>(sum), quiet, nan)
+    }
+}
+
 impl Simd for Avx2 {
     type Vector = __m256;
     const LANES: usize = 8;
@@ -78,14 +93,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store_bf16(target: *mut Bf16, vector: __m256) {
         unsafe {
-            // As `Bf16::from_f32`: half of the last place kept, or a hair less where that place is even.
-            let bits = _mm256_castps_si256(vector);
-            let upper = _mm256_srli_epi32::<16>(bits);
-            let odd = _mm256_and_si256(upper, _mm256_set1_epi32(1));
-            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-            let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
-            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(vector, vector));
-            let words = _mm256_blendv_epi8(_mm256_srli_epi32::<16>(rounded), quiet, nan);
+            let words = rounded(vector);
             // Four words of each half become the lower 64 bits of that half.
             let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(words, words));
             _mm_storeu_si128(target.cast(), _mm256_castsi256_si128(packed));
@@ -102,6 +110,20 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn store_bf16_twice(target: *mut Bf16, [first, second]: [__m256; 2], stream: bool) {
+        unsafe {
+            // Four words of each half of both, then the halves in order.
+            let packed = _mm256_packus_epi32(rounded(first), rounded(second));
+            let packed = _mm256_permute4x64_epi64::<0b1101_1000>(packed);
+            if stream {
+                _mm256_stream_si256(target.cast(), packed);
+            } else {
+                _mm256_storeu_si256(target.cast(), packed);
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn mul_add(a: __m256, b: __m256, c: __m256) -> __m256 {
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
@@ -112,9 +134,22 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn relu(vector: __m256) -> __m256 {
+    unsafe fn raise(vector: __m256, floor: __m256) -> __m256 {
         // The second operand is returned when either is not a number.
-        unsafe { _mm256_max_ps(_mm256_setzero_ps(), vector) }
+        unsafe { _mm256_max_ps(floor, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn round(vector: __m256) -> __m256 {
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(rounded(vector))) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(low: __m256, high: __m256) -> __m256 {
+        unsafe {
+            let high = _mm256_slli_epi32::<16>(rounded(high));
+            _mm256_castsi256_ps(_mm256_or_si256(rounded(low), high))
+        }
     }
 
     #[inline(always)]
@@ -123,12 +158,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {
+    unsafe fn transpose(source: *const u8, source_bytes: usize, target: *mut f32, target_stride: usize) {
         unsafe {
             // Rows r and r+4 side by side, 128 bits each; then two 4×4 transposes in both halves at once.
             for half in 0..2 {
                 let gather = |row: usize| {
-                    let at = |lane: usize| _mm_loadu_ps(source.add((row + 4 * lane) * source_stride + 4 * half));
+                    let at = |lane: usize| _mm_loadu_ps(source.add((row + 4 * lane) * source_bytes + 16 * half).cast());
                     _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(at(0)), at(1))
                 };
                 let (r0, r1, r2, r3) = (gather(0), gather(1), gather(2), gather(3));

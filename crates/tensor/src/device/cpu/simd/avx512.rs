@@ -48,9 +48,48 @@ fn mask(count: usize) -> __mmask16 {
     if count >= 16 { u16::MAX } else { (1u16 << count) - 1 }
 }
 
+/// The rounded numbers of `low` before those of `high`.
+#[inline(always)]
+unsafe fn both<const BF16: bool>(low: __m512, high: __m512) -> __m512i {
+    unsafe {
+        if BF16 {
+            return std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+        }
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(rounded::<BF16>(low)), rounded::<BF16>(high))
+    }
+}
+
+/// Words of the numbers i and 16 + i.
+#[inline(always)]
+unsafe fn zipped(numbers: __m512i) -> __m512 {
+    unsafe {
+        #[rustfmt::skip]
+        let words = _mm512_set_epi32(
+            0x001f_000f, 0x001e_000e, 0x001d_000d, 0x001c_000c, 0x001b_000b, 0x001a_000a, 0x0019_0009, 0x0018_0008,
+            0x0017_0007, 0x0016_0006, 0x0015_0005, 0x0014_0004, 0x0013_0003, 0x0012_0002, 0x0011_0001, 0x0010_0000,
+        );
+        _mm512_castsi512_ps(_mm512_permutexvar_epi16(words, numbers))
+    }
+}
+
+impl Avx512Bf16 {
+    /// a · b + c, where the words of a and b are pairs of bf16.
+    ///
+    /// # Safety
+    /// The machine has AVX512_BF16.
+    #[inline(always)]
+    pub unsafe fn dot(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe {
+            let pairs = |words: __m512| std::mem::transmute::<__m512, __m512bh>(words);
+            _mm512_dpbf16_ps(c, pairs(a), pairs(b))
+        }
+    }
+}
+
 impl<const BF16: bool> Simd for Vectors<BF16> {
     type Vector = __m512;
     const LANES: usize = 16;
+    const ROUNDS: bool = BF16;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> __m512 {
@@ -108,6 +147,18 @@ impl<const BF16: bool> Simd for Vectors<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn store_bf16_twice(target: *mut Bf16, [first, second]: [__m512; 2], stream: bool) {
+        unsafe {
+            let numbers = both::<BF16>(first, second);
+            if stream {
+                _mm512_stream_si512(target.cast(), numbers)
+            } else {
+                _mm512_storeu_si512(target.cast(), numbers)
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn mul_add(a: __m512, b: __m512, c: __m512) -> __m512 {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
@@ -118,9 +169,27 @@ impl<const BF16: bool> Simd for Vectors<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn relu(vector: __m512) -> __m512 {
+    unsafe fn raise(vector: __m512, floor: __m512) -> __m512 {
         // The second operand is returned when either is not a number.
-        unsafe { _mm512_max_ps(_mm512_setzero_ps(), vector) }
+        unsafe { _mm512_max_ps(floor, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn round(vector: __m512) -> __m512 {
+        unsafe { widened(rounded::<BF16>(vector)) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(low: __m512, high: __m512) -> __m512 {
+        unsafe { zipped(both::<BF16>(low, high)) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair_bf16(low: *const Bf16, high: *const Bf16) -> __m512 {
+        unsafe {
+            let low = _mm512_castsi256_si512(_mm256_loadu_si256(low.cast()));
+            zipped(_mm512_inserti64x4::<1>(low, _mm256_loadu_si256(high.cast())))
+        }
     }
 
     #[inline(always)]
@@ -129,12 +198,13 @@ impl<const BF16: bool> Simd for Vectors<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {
+    unsafe fn transpose(source: *const u8, source_bytes: usize, target: *mut f32, target_stride: usize) {
         unsafe {
             // Rows r, r+4, r+8, r+12 side by side, 128 bits each; then four 4×4 transposes in every 128-bit lane at once.
             for quarter in 0..4 {
                 let gather = |row: usize| {
-                    let at = |lane: usize| _mm_loadu_ps(source.add((row + 4 * lane) * source_stride + 4 * quarter));
+                    let at =
+                        |lane: usize| _mm_loadu_ps(source.add((row + 4 * lane) * source_bytes + 16 * quarter).cast());
                     let low = _mm512_castps128_ps512(at(0));
                     let low = _mm512_insertf32x4::<1>(low, at(1));
                     let low = _mm512_insertf32x4::<2>(low, at(2));

@@ -81,6 +81,15 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn store_bf16_twice(target: *mut Bf16, [first, second]: [Self::Vector; 2], _stream: bool) {
+        // SAFETY: the caller gives room for eight numbers.
+        unsafe {
+            Self::store_bf16(target, first);
+            Self::store_bf16(target.add(LANES), second);
+        }
+    }
+
+    #[inline(always)]
     unsafe fn mul_add(a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
         std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
     }
@@ -91,19 +100,33 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn relu(vector: Self::Vector) -> Self::Vector {
-        vector.map(|value| if value < 0.0 { 0.0 } else { value })
+    unsafe fn raise(vector: Self::Vector, floor: Self::Vector) -> Self::Vector {
+        std::array::from_fn(|lane| if vector[lane] < floor[lane] { floor[lane] } else { vector[lane] })
+    }
+
+    #[inline(always)]
+    unsafe fn round(vector: Self::Vector) -> Self::Vector {
+        vector.map(|value| Bf16::from_f32(value).to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn pair(low: Self::Vector, high: Self::Vector) -> Self::Vector {
+        let bits = |value: f32| u32::from(Bf16::from_f32(value).to_bits());
+        std::array::from_fn(|lane| f32::from_bits(bits(low[lane]) | bits(high[lane]) << 16))
     }
 
     #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}
 
     #[inline(always)]
-    unsafe fn transpose(source: *const f32, source_stride: usize, target: *mut f32, target_stride: usize) {
+    unsafe fn transpose(source: *const u8, source_bytes: usize, target: *mut f32, target_stride: usize) {
         for row in 0..LANES {
             for column in 0..LANES {
-                // SAFETY: the caller gives two blocks of four rows of four floats.
-                unsafe { *target.add(column * target_stride + row) = *source.add(row * source_stride + column) };
+                // SAFETY: the caller gives two blocks of four rows of four words.
+                unsafe {
+                    let word = source.add(row * source_bytes).cast::<f32>().add(column).read_unaligned();
+                    *target.add(column * target_stride + row) = word;
+                }
             }
         }
     }

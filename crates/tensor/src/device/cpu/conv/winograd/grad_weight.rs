@@ -1,49 +1,61 @@
 //! The gradient of the weight: for every position a product of mapped inputs and mapped output gradients over all tiles.
 //!
 //! Tiles are taken a chunk at a time: first all threads map the chunk's images into a third-level cache, then each task multiplies a block of
-//! input × output channels for some positions and adds to its sums. After the last chunk the sums are mapped back to 3×3 weights.
+//! input × output channels for some positions and adds to its sums. After the last chunk the sums are mapped back to 3×3 weights; where
+//! one chunk is all, a task does so itself and its sums stay in its own cache.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use super::super::super::context::Context;
-use super::super::super::gemm::kernel::{self, DEPTH_MAX, Layout, ROWS_MAX, Tile};
+use super::super::super::gemm::kernel::{self, Layout, ROWS_MAX, Tile, Words};
 use super::super::super::isa::Isa;
 use super::super::super::pool::SendPointer;
 use super::super::super::scratch::{Buffers, Need};
 use super::super::super::simd::{Simd, Vectorised};
 use super::super::ConvShape;
-use super::transform::{Input, OutputGradient, WeightGradient, map_tile};
-use super::{PATCH, POSITIONS, TILE, Tiles};
+use super::transform::{Input, Map, OutputGradient, WeightGradient, map_pair, map_tile};
+use super::{PATCH, POSITIONS, TILE, Tiles, words};
+use crate::dtype::Float;
 
 /// Mapped images of a chunk: a share of a third-level cache.
-const CHUNK_BYTES: usize = 8 << 20;
+const CHUNK_BYTES: usize = 20 << 20;
+
+/// Most tiles of a chunk: with more, the panels of a product fall out of the first-level cache.
+const CHUNK_TILES: usize = 128;
 
 /// Input and output channels of a task.
 const ROWS: usize = 32;
 const COLUMNS: usize = 64;
 
-/// Tiles mapped by one task.
+/// Tiles mapped by one task: an even number.
 const MAP_TILES: usize = 8;
 
 /// dw from x and dy.
-pub(in super::super) fn grad_weight(
+pub(in super::super) fn grad_weight<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
-    x: &[f32],
-    dy: &[f32],
+    x: &[E],
+    dy: &[E],
     dw: &mut [f32],
 ) {
     assert!(context.isa.available(), "this machine has no {:?}", context.isa);
-    let run = Run { cut: Cut::new(context.isa, context.pool.threads(), shape), tiles: Tiles::forward(shape), x, dy };
+    let run =
+        Run { cut: Cut::new::<E>(context.isa, context.pool.threads(), shape), tiles: Tiles::forward(shape), x, dy };
     let cut = run.cut;
-    let (inputs, outputs) = (POSITIONS * cut.chunk * cut.input_stride(), POSITIONS * cut.chunk * cut.padded());
+    let lines = POSITIONS * cut.lines(cut.chunk);
+    let (inputs, outputs) = (lines * cut.input_stride(), lines * cut.padded());
     let zeros = shape.x[3].max(shape.y[3]).next_multiple_of(16);
-    let need = Need { shared: inputs + outputs, partial: zeros + POSITIONS * cut.inputs * cut.sum_stride(), worker: 0 };
-    let Buffers { shared, partial, .. } = context.scratch.take(context.pool.threads(), need);
+    let at_once = cut.chunk == run.tiles.count && cut.groups == 1;
+    let (own, all) = (POSITIONS * ROWS * (COLUMNS + 16), POSITIONS * cut.inputs * cut.sum_stride());
+    let (all, own) = if at_once { (0, own) } else { (all, 0) };
+    let need = Need { shared: inputs + outputs, partial: zeros + all, worker: own };
+    let Buffers { shared, partial, workers } = context.scratch.take(context.pool.threads(), need);
     let (zeros, sums) = partial.split_at_mut(zeros);
     zeros.fill(0.0);
-    let sums = SendPointer(sums.as_mut_ptr());
+    let sums =
+        Sums { base: SendPointer(sums.as_mut_ptr()), row: 0, column: 0, rows: cut.inputs, stride: cut.sum_stride() };
+    let result = Target { base: SendPointer(dw.as_mut_ptr()), length: dw.len() };
     for first in (0..run.tiles.count).step_by(cut.chunk) {
         let tiles = first..(first + cut.chunk).min(run.tiles.count);
         let base = SendPointer(shared.as_mut_ptr());
@@ -52,21 +64,57 @@ pub(in super::super) fn grad_weight(
             cut.isa.run(MapImages { run: &run, first, part, chunk: tiles.len(), zeros, mapped: base, inputs });
         });
         let (mapped_x, mapped_dy) = shared.split_at(inputs);
-        context.pool.run(cut.tasks(), |task, _| {
-            let part = Part { cut: &cut, task, tiles: tiles.len(), first: first == 0, sums };
-            part.multiply(mapped_x, mapped_dy);
+        context.pool.run(cut.tasks(), |task, worker| {
+            let (group, block) = (task % cut.groups, task / cut.groups);
+            let (rows, columns) = cut.block(block);
+            let sums = if at_once {
+                // SAFETY: the pool runs one task per worker at a time.
+                let base = SendPointer(unsafe { workers.buffer(worker) }.as_mut_ptr());
+                Sums { base, row: rows.start, column: columns.start, rows: ROWS, stride: COLUMNS + 16 }
+            } else {
+                sums
+            };
+            Part { cut: &cut, group, block, tiles: tiles.len(), first: first == 0, sums }.multiply(mapped_x, mapped_dy);
+            if at_once {
+                cut.isa.run(MapWeights { cut: &cut, block, sums, result });
+            }
         });
     }
-    let target = SendPointer(dw.as_mut_ptr());
-    let length = dw.len();
-    context.pool.run(cut.row_blocks() * cut.column_blocks(), |task, _| {
-        cut.isa.run(MapWeights { cut: &cut, task, sums, target, length });
-    });
+    if !at_once {
+        context.pool.run(cut.row_blocks() * cut.column_blocks(), |block, _| {
+            cut.isa.run(MapWeights { cut: &cut, block, sums, result });
+        });
+    }
+}
+
+/// Sums of mapped weights, `[position][row][column]`, from some input and output channel on.
+#[derive(Clone, Copy)]
+struct Sums {
+    base: SendPointer<f32>,
+    row: usize,
+    column: usize,
+    rows: usize,
+    stride: usize,
+}
+
+impl Sums {
+    /// Where the sums of an input and an output channel begin.
+    fn at(&self, position: usize, row: usize, column: usize) -> *mut f32 {
+        self.base.get().wrapping_add((position * self.rows + row - self.row) * self.stride + column - self.column)
+    }
+}
+
+/// The gradient that is written.
+#[derive(Clone, Copy)]
+struct Target {
+    base: SendPointer<f32>,
+    length: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     isa: Isa,
+    words: Words,
     inputs: usize,
     outputs: usize,
     /// Tiles of a chunk.
@@ -76,16 +124,22 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(isa: Isa, threads: usize, shape: &ConvShape) -> Self {
+    fn new<E: Float>(isa: Isa, threads: usize, shape: &ConvShape) -> Self {
         let (inputs, outputs) = (shape.x[3], shape.y[3]);
         let bytes = POSITIONS * (inputs + outputs) * size_of::<f32>();
         let count = Tiles::forward(shape).count;
-        let chunk = (CHUNK_BYTES / bytes).clamp(16, DEPTH_MAX);
+        let words = words::<E>(isa);
+        let chunk = (CHUNK_BYTES / bytes).clamp(16, CHUNK_TILES) * words.numbers();
         let chunk = count.div_ceil(count.div_ceil(chunk));
-        let mut cut = Self { isa, inputs, outputs, chunk, groups: 1 };
+        let mut cut = Self { isa, words, inputs, outputs, chunk, groups: 1 };
         let blocks = cut.row_blocks() * cut.column_blocks();
         cut.groups = [1, 2, 4, 9, 18, 36].into_iter().find(|groups| groups * blocks >= 4 * threads).unwrap_or(36);
         cut
+    }
+
+    /// Words of so many tiles.
+    fn lines(&self, tiles: usize) -> usize {
+        tiles.div_ceil(self.words.numbers())
     }
 
     fn row_blocks(&self) -> usize {
@@ -127,16 +181,16 @@ impl Cut {
     }
 }
 
-struct Run<'a> {
+struct Run<'a, E> {
     cut: Cut,
     tiles: Tiles,
-    x: &'a [f32],
-    dy: &'a [f32],
+    x: &'a [E],
+    dy: &'a [E],
 }
 
-/// Maps tiles `part` of a chunk: x to `[position][tile][channel]`, dy to `[position][panel][tile][column]`.
-struct MapImages<'a> {
-    run: &'a Run<'a>,
+/// Maps tiles `part` of a chunk: x to `[position][tile][channel]`, dy to `[position][panel][tile][column]`; a word may hold two tiles.
+struct MapImages<'a, E> {
+    run: &'a Run<'a, E>,
     /// The chunk's first tile, and how many it has.
     first: usize,
     chunk: usize,
@@ -147,75 +201,105 @@ struct MapImages<'a> {
     inputs: usize,
 }
 
-impl Vectorised for MapImages<'_> {
+impl<E: Float> Vectorised for MapImages<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { run: Run { cut, tiles, x, dy }, first, chunk, part, zeros, mapped, inputs } = self;
         let (row, padded) = (cut.input_stride(), cut.padded());
-        assert!(part.end <= chunk && chunk <= cut.chunk && inputs >= POSITIONS * chunk * row);
-        for tile in part {
+        let lines = cut.lines(chunk);
+        assert!(part.end <= chunk && chunk <= cut.chunk && inputs >= POSITIONS * lines * row);
+        let at = |image: &[E], pixel: Option<usize>, channels: usize| match pixel {
+            Some(pixel) => image[pixel * channels..][..channels].as_ptr(),
+            None => zeros[..channels].as_ptr().cast::<E>(),
+        };
+        for tile in part.clone().step_by(cut.words.numbers()) {
+            // The last of an odd number has no second tile: nothing but zeros.
+            let tiles_here = [Some(tile), (tile + 1 < part.end).then_some(tile + 1)];
             let channels = cut.inputs;
-            let patch = tiles
-                .patch(first + tile)
-                .map(|line| line.map(|pixel| pixel.map_or(zeros, |pixel| &x[pixel * channels..][..channels]).as_ptr()));
+            let patch = tiles_here.map(|tile| {
+                let patch = tile.map_or([[None; PATCH]; PATCH], |tile| tiles.patch(first + tile));
+                patch.map(|line| line.map(|pixel| at(x, pixel, channels)))
+            });
             for channel in (0..channels).step_by(S::LANES) {
                 let count = (channels - channel).min(S::LANES);
                 // SAFETY: a patch points to whole pixels or to as many zeros; rows are whole vectors.
                 unsafe {
-                    let to = mapped.get().add(tile * row + channel);
-                    let load = |i: usize, j: usize| load::<S>(patch[i][j].add(channel), count);
-                    map_tile::<S, Input, PATCH, PATCH>(load, |i, j, value| {
-                        S::store(to.add((PATCH * i + j) * chunk * row), value);
-                    });
+                    let to = mapped.get().add(cut.lines(tile) * row + channel);
+                    let load =
+                        |which: usize| move |i: usize, j: usize| load::<S, E>(patch[which][i][j].add(channel), count);
+                    let store = |i: usize, j: usize, word| S::store(to.add((PATCH * i + j) * lines * row), word);
+                    map_words::<S, Input, PATCH, PATCH>(cut.words, load(0), load(1), store);
                 }
             }
             let channels = cut.outputs;
-            let pixels = tiles.outputs(first + tile).map(|line| {
-                line.map(|pixel| pixel.map_or(zeros, |pixel| &dy[pixel * channels..][..channels]).as_ptr())
+            let pixels = tiles_here.map(|tile| {
+                let pixels = tile.map_or([[None; TILE]; TILE], |tile| tiles.outputs(first + tile));
+                pixels.map(|line| line.map(|pixel| at(dy, pixel, channels)))
             });
             for channel in (0..channels).step_by(S::LANES) {
                 let count = (channels - channel).min(S::LANES);
                 let panel = channel / (2 * S::LANES) * 2 * S::LANES;
-                let at = panel * chunk + tile * cut.width(panel) + channel - panel;
+                let place = panel * lines + cut.lines(tile) * cut.width(panel) + channel - panel;
                 // SAFETY: as above; panels are whole vectors wide.
                 unsafe {
-                    let to = mapped.get().add(inputs + at);
-                    let load = |i: usize, j: usize| load::<S>(pixels[i][j].add(channel), count);
-                    map_tile::<S, OutputGradient, TILE, PATCH>(load, |i, j, value| {
-                        S::store(to.add((PATCH * i + j) * chunk * padded), value);
-                    });
+                    let to = mapped.get().add(inputs + place);
+                    let load =
+                        |which: usize| move |i: usize, j: usize| load::<S, E>(pixels[which][i][j].add(channel), count);
+                    let store = |i: usize, j: usize, word| S::store(to.add((PATCH * i + j) * lines * padded), word);
+                    map_words::<S, OutputGradient, TILE, PATCH>(cut.words, load(0), load(1), store);
                 }
             }
         }
     }
 }
 
+/// [`map_pair`] of both, or [`map_tile`] of the first.
+///
 /// # Safety
-/// The machine has the instructions of `S`; `count` floats can be read.
+/// As theirs.
 #[inline(always)]
-unsafe fn load<S: Simd>(from: *const f32, count: usize) -> S::Vector {
+unsafe fn map_words<S: Simd, T: Map<S, N, M>, const N: usize, const M: usize>(
+    words: Words,
+    low: impl FnMut(usize, usize) -> S::Vector,
+    high: impl FnMut(usize, usize) -> S::Vector,
+    store: impl FnMut(usize, usize, S::Vector),
+) {
     // SAFETY: the caller's promise.
-    unsafe { if count == S::LANES { S::load(from) } else { S::load_first(from, count) } }
+    unsafe {
+        if words == Words::Pairs {
+            map_pair::<S, T, N, M>(low, high, store);
+        } else {
+            map_tile::<S, T, N, M>(low, store);
+        }
+    }
+}
+
+/// # Safety
+/// The machine has the instructions of `S`; `count` numbers can be read.
+#[inline(always)]
+unsafe fn load<S: Simd, E: Float>(from: *const E, count: usize) -> S::Vector {
+    // SAFETY: the caller's promise.
+    unsafe { if count == S::LANES { S::read(from) } else { S::read_first(from, count) } }
 }
 
 /// One task's products over a chunk.
 struct Part<'a> {
     cut: &'a Cut,
-    task: usize,
+    group: usize,
+    block: usize,
     tiles: usize,
     first: bool,
-    sums: SendPointer<f32>,
+    sums: Sums,
 }
 
 impl Part<'_> {
     fn multiply(&self, mapped_x: &[f32], mapped_dy: &[f32]) {
-        let (cut, tiles) = (self.cut, self.tiles);
-        let (group, block) = (self.task % cut.groups, self.task / cut.groups);
-        let (rows, columns) = cut.block(block);
+        let (cut, lines) = (self.cut, self.cut.lines(self.tiles));
+        let (rows, columns) = cut.block(self.block);
         let positions = POSITIONS / cut.groups;
-        for position in group * positions..(group + 1) * positions {
-            let left = &mapped_x[position * tiles * cut.input_stride()..][..tiles * cut.input_stride()];
-            let right = &mapped_dy[position * tiles * cut.padded()..][..tiles * cut.padded()];
+        for position in self.group * positions..(self.group + 1) * positions {
+            let left = &mapped_x[position * lines * cut.input_stride()..][..lines * cut.input_stride()];
+            let right = &mapped_dy[position * lines * cut.padded()..][..lines * cut.padded()];
             let height = kernel::height(cut.isa, cut.outputs);
             for start in columns.clone().step_by(2 * cut.isa.lanes()) {
                 let width = cut.width(start);
@@ -223,25 +307,26 @@ impl Part<'_> {
                     let panel = first..(first + height).min(rows.end);
                     let mut pointers = [std::ptr::null_mut(); ROWS_MAX];
                     for (pointer, row) in pointers.iter_mut().zip(panel.clone()) {
-                        let at = (position * cut.inputs + row) * cut.sum_stride() + start;
-                        *pointer = self.sums.get().wrapping_add(at);
+                        *pointer = self.sums.at(position, row, start);
                     }
-                    let panel_right = &right[start * tiles..][..width * tiles];
+                    let panel_right = &right[start * lines..][..width * lines];
                     let tile = Tile {
                         left: left[first..].as_ptr(),
                         left_stride: cut.input_stride(),
                         right: panel_right.as_ptr(),
-                        depth: tiles,
+                        depth: lines,
                         rows: &pointers[..panel.len()],
+                        narrow: None,
                         columns: width.min(columns.end - start),
                         scale: 1.0,
                         load: !self.first,
                         bias: None,
                         relu: false,
                         stream: false,
-                        ahead: (panel_right.as_ptr().cast(), 0),
+                        ahead: &[],
                     };
-                    let function = kernel::tile(cut.isa, panel.len(), width / cut.isa.lanes(), Layout::AlongRows);
+                    let function =
+                        kernel::tile(cut.isa, cut.words, panel.len(), width / cut.isa.lanes(), Layout::AlongRows);
                     // SAFETY: the set is available; a row of mapped inputs has a line to spare for the rows that a tile reads
                     // beyond the last (the last row's lie in the mapped gradients behind); tasks have rows of sums of their own.
                     unsafe { function(&tile) };
@@ -254,26 +339,25 @@ impl Part<'_> {
 /// Maps the sums of a block of channels back to weights.
 struct MapWeights<'a> {
     cut: &'a Cut,
-    task: usize,
-    sums: SendPointer<f32>,
-    target: SendPointer<f32>,
-    length: usize,
+    block: usize,
+    sums: Sums,
+    result: Target,
 }
 
 impl Vectorised for MapWeights<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { cut, task, sums, target, length } = self;
-        let (rows, columns) = cut.block(task);
-        assert!(length >= 9 * cut.inputs * cut.outputs);
-        let (stride, taps) = (cut.inputs * cut.sum_stride(), cut.inputs * cut.outputs);
+        let Self { cut, block, sums, result } = self;
+        let (rows, columns) = cut.block(block);
+        assert!(result.length >= 9 * cut.inputs * cut.outputs);
+        let (stride, taps) = (sums.rows * sums.stride, cut.inputs * cut.outputs);
         for row in rows {
             for column in columns.clone().step_by(S::LANES) {
                 let count = (columns.end - column).min(S::LANES);
                 // SAFETY: rows of sums are whole vectors; each weight is written by one task.
                 unsafe {
-                    let from = sums.get().add(row * cut.sum_stride() + column).cast_const();
-                    let to = target.get().add(row * cut.outputs + column);
+                    let from = sums.at(0, row, column).cast_const();
+                    let to = result.base.get().add(row * cut.outputs + column);
                     let load = |i: usize, j: usize| S::load(from.add((PATCH * i + j) * stride));
                     map_tile::<S, WeightGradient, PATCH, 3>(load, |i, j, value| {
                         let to = to.add((3 * i + j) * taps);

@@ -10,15 +10,16 @@ use std::ops::Range;
 
 use super::super::super::context::Context;
 use super::super::super::gemm::Epilogue;
-use super::super::super::gemm::kernel::{self, DEPTH_MAX, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile};
+use super::super::super::gemm::kernel::{self, DEPTH_MAX, Fence, Layout, ROWS_MAX, Tile, Words};
 use super::super::super::isa::Isa;
 use super::super::super::pool::{Pool, SendPointer};
 use super::super::super::scratch::{Buffers, Need};
-use super::super::super::simd::{Simd, Vectorised};
+use super::super::super::simd::{Simd, Vectorised, is_f32};
 use super::super::ConvShape;
 use super::transform::{Input, Output, map_tile};
 use super::weights::{Panels, Weights};
-use super::{PATCH, POSITIONS, TILE, Tiles};
+use super::{PATCH, POSITIONS, TILE, Tiles, words};
+use crate::dtype::Float;
 
 /// Mapped inputs and sums of one task stay below this: most of a second-level cache.
 const TASK_BYTES: usize = 768 << 10;
@@ -42,13 +43,13 @@ const CHUNK_TILES: usize = 112;
 const OWN_DEPTH: usize = 128;
 
 /// y = x ∗ w, then the epilogue.
-pub(in super::super) fn forward(
+pub(in super::super) fn forward<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
-    x: &[f32],
+    x: &[E],
     weight: &[f32],
     epilogue: Epilogue<'_>,
-    y: &mut [f32],
+    y: &mut [E],
 ) {
     let (inputs, outputs) = (shape.x[3], shape.y[3]);
     let weights = Weights { weight, inputs, outputs, turned: false };
@@ -57,12 +58,12 @@ pub(in super::super) fn forward(
 }
 
 /// dx = dy ∗ w backwards.
-pub(in super::super) fn grad_input(
+pub(in super::super) fn grad_input<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
-    dy: &[f32],
+    dy: &[E],
     weight: &[f32],
-    dx: &mut [f32],
+    dx: &mut [E],
 ) {
     let (inputs, outputs) = (shape.x[3], shape.y[3]);
     let weights = Weights { weight, inputs, outputs, turned: true };
@@ -71,9 +72,9 @@ pub(in super::super) fn grad_input(
 }
 
 /// A convolution seen from the side that is written: `depth` channels of `source` become `columns` channels.
-struct Sweep<'a> {
+struct Sweep<'a, E> {
     tiles: Tiles,
-    source: &'a [f32],
+    source: &'a [E],
     weights: Weights<'a>,
     depth: usize,
     columns: usize,
@@ -92,6 +93,7 @@ enum Order {
 struct Cut {
     order: Order,
     isa: Isa,
+    words: Words,
     /// Rows of a kernel's tile.
     height: usize,
     depth_block: usize,
@@ -103,11 +105,11 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(isa: Isa, threads: usize, sweep: &Sweep<'_>) -> Self {
+    fn new<E: Float>(isa: Isa, threads: usize, sweep: &Sweep<'_, E>) -> Self {
         let Sweep { tiles: Tiles { count, .. }, depth, columns, .. } = *sweep;
         let order = if depth * columns >= COLUMNS_ORDER { Order::Columns } else { Order::Tiles };
-        let width = 2 * isa.lanes();
-        let depth_most = if order == Order::Tiles { DEPTH_MAX } else { OWN_DEPTH };
+        let (width, words) = (2 * isa.lanes(), words::<E>(isa));
+        let depth_most = words.numbers() * if order == Order::Tiles { DEPTH_MAX } else { OWN_DEPTH };
         let depth_blocks = depth.div_ceil(depth_most);
         let depth_block = depth.div_ceil(depth_blocks).next_multiple_of(isa.lanes());
         let depth_blocks = depth.div_ceil(depth_block);
@@ -116,17 +118,18 @@ impl Cut {
         let (columns, most) = match order {
             Order::Tiles => {
                 let columns = even(columns, COLUMNS, width);
-                let panels = (TASK_BYTES / (bytes * (depth + columns) * height)).max(1);
+                let panels = (TASK_BYTES / (bytes * (depth / words.numbers() + columns) * height)).max(1);
                 // Two tasks per thread at least, so that the last one to end is not waited for too long.
                 let panels = panels.min(count.div_ceil(height).div_ceil(2 * threads)).max(1);
                 (columns, panels * height)
             }
             Order::Columns => {
-                let panels = (CHUNK_BYTES / (bytes * depth * height)).clamp(1, CHUNK_TILES.div_ceil(height).max(1));
+                let panels = (CHUNK_BYTES / (bytes * depth.div_ceil(words.numbers()) * height))
+                    .clamp(1, CHUNK_TILES.div_ceil(height).max(1));
                 (width.min(columns.next_multiple_of(isa.lanes())), panels * height)
             }
         };
-        Self { order, isa, height, depth_block, depth_blocks, tiles: even(count, most, 1), columns }
+        Self { order, isa, words, height, depth_block, depth_blocks, tiles: even(count, most, 1), columns }
     }
 
     /// Panels of rows for so many tiles.
@@ -134,14 +137,24 @@ impl Cut {
         tiles.div_ceil(self.height)
     }
 
-    /// Floats of the mapped inputs of one position.
+    /// Distance between the rows of a panel, in words. The extra line keeps them out of one cache set.
+    fn row_stride(&self) -> usize {
+        (self.depth_block / self.words.numbers()).next_multiple_of(16) + 16
+    }
+
+    /// Words of the mapped inputs of one position.
     fn input_stride(&self, tiles: usize) -> usize {
-        self.panels(tiles) * self.depth_blocks * self.height * PANEL_STRIDE
+        self.panels(tiles) * self.depth_blocks * self.height * self.row_stride()
+    }
+
+    /// Words of so many steps of the depth.
+    fn lines(&self, steps: usize) -> usize {
+        steps.div_ceil(self.words.numbers())
     }
 
     /// Where the rows of a panel begin within a position.
     fn panel(&self, panel: usize, block: usize) -> usize {
-        (panel * self.depth_blocks + block) * self.height * PANEL_STRIDE
+        (panel * self.depth_blocks + block) * self.height * self.row_stride()
     }
 
     /// Distance between the sums of two tiles. The extra line keeps them out of one cache set.
@@ -160,12 +173,12 @@ fn even(total: usize, most: usize, unit: usize) -> usize {
     total.div_ceil(total.div_ceil(most).max(1)).next_multiple_of(unit).max(unit)
 }
 
-impl Sweep<'_> {
-    fn run(&self, context: &mut Context<'_>, target: &mut [f32]) {
+impl<E: Float> Sweep<'_, E> {
+    fn run(&self, context: &mut Context<'_>, target: &mut [E]) {
         assert!(context.isa.available(), "this machine has no {:?}", context.isa);
         let cut = Cut::new(context.isa, context.pool.threads(), self);
         let aligned = self.columns.is_multiple_of(cut.isa.lanes()) && (target.as_ptr() as usize).is_multiple_of(64);
-        let stream = aligned && size_of_val(target) >= STREAM_BYTES;
+        let stream = aligned && is_f32::<E>() && size_of_val(target) >= STREAM_BYTES;
         let output = Target { base: SendPointer(target.as_mut_ptr()), length: target.len(), stream };
         match cut.order {
             Order::Tiles => self.by_tiles(context, &cut, output),
@@ -173,12 +186,12 @@ impl Sweep<'_> {
         }
     }
 
-    fn by_tiles(&self, context: &mut Context<'_>, cut: &Cut, output: Target) {
+    fn by_tiles(&self, context: &mut Context<'_>, cut: &Cut, output: Target<E>) {
         let padded = self.columns.next_multiple_of(cut.isa.lanes());
         let inputs = POSITIONS * cut.input_stride(cut.tiles);
         let sums = POSITIONS * cut.tiles * cut.sum_stride();
         let need = Need {
-            shared: POSITIONS * self.depth * padded,
+            shared: POSITIONS * cut.lines(self.depth) * padded,
             partial: self.depth.next_multiple_of(16),
             worker: inputs + sums,
         };
@@ -186,7 +199,7 @@ impl Sweep<'_> {
         partial.fill(0.0);
         self.map_weights(context.pool, cut, shared);
         let (weights, zeros) = (&*shared, &*partial);
-        let stride = self.depth * padded;
+        let stride = cut.lines(self.depth) * padded;
         context.pool.run(self.tiles.count.div_ceil(cut.tiles), |task, worker| {
             // SAFETY: the pool runs one task per worker at a time.
             let (mapped, sums) = unsafe { workers.buffer(worker) }.split_at_mut(inputs);
@@ -198,10 +211,9 @@ impl Sweep<'_> {
                 let columns = first..(first + cut.columns).min(self.columns);
                 for block in 0..cut.depth_blocks {
                     let steps = self.steps(cut, block);
-                    let offset = steps.start * padded;
-                    let weight =
-                        |position: usize, start: usize| &weights[position * stride + offset + start * steps.len()..];
-                    let part = Part { cut, tiles: tiles.len(), block, steps: steps.len(), columns: columns.clone() };
+                    let (offset, lines) = (cut.lines(steps.start) * padded, cut.lines(steps.len()));
+                    let weight = |position: usize, start: usize| &weights[position * stride + offset + start * lines..];
+                    let part = Part { cut, tiles: tiles.len(), block, lines, columns: columns.clone() };
                     part.multiply(self.columns, mapped, &weight, sums);
                 }
                 self.finish(cut, tiles.clone(), columns, sums, output);
@@ -209,9 +221,9 @@ impl Sweep<'_> {
         });
     }
 
-    fn by_columns(&self, context: &mut Context<'_>, cut: &Cut, output: Target) {
+    fn by_columns(&self, context: &mut Context<'_>, cut: &Cut, output: Target<E>) {
         let inputs = POSITIONS * cut.input_stride(cut.tiles);
-        let weights = POSITIONS * cut.depth_block * cut.columns;
+        let weights = POSITIONS * cut.lines(cut.depth_block) * cut.columns;
         let need = Need {
             shared: inputs,
             partial: self.depth.next_multiple_of(16),
@@ -236,7 +248,8 @@ impl Sweep<'_> {
                 let width = cut.width(columns.start, self.columns);
                 for block in 0..cut.depth_blocks {
                     let steps = self.steps(cut, block);
-                    let (count, stride) = (steps.len(), steps.len() * width);
+                    let (lines, words) = (cut.lines(steps.len()), cut.words);
+                    let stride = lines * width;
                     let (base, length) = (SendPointer(own.as_mut_ptr()), own.len());
                     // SAFETY: the worker's own memory.
                     unsafe {
@@ -244,10 +257,10 @@ impl Sweep<'_> {
                             cut.isa,
                             steps,
                             columns.clone(),
-                            Panels { base, offset: 0, length, stride, width },
+                            Panels { base, offset: 0, length, stride, width, words },
                         );
                     }
-                    let part = Part { cut, tiles: tiles.len(), block, steps: count, columns: columns.clone() };
+                    let part = Part { cut, tiles: tiles.len(), block, lines, columns: columns.clone() };
                     part.multiply(self.columns, mapped, &|position, _| &own[position * stride..], sums);
                 }
                 self.finish(cut, tiles.clone(), columns, sums, output);
@@ -277,14 +290,17 @@ impl Sweep<'_> {
             }
             let start = panel * 2 * cut.isa.lanes();
             let width = cut.width(start, self.columns);
-            let offset = steps.start * padded + start * steps.len() + (fine.start - steps.start) * width;
-            let panels = Panels { base, offset, length, stride: self.depth * padded, width };
+            let offset = cut.lines(steps.start) * padded
+                + start * cut.lines(steps.len())
+                + cut.lines(fine.start - steps.start) * width;
+            let stride = cut.lines(self.depth) * padded;
+            let panels = Panels { base, offset, length, stride, width, words: cut.words };
             // SAFETY: a task writes only its own rows of its own panels.
             unsafe { self.weights.map(cut.isa, fine, start..(start + width).min(self.columns), panels) };
         });
     }
 
-    fn finish(&self, cut: &Cut, tiles: Range<usize>, columns: Range<usize>, sums: &[f32], target: Target) {
+    fn finish(&self, cut: &Cut, tiles: Range<usize>, columns: Range<usize>, sums: &[f32], target: Target<E>) {
         cut.isa.run(MapOutput { sweep: self, cut, tiles, columns, sums, target });
         if target.stream {
             cut.isa.run(Fence);
@@ -294,22 +310,22 @@ impl Sweep<'_> {
 
 /// The image that is written.
 #[derive(Clone, Copy)]
-struct Target {
-    base: SendPointer<f32>,
+struct Target<E> {
+    base: SendPointer<E>,
     length: usize,
     stream: bool,
 }
 
 /// The inputs of some tiles.
-struct InputBlock<'a> {
-    sweep: &'a Sweep<'a>,
+struct InputBlock<'a, E> {
+    sweep: &'a Sweep<'a, E>,
     cut: &'a Cut,
     tiles: Range<usize>,
-    /// As many zeros as there are channels, for pixels outside the image.
+    /// At least as many zeros as there are channels, for pixels outside the image.
     zeros: &'a [f32],
 }
 
-impl InputBlock<'_> {
+impl<E: Float> InputBlock<'_, E> {
     /// Maps the tiles of the given panels into `length` floats at `mapped`.
     ///
     /// # Safety
@@ -320,13 +336,13 @@ impl InputBlock<'_> {
     }
 }
 
-struct MapInput<'a> {
-    input: &'a InputBlock<'a>,
+struct MapInput<'a, E> {
+    input: &'a InputBlock<'a, E>,
     panels: Range<usize>,
     mapped: SendPointer<f32>,
 }
 
-impl Vectorised for MapInput<'_> {
+impl<E: Float> Vectorised for MapInput<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let InputBlock { sweep, cut, tiles, zeros } = self.input;
@@ -335,11 +351,12 @@ impl Vectorised for MapInput<'_> {
         let last = (self.panels.end * cut.height).min(tiles.len());
         for tile in first..last {
             let patch = sweep.tiles.patch(tiles.start + tile).map(|row| {
-                row.map(|pixel| {
-                    pixel.map_or(*zeros, |pixel| &sweep.source[pixel * sweep.depth..][..sweep.depth]).as_ptr()
+                row.map(|pixel| match pixel {
+                    Some(pixel) => sweep.source[pixel * sweep.depth..][..sweep.depth].as_ptr(),
+                    None => zeros[..sweep.depth].as_ptr().cast::<E>(),
                 })
             });
-            let row = tile % cut.height * PANEL_STRIDE;
+            let row = tile % cut.height * cut.row_stride();
             for block in 0..cut.depth_blocks {
                 let steps = sweep.steps(cut, block);
                 let to = cut.panel(tile / cut.height, block) + row;
@@ -347,13 +364,18 @@ impl Vectorised for MapInput<'_> {
                     let count = (steps.end - channel).min(S::LANES);
                     // SAFETY: a patch points to whole pixels or to as many zeros; the panel's rows have room for whole vectors.
                     unsafe {
-                        let to = self.mapped.get().add(to + channel - steps.start);
+                        let to = self.mapped.get().add(to + (channel - steps.start) / cut.words.numbers());
                         let load = |i: usize, j: usize| {
                             let from = patch[i][j].add(channel);
-                            if count == S::LANES { S::load(from) } else { S::load_first(from, count) }
+                            if count == S::LANES { S::read(from) } else { S::read_first(from, count) }
                         };
                         map_tile::<S, Input, PATCH, PATCH>(load, |i, j, value| {
-                            S::store(to.add((PATCH * i + j) * stride), value);
+                            let to = to.add((PATCH * i + j) * stride);
+                            if cut.words == Words::Pairs {
+                                S::store_bf16(to.cast(), value)
+                            } else {
+                                S::store(to, value)
+                            }
                         });
                     }
                 }
@@ -367,14 +389,15 @@ struct Part<'a> {
     cut: &'a Cut,
     tiles: usize,
     block: usize,
-    steps: usize,
+    /// Words of the depth.
+    lines: usize,
     columns: Range<usize>,
 }
 
 impl Part<'_> {
     /// sums \[+\]= mapped · weights, for every position. `weight(position, column)` is the panel at that column of `total`.
     fn multiply<'w>(&self, total: usize, mapped: &[f32], weight: &dyn Fn(usize, usize) -> &'w [f32], sums: &mut [f32]) {
-        let Self { cut, tiles, block, steps, columns } = self;
+        let Self { cut, tiles, block, lines, columns } = self;
         let (input_stride, sum_stride) = (cut.input_stride(*tiles), cut.sum_stride());
         assert!(mapped.len() >= POSITIONS * input_stride && sums.len() >= POSITIONS * tiles * sum_stride);
         assert!(columns.len() + 16 <= sum_stride);
@@ -382,7 +405,7 @@ impl Part<'_> {
         for position in 0..POSITIONS {
             for start in columns.clone().step_by(2 * cut.isa.lanes()) {
                 let width = cut.width(start, total);
-                let right = &weight(position, start)[..steps * width];
+                let right = &weight(position, start)[..lines * width];
                 for panel in 0..panels {
                     let rows = panel * cut.height..((panel + 1) * cut.height).min(*tiles);
                     let mut pointers = [std::ptr::null_mut(); ROWS_MAX];
@@ -395,20 +418,22 @@ impl Part<'_> {
                     let ahead = right.as_ptr().wrapping_add(right.len() + panel * share);
                     let tile = Tile {
                         left: mapped[position * input_stride + cut.panel(panel, *block)..].as_ptr(),
-                        left_stride: 0,
+                        left_stride: cut.row_stride(),
                         right: right.as_ptr(),
-                        depth: *steps,
+                        depth: *lines,
                         rows: &pointers[..rows.len()],
+                        narrow: None,
                         columns: width.min(columns.end - start),
                         scale: 1.0,
                         load: *block > 0,
                         bias: None,
                         relu: false,
                         stream: false,
-                        ahead: (ahead.cast(), size_of::<f32>() * (share / steps)),
+                        ahead: &[(ahead.cast(), size_of::<f32>() * (share / lines))],
                     };
-                    let function = kernel::tile(cut.isa, rows.len(), width / cut.isa.lanes(), Layout::AlongDepth);
-                    // SAFETY: the set is available; a panel holds `height` rows of `PANEL_STRIDE`, valid or not, and every
+                    let function =
+                        kernel::tile(cut.isa, cut.words, rows.len(), width / cut.isa.lanes(), Layout::AlongDepth);
+                    // SAFETY: the set is available; a panel holds `height` rows, valid or not, and every
                     // row of the sums has room for its columns.
                     unsafe { function(&tile) };
                 }
@@ -417,16 +442,16 @@ impl Part<'_> {
     }
 }
 
-struct MapOutput<'a> {
-    sweep: &'a Sweep<'a>,
+struct MapOutput<'a, E> {
+    sweep: &'a Sweep<'a, E>,
     cut: &'a Cut,
     tiles: Range<usize>,
     columns: Range<usize>,
     sums: &'a [f32],
-    target: Target,
+    target: Target<E>,
 }
 
-impl Vectorised for MapOutput<'_> {
+impl<E: Float> Vectorised for MapOutput<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { sweep, cut, tiles, columns, sums, target } = self;
@@ -458,9 +483,9 @@ impl Vectorised for MapOutput<'_> {
                         let value = if sweep.epilogue.relu { S::relu(value) } else { value };
                         let to = pixel.add(column);
                         match (count == S::LANES, target.stream) {
-                            (true, true) => S::stream(to, value),
-                            (true, false) => S::store(to, value),
-                            (false, _) => S::store_first(to, value, count),
+                            (true, true) => S::stream(to.cast(), value),
+                            (true, false) => S::write(to, value),
+                            (false, _) => S::write_first(to, value, count),
                         }
                     });
                 }

@@ -160,3 +160,21 @@ pub(super) unsafe fn map_tile<S: Simd, T: Map<S, N, M>, const N: usize, const M:
         }
     }
 }
+
+/// Maps two tiles and stores each pair of results as one word of two bf16.
+///
+/// # Safety
+/// As [`map_tile`].
+#[inline(always)]
+pub(super) unsafe fn map_pair<S: Simd, T: Map<S, N, M>, const N: usize, const M: usize>(
+    low: impl FnMut(usize, usize) -> S::Vector,
+    high: impl FnMut(usize, usize) -> S::Vector,
+    mut store: impl FnMut(usize, usize, S::Vector),
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut first = [[S::splat(0.0); M]; M];
+        map_tile::<S, T, N, M>(low, |i, j, value| first[i][j] = value);
+        map_tile::<S, T, N, M>(high, |i, j, value| store(i, j, S::pair(first[i][j], value)));
+    }
+}

@@ -7,7 +7,7 @@ use super::super::super::gemm::pack::{How, Words, pack_transposed};
 use super::super::super::isa::Isa;
 use super::super::super::pool::SendPointer;
 use super::super::super::simd::{Simd, Vectorised};
-use super::transform::{Weight, map_tile};
+use super::transform::{Weight, map_pair, map_tile};
 use super::{PATCH, POSITIONS};
 
 const TAPS: usize = 9;
@@ -28,7 +28,7 @@ pub(super) struct Weights<'a> {
     pub turned: bool,
 }
 
-/// Where mapped weights go: of position p, element (d, c) of a block to `offset + p · stride + d · width + c` of `length` floats, with zeros
+/// Where mapped weights go: of position p, word (d, c) of a block to `offset + p · stride + d · width + c` of `length` words, with zeros
 /// in the columns that are left.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Panels {
@@ -37,6 +37,7 @@ pub(super) struct Panels {
     pub length: usize,
     pub stride: usize,
     pub width: usize,
+    pub words: Words,
 }
 
 impl Weights<'_> {
@@ -45,11 +46,12 @@ impl Weights<'_> {
     /// # Safety
     /// Nobody else touches the rows that are written.
     pub unsafe fn map(&self, isa: Isa, depth: Range<usize>, columns: Range<usize>, panels: Panels) {
-        let Panels { offset, length, stride, width, .. } = panels;
+        let Panels { offset, length, stride, width, words, .. } = panels;
+        let lines = depth.len().div_ceil(words.numbers());
         let (rows, room) = if self.turned { (self.outputs, self.inputs) } else { (self.inputs, self.outputs) };
         assert!(depth.end <= rows && columns.end <= room && columns.len() <= width && width <= WIDTH_MAX);
-        assert!(depth.len() * width <= stride && width.is_multiple_of(isa.lanes()));
-        assert!(length >= offset + (POSITIONS - 1) * stride + depth.len() * width, "the panels are too short");
+        assert!(lines * width <= stride && width.is_multiple_of(isa.lanes()));
+        assert!(length >= offset + (POSITIONS - 1) * stride + lines * width, "the panels are too short");
         if !self.turned {
             let source = &self.weight[depth.start * self.outputs + columns.start..];
             let strides = (self.inputs * self.outputs, self.outputs);
@@ -73,7 +75,7 @@ impl Weights<'_> {
                     width,
                 );
             }
-            let panels = Panels { offset: offset + (first - depth.start) * width, ..panels };
+            let panels = Panels { offset: offset + (first - depth.start) / words.numbers() * width, ..panels };
             let strides = (GATHER * width, width);
             isa.run(MapWeights { source: &gathered, strides, depth: count, columns: width, panels });
         }
@@ -92,23 +94,31 @@ struct MapWeights<'a> {
 impl Vectorised for MapWeights<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { source, strides, depth, columns, panels: Panels { base, offset, stride, width, .. } } = self;
+        let Self { source, strides, depth, columns, panels: Panels { base, offset, stride, width, words, .. } } = self;
         assert!(source.len() >= (TAPS - 1) * strides.0 + (depth - 1) * strides.1 + columns);
-        for row in 0..depth {
+        for (line, row) in (0..depth).step_by(words.numbers()).enumerate() {
             for column in (0..width).step_by(S::LANES) {
                 let count = columns.saturating_sub(column).min(S::LANES);
                 // SAFETY: the assertions here and in `Weights::map` keep every vector inside; a short one is read only where it is
                 // valid, and panels are whole vectors wide.
                 unsafe {
-                    let from = source.as_ptr().wrapping_add(row * strides.1 + column);
-                    let to = base.get().add(offset + row * width + column);
-                    let load = |i: usize, j: usize| {
-                        let from = from.wrapping_add((3 * i + j) * strides.0);
-                        if count == S::LANES { S::load(from) } else { S::load_first(from, count) }
+                    let to = base.get().add(offset + line * width + column);
+                    let store =
+                        |i: usize, j: usize, value: S::Vector| S::store(to.add((PATCH * i + j) * stride), value);
+                    let load = |row: usize| {
+                        let from = source.as_ptr().wrapping_add(row * strides.1 + column);
+                        move |i: usize, j: usize| {
+                            let from = from.wrapping_add((3 * i + j) * strides.0);
+                            if count == S::LANES { S::load(from) } else { S::load_first(from, count) }
+                        }
                     };
-                    map_tile::<S, Weight, 3, PATCH>(load, |i, j, value| {
-                        S::store(to.add((PATCH * i + j) * stride), value)
-                    });
+                    if words != Words::Pairs {
+                        map_tile::<S, Weight, 3, PATCH>(load(row), store);
+                    } else if row + 1 < depth {
+                        map_pair::<S, Weight, 3, PATCH>(load(row), load(row + 1), store);
+                    } else {
+                        map_pair::<S, Weight, 3, PATCH>(load(row), |_, _| S::splat(0.0), store);
+                    }
                 }
             }
         }
