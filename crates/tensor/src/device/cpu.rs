@@ -20,12 +20,13 @@ pub mod peak;
 pub mod pool;
 pub mod pooling;
 pub mod reduce;
+mod rows;
 pub mod scratch;
 pub(crate) mod simd;
 pub mod softmax;
 
 mod special;
-mod stream;
+
 pub mod trial;
 pub mod update;
 mod vectorize;

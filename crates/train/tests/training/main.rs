@@ -1,6 +1,7 @@
 //! Training as a library user sees it: runs of a small model of one's own, stopped, resumed, starved of disk.
 
 mod full_disk;
+mod mixed;
 mod resume;
 mod runs;
 mod same_arithmetic;

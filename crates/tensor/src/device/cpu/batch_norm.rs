@@ -11,14 +11,15 @@
 //! (the average of a few rows), so that a mean far from zero costs no digits; the sums follow [`super::reduce`].
 #![allow(unsafe_code)]
 
+mod passes;
+
 use super::context::Context;
-use super::elementwise::{GRAIN, part, relu, relu6};
+use super::elementwise::GRAIN;
 use super::isa::Isa;
 use super::pool::{Pool, SendPointer};
-use super::reduce::{STRIP, Strip, Sums, add_rows, sum_columns, wide_length, widen};
+use super::reduce::{sum_columns, wide_length, widen};
+use super::rows;
 use super::scratch::Scratch;
-use super::stream;
-use super::vectorize::vectorized;
 use crate::dtype::Float;
 use crate::op::Rectifier;
 
@@ -71,7 +72,9 @@ pub fn train<E: Float>(context: &mut Context<'_>, input: &BatchNorm<'_, E>, outp
     let Scratch { floats, sums, .. } = &mut *context.scratch;
     let [shift] = wide_rows(floats, channels);
     shift_near_the_mean(x, channels, shift);
-    let sums = sum_columns(context.pool, (rows, channels), sums, |strip, sums| add_moments(isa, x, shift, strip, sums));
+    let sums = sum_columns(context.pool, (rows, channels), sums, |strip, sums| {
+        passes::add_moments(isa, x, &shift[strip.column..], strip.rows, sums);
+    });
     let (count, (sum, square)) = (rows as f64, sums.split_at(channels));
     let running = output.running;
     let momentum = f64::from(running.momentum);
@@ -128,12 +131,6 @@ fn shift_near_the_mean<E: Float>(x: &[E], channels: usize, shift: &mut [f32]) {
     repeat(shift, channels);
 }
 
-vectorized! {
-    fn add_moments<E: Float>(x: &[E], shift: &[f32], strip: Strip, sums: &mut Sums<2>) {
-        add_rows(strip, ([x; 2], [shift; 3]), sums, |[x, _], [shift, ..]| [x - shift, (x - shift) * (x - shift)]);
-    }
-}
-
 /// y = (x − mean)·factor + beta, each per channel and widened.
 #[derive(Clone, Copy)]
 struct Affine<'a> {
@@ -160,58 +157,26 @@ impl<'a> Affine<'a> {
         Self { mean: wide_mean, factor, beta: wide_beta }
     }
 
-    #[inline(always)]
-    fn part(self, start: usize, length: usize) -> Self {
-        let part = |whole: &'a [f32]| &whole[start..start + length];
-        Self { mean: part(self.mean), factor: part(self.factor), beta: part(self.beta) }
+    /// From this column on.
+    fn from(self, column: usize) -> Self {
+        Self { mean: &self.mean[column..], factor: &self.factor[column..], beta: &self.beta[column..] }
     }
+}
 
-    /// One stretch of y over which the channels do not wrap; `finish` takes the normalised value and the residual.
-    #[inline(always)]
-    fn stretch<E: Float>(self, (x, residual): (&[E], &[E]), y: &mut [E], finish: impl Fn(f32, f32) -> f32) {
-        let length = y.len();
-        let (x, residual) = (&x[..length], &residual[..length]);
-        let (mean, factor, beta) = (&self.mean[..length], &self.factor[..length], &self.beta[..length]);
-        for index in 0..length {
-            let value = (x[index].to_f32() - mean[index]) * factor[index] + beta[index];
-            y[index] = E::from_f32(finish(value, residual[index].to_f32()));
-        }
-    }
+/// Elements of a task: whole rows of widened columns.
+fn task_elements(period: usize) -> usize {
+    period * (GRAIN / period).max(1)
 }
 
 fn apply<E: Float>((pool, isa): (&Pool, Isa), input: &BatchNorm<'_, E>, affine: Affine<'_>, y: &mut [E]) {
     assert!(input.x.len() == y.len() && input.residual.is_none_or(|residual| residual.len() == y.len()));
-    let streams = size_of_val(y) >= stream::BYTES_MIN;
-    pool.chunks(y, GRAIN, |task, y| {
-        let first = task * GRAIN;
-        let fill = |start: usize, y: &mut [E]| {
-            let (start, length) = (first + start, y.len());
-            let x = &input.x[start..start + length];
-            apply_piece(isa, start, affine, x, part(input.residual, start, length), input.rectifier, y);
-        };
-        if streams { stream::in_blocks(isa, y, fill) } else { fill(0, y) }
+    let task_elements = task_elements(affine.mean.len());
+    let past = size_of_val(y) >= rows::PAST_BYTES_MIN && rows::may_pass(isa, y, affine.mean.len());
+    pool.chunks(y, task_elements, |task, y| {
+        let elements = task * task_elements..task * task_elements + y.len();
+        let residual = input.residual.map(|residual| &residual[elements.clone()]);
+        passes::apply(isa, affine, (&input.x[elements], residual), input.rectifier, y, past);
     });
-}
-
-vectorized! {
-    fn apply_piece<E: Float>(start: usize, affine: Affine<'_>, x: &[E], residual: Option<&[E]>, cut: Rectifier, y: &mut [E]) {
-        let period = affine.mean.len();
-        let (mut offset, mut done) = (start % period, 0);
-        while done < y.len() {
-            let length = (period - offset).min(y.len() - done);
-            let (affine, x) = (affine.part(offset, length), &x[done..done + length]);
-            let y = &mut y[done..done + length];
-            match (part(residual, done, length), cut) {
-                (None, Rectifier::None) => affine.stretch((x, x), y, |value, _| value),
-                (None, Rectifier::Relu) => affine.stretch((x, x), y, |value, _| relu(value)),
-                (None, Rectifier::Relu6) => affine.stretch((x, x), y, |value, _| relu6(value)),
-                (Some(added), Rectifier::None) => affine.stretch((x, added), y, |value, added| value + added),
-                (Some(added), Rectifier::Relu) => affine.stretch((x, added), y, |value, added| relu(value + added)),
-                (Some(added), Rectifier::Relu6) => affine.stretch((x, added), y, |value, added| relu6(value + added)),
-            }
-            (offset, done) = (0, done + length);
-        }
-    }
 }
 
 /// What the gradient reads.
@@ -257,12 +222,6 @@ pub struct GradOutput<'a, E> {
     pub dresidual: Option<&'a mut [E]>,
 }
 
-/// The gradient where a ReLU lets it pass: its input or output was above zero and below the ceiling.
-#[inline(always)]
-fn passed(dy: f32, value: f32, ceiling: f32) -> f32 {
-    if value <= 0.0 || value >= ceiling { 0.0 } else { dy }
-}
-
 /// The gradient of [`train`].
 pub fn gradient<E: Float>(context: &mut Context<'_>, input: &BatchNormGrad<'_, E>, output: GradOutput<'_, E>) {
     let (x, channels, isa) = (input.x, input.mean.len(), context.isa);
@@ -288,9 +247,10 @@ pub fn gradient<E: Float>(context: &mut Context<'_>, input: &BatchNormGrad<'_, E
         sum_passed((pool, isa), shape, (input, affine), passed, sums)
     } else {
         let dy = input.dy.unwrap_or(dx);
-        sum_columns(pool, shape, sums, |strip, sums| match input.mask {
-            Mask::FromInput(_) => add_masked_gradients(isa, dy, x, (affine, input.ceiling), strip, sums),
-            _ => add_gradients(isa, dy, x, affine, strip, sums),
+        let masked = matches!(input.mask, Mask::FromInput(_));
+        sum_columns(pool, shape, sums, |strip, sums| {
+            let affine = affine.from(strip.column);
+            passes::add_gradients(isa, (dy, x), masked.then_some(input.ceiling), affine, strip.rows, sums);
         })
     };
     let (count, (sum_dy, sum_dy_x)) = (shape.0 as f64, sums.split_at(channels));
@@ -305,27 +265,10 @@ pub fn gradient<E: Float>(context: &mut Context<'_>, input: &BatchNormGrad<'_, E
     }
     repeat(mean_dy, channels);
     repeat(slope, channels);
-    let masked = !writes && matches!(input.mask, Mask::FromInput(_));
-    let backward = Backward { affine, mean_dy, slope, masked, ceiling: input.ceiling };
+    let ceiling = (!writes && matches!(input.mask, Mask::FromInput(_))).then_some(input.ceiling);
+    let backward = Backward { affine, mean_dy, slope, ceiling };
     let dy = dresidual.as_deref().or(input.dy.filter(|_| !writes));
     apply_gradient((pool, isa), backward, (dy, x), dx);
-}
-
-vectorized! {
-    fn add_gradients<E: Float>(dy: &[E], x: &[E], affine: Affine<'_>, strip: Strip, sums: &mut Sums<2>) {
-        add_rows(strip, ([dy, x], [affine.mean; 3]), sums, |[dy, x], [mean, ..]| [dy, dy * (x - mean)]);
-    }
-}
-
-vectorized! {
-    fn add_masked_gradients<E: Float>(dy: &[E], x: &[E], cut: (Affine<'_>, f32), strip: Strip, sums: &mut Sums<2>) {
-        let (affine, ceiling) = cut;
-        let parameters = [affine.mean, affine.factor, affine.beta];
-        add_rows(strip, ([dy, x], parameters), sums, |[dy, x], [mean, factor, beta]| {
-            let dy = passed(dy, (x - mean) * factor + beta, ceiling);
-            [dy, dy * (x - mean)]
-        });
-    }
 }
 
 /// The sums of the first pass, which also writes `passed`: dy where the ReLU let it pass. Where there is no dy, `passed` holds it.
@@ -337,58 +280,15 @@ fn sum_passed<'a, E: Float>(
     sums: &'a mut Vec<f64>,
 ) -> &'a [f64] {
     assert_eq!(passed.len(), input.x.len(), "batch-norm keeps the shape");
-    let base = SendPointer(passed.as_mut_ptr());
+    assert!(input.dy.is_none_or(|dy| dy.len() == passed.len()), "batch-norm keeps the shape");
+    assert!(!matches!(input.mask, Mask::FromOutput(y) if y.len() != passed.len()), "batch-norm keeps the shape");
+    let (base, length) = (SendPointer(passed.as_mut_ptr()), passed.len());
     sum_columns(pool, shape, sums, |strip, sums| {
-        for row in strip.rows() {
-            assert!(row.end <= input.x.len());
-            // SAFETY: the row lies in `passed`, which is borrowed mutably until `sum_columns` returns, and each element is in
-            // one row of one strip.
-            let passed = unsafe { std::slice::from_raw_parts_mut(base.get().add(row.start), row.len()) };
-            let affine = affine.part(strip.column(), row.len());
-            let (dy, x) = (input.dy.map(|dy| &dy[row.clone()]), &input.x[row.clone()]);
-            let mask = match input.mask {
-                Mask::FromOutput(y) => Mask::FromOutput(&y[row]),
-                other => other,
-            };
-            pass_row(isa, (dy, x, mask), (affine, input.ceiling), passed, sums);
-        }
+        let affine = affine.from(strip.column);
+        // SAFETY: `passed` is borrowed mutably until `sum_columns` returns, has `length` elements as the others do, and each
+        // element is in one row of one strip.
+        unsafe { passes::keep_gradients(isa, input, affine, (base.get(), length), strip.rows, sums) };
     })
-}
-
-/// The pieces of dy, x and the mask that belong to some elements.
-type Saved<'a, E> = (Option<&'a [E]>, &'a [E], Mask<'a, E>);
-
-vectorized! {
-    fn pass_row<E: Float>(saved: Saved<'_, E>, cut: (Affine<'_>, f32), kept: &mut [E], sums: &mut Sums<2>) {
-        let ((dy, x, mask), (affine, ceiling), length) = (saved, cut, kept.len().min(STRIP));
-        if let Some(dy) = dy {
-            kept.copy_from_slice(dy);
-        }
-        let ([by_beta, by_gamma], kept) = (sums, &mut kept[..length]);
-        let (by_beta, by_gamma) = (&mut by_beta[..length], &mut by_gamma[..length]);
-        let (x, mean) = (&x[..length], &affine.mean[..length]);
-        match mask {
-            Mask::None => {}
-            Mask::FromInput(_) => {
-                let (factor, beta) = (&affine.factor[..length], &affine.beta[..length]);
-                for index in 0..length {
-                    let value = (x[index].to_f32() - mean[index]) * factor[index] + beta[index];
-                    kept[index] = E::from_f32(passed(kept[index].to_f32(), value, ceiling));
-                }
-            }
-            Mask::FromOutput(y) => {
-                let y = &y[..length];
-                for index in 0..length {
-                    kept[index] = E::from_f32(passed(kept[index].to_f32(), y[index].to_f32(), ceiling));
-                }
-            }
-        }
-        for index in 0..length {
-            let dy = kept[index].to_f32();
-            by_beta[index] += dy;
-            by_gamma[index] += dy * (x[index].to_f32() - mean[index]);
-        }
-    }
 }
 
 /// dx = factor·(dy − mean of dy − slope·(x − mean)), each per channel and widened.
@@ -397,43 +297,8 @@ struct Backward<'a> {
     affine: Affine<'a>,
     mean_dy: &'a [f32],
     slope: &'a [f32],
-    /// Whether a ReLU cut dy off where the normalised x is not above zero or not below the ceiling.
-    masked: bool,
-    ceiling: f32,
-}
-
-impl Backward<'_> {
-    #[inline(always)]
-    fn part(self, start: usize, length: usize) -> Self {
-        let (mean_dy, slope) = (&self.mean_dy[start..start + length], &self.slope[start..start + length]);
-        Self { affine: self.affine.part(start, length), mean_dy, slope, ..self }
-    }
-
-    /// One stretch of dx over which the channels do not wrap; without dy, dx holds it. `mask` takes dy and the normalised x.
-    #[inline(always)]
-    fn stretch<E: Float>(self, (dy, x): (Option<&[E]>, &[E]), dx: &mut [E], mask: impl Fn(f32, f32) -> f32) {
-        let length = dx.len();
-        let (x, mean_dy, slope) = (&x[..length], &self.mean_dy[..length], &self.slope[..length]);
-        let Affine { mean, factor, beta } = self.affine.part(0, length);
-        let value = |index: usize, dy: f32| {
-            let centred = x[index].to_f32() - mean[index];
-            let dy = mask(dy, centred * factor[index] + beta[index]);
-            E::from_f32(factor[index] * (dy - mean_dy[index] - slope[index] * centred))
-        };
-        match dy {
-            Some(dy) => {
-                let dy = &dy[..length];
-                for index in 0..length {
-                    dx[index] = value(index, dy[index].to_f32());
-                }
-            }
-            None => {
-                for index in 0..length {
-                    dx[index] = value(index, dx[index].to_f32());
-                }
-            }
-        }
-    }
+    /// Where a ReLU cut dy off: where the normalised x is not above zero or not below this.
+    ceiling: Option<f32>,
 }
 
 fn apply_gradient<E: Float>(
@@ -442,34 +307,14 @@ fn apply_gradient<E: Float>(
     (dy, x): (Option<&[E]>, &[E]),
     dx: &mut [E],
 ) {
-    let streams = dy.is_some() && size_of_val(dx) >= stream::BYTES_MIN;
-    pool.chunks(dx, GRAIN, |task, dx| {
-        let first = task * GRAIN;
-        let fill = |start: usize, dx: &mut [E]| {
-            let (start, length) = (first + start, dx.len());
-            gradient_piece(isa, start, backward, (part(dy, start, length), &x[start..start + length]), dx);
-        };
-        if streams { stream::in_blocks(isa, dx, fill) } else { fill(0, dx) }
+    let period = backward.slope.len();
+    let task_elements = task_elements(period);
+    let past = dy.is_some() && size_of_val(dx) >= rows::PAST_BYTES_MIN && rows::may_pass(isa, dx, period);
+    pool.chunks(dx, task_elements, |task, dx| {
+        let elements = task * task_elements..task * task_elements + dx.len();
+        let dy = dy.map(|dy| &dy[elements.clone()]);
+        passes::apply_gradient(isa, backward, (dy, &x[elements]), dx, past);
     });
-}
-
-vectorized! {
-    fn gradient_piece<E: Float>(start: usize, backward: Backward<'_>, saved: (Option<&[E]>, &[E]), dx: &mut [E]) {
-        let ((dy, x), period) = (saved, backward.slope.len());
-        let (mut offset, mut done) = (start % period, 0);
-        while done < dx.len() {
-            let length = (period - offset).min(dx.len() - done);
-            let (dy, x) = (part(dy, done, length), &x[done..done + length]);
-            let (backward, dx) = (backward.part(offset, length), &mut dx[done..done + length]);
-            if backward.masked {
-                let ceiling = backward.ceiling;
-                backward.stretch((dy, x), dx, |dy, value| passed(dy, value, ceiling));
-            } else {
-                backward.stretch((dy, x), dx, |dy, _| dy);
-            }
-            (offset, done) = (0, done + length);
-        }
-    }
 }
 
 #[cfg(test)]

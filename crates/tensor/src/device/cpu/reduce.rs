@@ -4,10 +4,12 @@
 //! `RUN` rows are added in f32, one accumulator per column, and then flushed into f64 partial sums, which are added in
 //! the order of the tasks. Narrow matrices are seen as wider ones (several rows side by side), so that vectors are full
 //! whatever the number of channels. One read of every input; the bound is memory bandwidth.
+#![allow(unsafe_code)]
 
 use super::context::Context;
 use super::pool::Pool;
-use super::vectorize::vectorized;
+use super::rows::{Body, Lanes, Rows, get, walk};
+use super::simd::Simd;
 use crate::dtype::Float;
 
 /// Columns accumulated together: 2 KiB per accumulator, so that all of them stay in the first-level cache.
@@ -31,36 +33,20 @@ pub(super) fn widen<E: Float>(columns: &[E], wide: &mut [f32]) {
     }
 }
 
-/// Some rows of one strip of columns, as offsets into the matrix.
+/// Some rows of one strip of columns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strip {
-    start: usize,
-    rows: usize,
-    stride: usize,
-    column: usize,
-    width: usize,
-}
-
-impl Strip {
-    /// The elements of each row.
-    pub fn rows(self) -> impl Iterator<Item = std::ops::Range<usize>> {
-        (0..self.rows).map(move |row| {
-            let start = self.start + row * self.stride;
-            start..start + self.width
-        })
-    }
-
-    /// The first column, where its row's per-column values begin.
-    pub fn column(self) -> usize {
-        self.column
-    }
+    /// The elements.
+    pub rows: Rows,
+    /// The first column, where the strip's per-column values begin.
+    pub column: usize,
 }
 
 /// The accumulators of a strip: `K` sums per column.
 pub(super) type Sums<const K: usize> = [[f32; STRIP]; K];
 
 /// Adds up `K` quantities per column of a matrix with `columns` columns. `add` adds a strip's rows to the accumulators
-/// (see [`add_rows`]). Returns the `K·columns` sums, kept at the front of `scratch`. Starts with the last rows, which are
+/// (see [`add_to`]). Returns the `K·columns` sums, kept at the front of `scratch`. Starts with the last rows, which are
 /// the likeliest to be in a cache still; a pass that follows finds the first ones there.
 pub(super) fn sum_columns<'a, const K: usize>(
     pool: &Pool,
@@ -81,7 +67,8 @@ pub(super) fn sum_columns<'a, const K: usize>(
         let width = STRIP.min(wide_columns - column);
         let mut run = |first: usize, rows: usize, width: usize| {
             let mut sums = [[0.0; STRIP]; K];
-            add(Strip { start: first * wide_columns + column, rows, stride: wide_columns, column, width }, &mut sums);
+            let rows = Rows { start: first * wide_columns + column, count: rows, stride: wide_columns, width };
+            add(Strip { rows, column }, &mut sums);
             for (partial, sums) in partial.chunks_exact_mut(folded).zip(&sums) {
                 for row in sums[..width].chunks(folded) {
                     partial.iter_mut().zip(row).for_each(|(partial, &sum)| *partial += f64::from(sum));
@@ -104,44 +91,20 @@ pub(super) fn sum_columns<'a, const K: usize>(
     totals
 }
 
-/// Adds `value(inputs, parameters)` of every element of a strip to its column's sums. The two inputs are matrices of the
-/// whole shape (one given twice costs nothing), the parameters are per-column values as [`widen`] gives them.
+/// Rows that are added together before they are added to the accumulators, which are then loaded and stored less often.
+pub(super) const GROUP: usize = 4;
+
+/// Adds the sum of some rows to the accumulators of their columns.
+///
+/// # Safety
+/// The machine has `S`; `column` is that of a vector within a strip.
 #[inline(always)]
-pub(super) fn add_rows<E: Float, const K: usize>(
-    strip: Strip,
-    (inputs, parameters): ([&[E]; 2], [&[f32]; 3]),
-    sums: &mut Sums<K>,
-    value: impl Fn([f32; 2], [f32; 3]) -> [f32; K],
-) {
-    let width = strip.width;
-    assert!(width <= STRIP, "a strip fits its accumulators");
-    let [p, q, r] = parameters.map(|parameter| &parameter[strip.column..strip.column + width]);
-    let row = |index: usize| inputs.map(|input| &input[strip.start + index * strip.stride..][..width]);
-    let fours = strip.rows / 4;
-    // Four rows at a time, so that the accumulators are loaded and stored a quarter as often. Each slice has a name
-    // of its own because the vectoriser does not see through arrays of slices.
-    for four in 0..fours {
-        let ([a0, b0], [a1, b1]) = (row(4 * four), row(4 * four + 1));
-        let ([a2, b2], [a3, b3]) = (row(4 * four + 2), row(4 * four + 3));
-        for column in 0..width {
-            let parameters = [p[column], q[column], r[column]];
-            let first = value([a0[column].to_f32(), b0[column].to_f32()], parameters);
-            let second = value([a1[column].to_f32(), b1[column].to_f32()], parameters);
-            let third = value([a2[column].to_f32(), b2[column].to_f32()], parameters);
-            let fourth = value([a3[column].to_f32(), b3[column].to_f32()], parameters);
-            for k in 0..K {
-                sums[k][column] += (first[k] + second[k]) + (third[k] + fourth[k]);
-            }
-        }
-    }
-    for index in 4 * fours..strip.rows {
-        let [a, b] = row(index);
-        for column in 0..width {
-            let value = value([a[column].to_f32(), b[column].to_f32()], [p[column], q[column], r[column]]);
-            for k in 0..K {
-                sums[k][column] += value[k];
-            }
-        }
+pub(super) unsafe fn add_to<S: Simd>(sums: &mut [f32; STRIP], column: usize, sum: S::Vector) {
+    debug_assert!(column + S::LANES <= STRIP && STRIP.is_multiple_of(S::LANES));
+    // SAFETY: a strip is whole vectors long, so even its last one lies inside.
+    unsafe {
+        let place = sums.as_mut_ptr().add(column);
+        S::store(place, S::add(S::load(place), sum));
     }
 }
 
@@ -149,16 +112,28 @@ pub(super) fn add_rows<E: Float, const K: usize>(
 pub fn sum_leading<E: Float>(context: &mut Context<'_>, x: &[E], y: &mut [f32]) {
     assert!(!y.is_empty() && x.len().is_multiple_of(y.len()), "the sum's shape is a suffix of the input's");
     let (shape, isa) = ((x.len() / y.len(), y.len()), context.isa);
-    let sums =
-        sum_columns(context.pool, shape, &mut context.scratch.sums, |strip, sums| add_plain(isa, x, strip, sums));
+    let sums = sum_columns(context.pool, shape, &mut context.scratch.sums, |strip, [sums]: &mut Sums<1>| {
+        walk::<GROUP>(isa, strip.rows, x.len(), Plain { x: x.as_ptr(), sums });
+    });
     y.iter_mut().zip(sums).for_each(|(y, &sum)| *y = sum as f32);
 }
 
-vectorized! {
-    fn add_plain<E: Float>(x: &[E], strip: Strip, sums: &mut Sums<1>) {
-        let none = &[0.0; STRIP][..];
-        let strip = Strip { column: 0, ..strip };
-        add_rows(strip, ([x; 2], [none; 3]), sums, |[x, _], _| [x]);
+struct Plain<'a, E> {
+    x: *const E,
+    sums: &'a mut [f32; STRIP],
+}
+
+impl<E: Float> Body for Plain<'_, E> {
+    #[inline(always)]
+    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], lanes: Lanes) {
+        // SAFETY: `walk` has seen that the elements lie in x, and a strip's columns are those of its accumulators.
+        unsafe {
+            let mut sum = S::splat(0.0);
+            for start in starts {
+                sum = S::add(sum, get::<S, E>(self.x, start + column, lanes));
+            }
+            add_to::<S>(self.sums, column, sum);
+        }
     }
 }
 

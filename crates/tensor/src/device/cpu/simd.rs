@@ -77,6 +77,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn round(vector: Self::Vector) -> Self::Vector;
     /// Both rounded to bf16; each lane's `low` in the lower half of a word, its `high` in the upper.
     unsafe fn pair(low: Self::Vector, high: Self::Vector) -> Self::Vector;
+    /// a − b.
+    unsafe fn sub(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// a·b.
+    unsafe fn mul(a: Self::Vector, b: Self::Vector) -> Self::Vector;
+    /// The smaller of each lane and the ceiling; what is not a number stays so.
+    unsafe fn at_most(vector: Self::Vector, ceiling: Self::Vector) -> Self::Vector;
+    /// The gradient, but zero where the value is not above zero or not below the ceiling.
+    unsafe fn gate(gradient: Self::Vector, value: Self::Vector, ceiling: Self::Vector) -> Self::Vector;
+    /// Writes `LANES` numbers rounded to bf16 as [`Simd::stream`] does, to an address that is a multiple of their size.
+    unsafe fn stream_bf16(target: *mut Bf16, vector: Self::Vector);
     /// Brings the line at `address` into the second-level cache; the address need not be valid.
     unsafe fn prefetch(address: *const u8);
     /// Transposes a block of `LANES` × `LANES` words; rows lie `source_bytes` apart in the source and `target_stride` words in
@@ -136,6 +146,15 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         // SAFETY: the caller's promise.
         unsafe {
             if is_f32::<E>() { Self::store(target.cast(), vector) } else { Self::store_bf16(target.cast(), vector) }
+        }
+    }
+
+    /// Writes `LANES` numbers of either type as [`Simd::stream`] does, to an address that is a multiple of their size.
+    #[inline(always)]
+    unsafe fn write_past<E: Float>(target: *mut E, vector: Self::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if is_f32::<E>() { Self::stream(target.cast(), vector) } else { Self::stream_bf16(target.cast(), vector) }
         }
     }
 

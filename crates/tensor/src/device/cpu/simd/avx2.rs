@@ -153,6 +153,40 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn at_most(vector: __m256, ceiling: __m256) -> __m256 {
+        // The second operand is returned when either is not a number.
+        unsafe { _mm256_min_ps(ceiling, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn gate(gradient: __m256, value: __m256, ceiling: __m256) -> __m256 {
+        unsafe {
+            let above = _mm256_cmp_ps::<_CMP_NLE_UQ>(value, _mm256_setzero_ps());
+            let below = _mm256_cmp_ps::<_CMP_NGE_UQ>(value, ceiling);
+            _mm256_and_ps(_mm256_and_ps(above, below), gradient)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bf16(target: *mut Bf16, vector: __m256) {
+        unsafe {
+            let words = rounded(vector);
+            let packed = _mm256_permute4x64_epi64::<0b1000>(_mm256_packus_epi32(words, words));
+            _mm_stream_si128(target.cast(), _mm256_castsi256_si128(packed));
+        }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }

@@ -193,6 +193,36 @@ impl<const BF16: bool> Simd for Vectors<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn at_most(vector: __m512, ceiling: __m512) -> __m512 {
+        // The second operand is returned when either is not a number.
+        unsafe { _mm512_min_ps(ceiling, vector) }
+    }
+
+    #[inline(always)]
+    unsafe fn gate(gradient: __m512, value: __m512, ceiling: __m512) -> __m512 {
+        unsafe {
+            let above = _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(value, _mm512_setzero_ps());
+            let inside = _mm512_mask_cmp_ps_mask::<_CMP_NGE_UQ>(above, value, ceiling);
+            _mm512_maskz_mov_ps(inside, gradient)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bf16(target: *mut Bf16, vector: __m512) {
+        unsafe { _mm256_stream_si256(target.cast(), rounded::<BF16>(vector)) }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(address: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
     }

@@ -116,6 +116,33 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn sub(a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        std::array::from_fn(|lane| a[lane] - b[lane])
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        std::array::from_fn(|lane| a[lane] * b[lane])
+    }
+
+    #[inline(always)]
+    unsafe fn at_most(vector: Self::Vector, ceiling: Self::Vector) -> Self::Vector {
+        std::array::from_fn(|lane| if vector[lane] > ceiling[lane] { ceiling[lane] } else { vector[lane] })
+    }
+
+    #[inline(always)]
+    unsafe fn gate(gradient: Self::Vector, value: Self::Vector, ceiling: Self::Vector) -> Self::Vector {
+        let cut = |lane: usize| value[lane] <= 0.0 || value[lane] >= ceiling[lane];
+        std::array::from_fn(|lane| if cut(lane) { 0.0 } else { gradient[lane] })
+    }
+
+    #[inline(always)]
+    unsafe fn stream_bf16(target: *mut Bf16, vector: Self::Vector) {
+        // SAFETY: as `store_bf16`.
+        unsafe { Self::store_bf16(target, vector) }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}
 
     #[inline(always)]
