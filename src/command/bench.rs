@@ -3,6 +3,7 @@
 mod bound;
 mod check;
 mod kernels;
+mod profile;
 mod step;
 
 use std::sync::Arc;

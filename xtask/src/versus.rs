@@ -109,7 +109,7 @@ impl Programs {
         if options.check_only {
             return Ok(None);
         }
-        let mut measured = Measured { row: row.clone(), dtype, ours: Vec::new(), theirs: [Vec::new(), Vec::new()] };
+        let mut measured = Measured::new(row, dtype);
         for round in 1..=options.rounds {
             let hopeless = measured.hopeless();
             for (side, layout) in LAYOUTS.into_iter().enumerate() {
@@ -122,6 +122,7 @@ impl Programs {
             }
             println!("{row} {dtype} round {round}: {}", measured.round());
         }
+        measured.profile = json(self.paceline(row, dtype).args(["--steps", "1", "--profile"]))?["profile"].take();
         Ok(Some(measured))
     }
 

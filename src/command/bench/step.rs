@@ -1,20 +1,18 @@
 //! `paceline bench step`: how fast a training step is on random data, for one batch size or a list of them.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use paceline::data::Batch;
 use paceline::nn::optim::Moment;
 use paceline::nn::zoo;
 use paceline::system::clock::Clock;
-use paceline::system::{host, threads};
-use paceline::tensor::Graph;
+use paceline::system::host;
 use paceline::train::phases::Phases;
 use paceline::train::replica::Replica;
 use serde_json::json;
 
 use super::super::{Outcome, plan, print};
-use super::bound::Bound;
+use super::profile::Profile;
 use super::{LEARNING_RATE, random_batch, replica};
 use crate::cli::BenchStep;
 use crate::failure::Failure;
@@ -30,10 +28,10 @@ pub fn run(arguments: &BenchStep) -> Outcome {
         let mut replica = replica(arguments, entry, input, (size, None))?;
         let batch = random_batch(input, size, arguments.classes);
         let mut seconds = time(&mut replica, &batch, arguments.steps)?;
-        show(arguments, &replica, &mut seconds, plan::describe(input));
-        if arguments.profile {
-            profile(&mut replica, &batch);
-        }
+        // What the process held at most until now: a batch behind a larger one in the list shows the larger one's.
+        let peak = host::peak_memory_bytes();
+        let profile = arguments.profile.then(|| Profile::take(&mut replica, &batch));
+        show(arguments, &replica, (&mut seconds, peak), plan::describe(input), profile.as_ref());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -56,22 +54,29 @@ fn time(replica: &mut Replica, batch: &Batch, steps: usize) -> Result<Vec<f64>, 
     Ok(seconds)
 }
 
-fn show(arguments: &BenchStep, replica: &Replica, seconds: &mut [f64], input: String) {
+fn show(
+    arguments: &BenchStep,
+    replica: &Replica,
+    (seconds, peak): (&mut [f64], u64),
+    input: String,
+    profile: Option<&Profile>,
+) {
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
     let (report, batch) = (replica.plan().report(), replica.options().micro_batch);
     let images_per_s = batch as f64 / median;
     let gflops = report.flops as f64 / median / 1e9;
-    // What the process held at most, so a batch behind a larger one in the list shows the larger one's.
-    let peak = host::peak_memory_bytes();
     if arguments.json {
-        let value = json!({
+        let mut value = json!({
             "model": arguments.model, "input": input, "batch": batch, "dtype": arguments.dtype,
-            "isa": replica.device().isa().name(), "threads": arguments.threads.unwrap_or_else(threads::available), "steps": arguments.steps,
+            "isa": replica.device().isa().name(), "threads": replica.device().pool().threads(), "steps": arguments.steps,
             "step_s": median, "step_s_min": seconds[0], "step_s_max": seconds[seconds.len() - 1],
             "images_per_s": images_per_s, "gflops": gflops, "step_gflop": report.flops as f64 / 1e9,
             "peak_bytes": peak, "arena_bytes": report.arena_bytes, "activation_bytes": report.activation_bytes,
         });
+        if let Some(profile) = profile {
+            value["profile"] = profile.to_json();
+        }
         print(&format!("{value}\n"));
     } else {
         let spread = 100.0 * (seconds[seconds.len() - 1] / seconds[0] - 1.0);
@@ -83,70 +88,8 @@ fn show(arguments: &BenchStep, replica: &Replica, seconds: &mut [f64], input: St
             arguments.steps,
             peak as f64 / 1e9
         ));
-    }
-}
-
-/// What the nodes of one operation took together.
-#[derive(Default)]
-struct Sum {
-    seconds: f64,
-    bound: f64,
-    flops: u64,
-    bytes: u64,
-    nodes: usize,
-}
-
-/// One more step, node by node, summed by operation and listed by layer, slowest first.
-fn profile(replica: &mut Replica, batch: &Batch) {
-    let seconds = replica.profile(batch, 0).seconds;
-    let (cpu, graph) = (replica.device(), replica.plan().graph());
-    let peak = cpu.peak();
-    let mut by_op: BTreeMap<&str, Sum> = BTreeMap::new();
-    let mut nodes: Vec<(f64, usize)> = Vec::new();
-    for (index, (node, &time)) in graph.nodes().iter().zip(&seconds).enumerate() {
-        let sum = by_op.entry(node.op.name()).or_default();
-        sum.seconds += time;
-        sum.bound += Bound::of_node(cpu, graph, node, &peak).seconds;
-        sum.flops += graph.flops(node);
-        sum.bytes += graph.bytes_moved(node);
-        sum.nodes += 1;
-        nodes.push((time, index));
-    }
-    let (total, bound) = by_op.values().fold((0.0, 0.0), |(time, bound), sum| (time + sum.seconds, bound + sum.bound));
-    print(&format!(
-        "nodes took {:.1} ms, bound {:.1} ms by {:.0} GFLOP/s{} and {:.1} GB/s: {:.0}%\n",
-        total * 1e3,
-        bound * 1e3,
-        peak.f32_flops / 1e9,
-        peak.bf16_flops.map_or(String::new(), |flops| format!(" ({:.0} in bf16)", flops / 1e9)),
-        peak.bytes / 1e9,
-        100.0 * bound / total
-    ));
-    let mut ops: Vec<_> = by_op.into_iter().collect();
-    ops.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
-    print(&format!(
-        "\n{:<24} {:>6} {:>9} {:>6} {:>9} {:>7} {:>9}\n",
-        "operation", "nodes", "ms", "%", "GFLOP/s", "GB/s", "bound ms"
-    ));
-    for (name, Sum { seconds, bound, flops, bytes, nodes }) in ops {
-        print(&format!(
-            "{name:<24} {nodes:>6} {:>9.2} {:>6.1} {:>9.1} {:>7.1} {:>9.2}\n",
-            seconds * 1e3,
-            100.0 * seconds / total,
-            flops as f64 / seconds / 1e9,
-            bytes as f64 / seconds / 1e9,
-            bound * 1e3
-        ));
-    }
-    slowest(graph, nodes);
-}
-
-fn slowest(graph: &Graph, mut nodes: Vec<(f64, usize)>) {
-    nodes.sort_by(|a, b| b.0.total_cmp(&a.0));
-    print(&format!("\n{:<24} {:<30} {:>16} {:>9} {:>9}\n", "slowest nodes", "layer", "output", "ms", "GFLOP/s"));
-    for (time, index) in nodes.into_iter().take(20) {
-        let node = &graph.nodes()[index];
-        let (rate, shape) = (graph.flops(node) as f64 / time / 1e9, graph.shape(node.outputs[0]).to_string());
-        print(&format!("{:<24} {:<30} {shape:>16} {:>9.2} {rate:>9.1}\n", node.op.name(), node.layer, time * 1e3));
+        if let Some(profile) = profile {
+            profile.show(replica.plan().graph());
+        }
     }
 }
