@@ -5,6 +5,7 @@ mod mixed;
 mod resume;
 mod runs;
 mod same_arithmetic;
+mod tiles;
 mod updates;
 
 use std::path::Path;

@@ -160,6 +160,16 @@ impl Cpu {
         calibration
     }
 
+    /// Holds every pass of the plan's convolutions to the algorithm that `pick` takes of its candidates, to compare them.
+    pub fn hold_to(&self, plan: &Plan, pick: impl Fn(&[Algorithm]) -> Algorithm) {
+        let mut chosen = self.chosen.write().unwrap_or_else(PoisonError::into_inner);
+        for (kernel, _) in Kernel::all(plan.graph()) {
+            if let Kernel::Convolution { shape, pass, dtype } = kernel {
+                chosen.0.insert((shape, pass, dtype), pick(&kernel.candidates()));
+            }
+        }
+    }
+
     /// The algorithm that a pass is computed with, and whether it was chosen by measurement.
     pub fn algorithm(&self, shape: &ConvShape, pass: ConvPass, dtype: DType) -> (Algorithm, bool) {
         let chosen = self.chosen.read().unwrap_or_else(PoisonError::into_inner);
