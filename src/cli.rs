@@ -340,8 +340,8 @@ pub struct BenchStep {
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::On)]
     pub calibrate: Calibrate,
-    /// Show where the time goes, by operation and by layer
-    #[arg(long, conflicts_with = "json")]
+    /// Show where the time goes, by operation and by layer, and the least it could take on this machine
+    #[arg(long)]
     pub profile: bool,
     /// Time nothing; write weights and batch to FILE and print the losses of two steps without dropout, for comparison
     /// with another framework

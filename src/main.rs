@@ -10,11 +10,16 @@ mod terminal;
 use std::process::ExitCode;
 
 use clap::Parser;
+use paceline::tensor::device::cpu::isa::Isa;
 
 use cli::{Cli, Command};
+use failure::Failure;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Err(error) = Isa::preferred() {
+        return Failure::refused(error).report();
+    }
     let outcome = match cli.command {
         Command::Train(arguments) => command::train::run(*arguments),
         Command::Evaluate(arguments) => command::evaluate::run(&arguments),

@@ -14,7 +14,8 @@ fn commands() -> Vec<String> {
 
 fn paceline(folder: &Path, line: &str) {
     let words: Vec<&str> = line.split_whitespace().skip(1).collect();
-    let output = Command::new(env!("CARGO_BIN_EXE_paceline")).args(&words).current_dir(folder).output().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+    let output = command.args(&words).current_dir(folder).env("PACELINE_CACHE", folder.join("cache")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "`{line}` ended with {:?}: {said}", output.status.code());
 }
@@ -76,6 +77,9 @@ fn every_command_of_the_readme_runs() {
             .replace("--batch 32", "--batch 2");
         if line.starts_with("paceline train --model") && !line.contains("--batch") {
             line += " --batch 4";
+        }
+        if line.starts_with("paceline bench kernels") {
+            line += " --seconds 0.001";
         }
         if line.starts_with("paceline train") {
             line += if line.contains("--resume") { " --max-steps 3 --quiet" } else { " --max-steps 1 --quiet" };

@@ -1,7 +1,9 @@
 //! `paceline bench`: measurements on random data. Every result is checked before it is timed.
 
+mod bound;
 mod check;
 mod kernels;
+mod profile;
 mod step;
 
 use std::sync::Arc;
@@ -33,8 +35,13 @@ pub fn run(arguments: &Bench) -> Outcome {
     }
 }
 
-/// A replica to measure: momentum, one part per batch, the same weights every time.
-fn replica(arguments: &BenchStep, model: &dyn Model, input: Input, batch: usize) -> Result<Replica, Failure> {
+/// A replica to measure: momentum, one part per batch, the same weights every time. With a norm to clip to, gradients are kept.
+fn replica(
+    arguments: &BenchStep,
+    model: &dyn Model,
+    input: Input,
+    (batch, clip_norm): (usize, Option<f64>),
+) -> Result<Replica, Failure> {
     let rule = Optimizer::Momentum.rule(&HyperParameters::default()).map_err(Failure::refused)?;
     let options = ReplicaOptions {
         input,
@@ -45,6 +52,7 @@ fn replica(arguments: &BenchStep, model: &dyn Model, input: Input, batch: usize)
         seed: 1,
         rule,
         precision: arguments.dtype,
+        clip_norm,
     };
     let cpu = Arc::new(Cpu::new(arguments.threads.unwrap_or_else(threads::available)));
     let replica = Replica::new(model, options, &cpu)?;

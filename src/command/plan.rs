@@ -11,7 +11,7 @@ use paceline::tensor::device::cpu::conv::{Algorithm, ConvPass};
 use paceline::tensor::device::cpu::trial::Kernel;
 use paceline::tensor::{Graph, Node, Plan as Planned, Wanted};
 use paceline::train::config::SIDE_MAX;
-use paceline::train::replica::BUCKET_BYTES_MAX;
+use paceline::train::replica;
 use serde_json::{Value, json};
 
 use super::calibrate::{calibrate, tell};
@@ -25,7 +25,7 @@ pub fn run(arguments: &Plan) -> Outcome {
     let (input, batch) = (input(entry, arguments.size)?, arguments.batch);
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let network = Network::new(entry, mode, batch, input, arguments.classes.unwrap_or(entry.classes), 0.0)?;
-    let wanted = Wanted { precision: arguments.dtype, ..network.wanted(BUCKET_BYTES_MAX) };
+    let wanted = Wanted { precision: arguments.dtype, ..replica::wanted(&network, replica::early(false)) };
     let plan = Planned::new(network.graph, &wanted);
     let report = plan.report();
     let cpu = Cpu::new(threads::available());

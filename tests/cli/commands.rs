@@ -76,7 +76,13 @@ fn a_step_is_measured_as_json() {
     }
     let rate = 16.0 / found["step_s"].as_f64().unwrap();
     assert!((found["images_per_s"].as_f64().unwrap() / rate - 1.0).abs() < 1e-9);
-    assert!(place.run("bench step --model lenet5 --batch 4 --steps 1 --profile").contains("conv2d"));
+    let said = place.run("bench step --model lenet5 --batch 4 --steps 1 --profile");
+    assert!(said.contains("conv2d") && said.contains("bound ms") && said.contains("slowest nodes"), "{said}");
+    let found = place.json("bench step --model lenet5 --batch 4 --steps 1 --profile --json");
+    let profile = &found["profile"];
+    let operations = profile["operations"].as_array().unwrap();
+    let sum: f64 = operations.iter().map(|operation| operation["seconds"].as_f64().unwrap()).sum();
+    assert!((sum / profile["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9 && profile["bound_s"].as_f64() > Some(0.0));
 }
 
 #[test]

@@ -76,6 +76,7 @@ fn a_terminal_gets_a_bar() {
     let inner = format!("{} train {QUICK} --epochs 3 --run run", env!("CARGO_BIN_EXE_paceline"));
     let mut script = std::process::Command::new("script");
     script.args(["-qec", &inner, "/dev/null"]).current_dir(place.path("")).env("TERM", "xterm");
+    script.env("PACELINE_CACHE", place.cache());
     let output = script.stdin(std::process::Stdio::null()).output().unwrap();
     let said = text(&output.stdout);
     assert!(output.status.success(), "{said}");

@@ -1,10 +1,12 @@
 //! The binary as a person types it: every command, every refusal, and runs that are killed, starved and resumed.
 
+mod calibrate;
 mod commands;
 mod data;
 mod events;
 mod examples;
 mod failures;
+mod instructions;
 mod place;
 mod refusals;
 mod resume;

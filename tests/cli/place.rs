@@ -51,7 +51,7 @@ impl Place {
     pub fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
         command.args(arguments.split_whitespace()).current_dir(self.0.path()).env_remove("PACELINE_DATA");
-        command.env("PACELINE_CACHE", self.cache());
+        command.env("PACELINE_CACHE", self.cache()).env_remove("PACELINE_ISA");
         command
     }
 

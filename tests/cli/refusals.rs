@@ -13,7 +13,7 @@ fn names_that_do_not_exist_are_answered_with_names_that_do() {
         ("train --optimizer adamx", ["adamw", "one of"]),
         ("train --schedule linear", ["cosine", "type"]),
         ("train --augment lots", ["none", "standard"]),
-        ("bench step --dtype f8", ["f32", "possible values"]),
+        ("bench step --dtype f8", ["f8", "type f32 or bf16"]),
         ("trian", ["train", "similar"]),
         ("train --modle mlp", ["--model", "similar"]),
     ] {
@@ -90,6 +90,7 @@ fn numbers_that_cannot_work_are_refused_for_every_flag() {
     for (command, flags) in [
         ("plan", "batch size classes"),
         ("bench step", "batch size classes steps threads"),
+        ("bench kernels", "batch size classes seconds threads"),
         ("predict run image.png", "top"),
     ] {
         for (flag, value) in flags.split_whitespace().flat_map(|flag| [(flag, "0"), (flag, "-1")]) {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo x <command>
 
-  ci       format, lints, tidy, docs, then every test: what CI runs
+  ci       format, lints, tidy, docs, another processor, then every test: what CI runs
   tidy     the invariants, file and function sizes, ARCHITECTURE.md
   versus   Paceline and PyTorch alternately on the same cores, after both computed the same losses";
 
@@ -44,7 +44,22 @@ fn ci() -> Result<()> {
     tidy::check(&root())?;
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+    other_processors()?;
     cargo(&["test", "--workspace"], &[])
+}
+
+/// Checks that the workspace compiles for a processor without the instructions that the fast kernels are written for.
+fn other_processors() -> Result<()> {
+    const TARGET: &str = "aarch64-unknown-linux-gnu";
+    let installed = Command::new("rustup").args(["target", "list", "--installed"]).output();
+    let found =
+        installed.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).lines().any(|line| line == TARGET));
+    if !found {
+        println!("skipped: the check for {TARGET} needs `rustup target add {TARGET}`");
+        return Ok(());
+    }
+    let check = ["check", "--workspace", "--all-targets", "--target", TARGET, "--target-dir", "target/other"];
+    cargo(&check, &[("RUSTFLAGS", "-D warnings")])
 }
 
 fn cargo(arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {

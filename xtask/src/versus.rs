@@ -49,6 +49,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         steps: options.steps,
     };
     std::fs::create_dir_all(&programs.folder)?;
+    warn_of_calls(&programs.paceline);
     let mut measured = Vec::new();
     let mut failed = 0;
     for (row, dtype) in options.work() {
@@ -73,6 +74,22 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// A vector instruction that the compiler left as a function call costs a kernel most of its speed, and nothing else shows
+/// it: such functions have names in the binary. Says nothing where there is no `nm`.
+fn warn_of_calls(binary: &Path) {
+    let Ok(output) = Command::new("nm").arg("-C").arg(binary).output() else { return };
+    let names = String::from_utf8_lossy(&output.stdout).into_owned();
+    let calls: Vec<&str> = names
+        .lines()
+        .filter_map(|line| line.split_once("core::core_arch::x86::"))
+        .map(|(_, name)| name)
+        .filter(|name| !name.starts_with("cpuid") && !name.starts_with("xsave"))
+        .collect();
+    if let [first, ..] = calls[..] {
+        println!("warning: {} vector instructions are function calls in this build, {first} among them", calls.len());
+    }
+}
+
 /// The Python that has PyTorch.
 fn python() -> Result<String> {
     const INSTALL: &str = "install PyTorch with `python3 -m venv venv && venv/bin/pip install torch torchvision` \
@@ -92,7 +109,7 @@ impl Programs {
         if options.check_only {
             return Ok(None);
         }
-        let mut measured = Measured { row: row.clone(), dtype, ours: Vec::new(), theirs: [Vec::new(), Vec::new()] };
+        let mut measured = Measured::new(row, dtype);
         for round in 1..=options.rounds {
             let hopeless = measured.hopeless();
             for (side, layout) in LAYOUTS.into_iter().enumerate() {
@@ -105,6 +122,7 @@ impl Programs {
             }
             println!("{row} {dtype} round {round}: {}", measured.round());
         }
+        measured.profile = json(self.paceline(row, dtype).args(["--steps", "1", "--profile"]))?["profile"].take();
         Ok(Some(measured))
     }
 

@@ -1,9 +1,9 @@
 //! Optimizers: how a gradient becomes a step.
 //!
-//! A rule works on flat `f32` buffers (all weights in one slice, all gradients in another) and is told which segments
-//! of them to update, so a bucket of gradients can be applied as soon as it lands. Each rule is one file whose loop is
-//! elementwise; this file cuts the work into pieces whose size never depends on the number of threads, so the bits do
-//! not either. What is absent: the learning rate over time (`schedule.rs`), devices, and how replicas agree.
+//! A rule works on flat `f32` buffers (weights in one slice, gradients in another) and is told which segments lie in
+//! them, so a bucket of gradients can be applied as soon as it is final. Each rule is one file: it says which
+//! arithmetic with which constants, and the device does it. What is absent: the learning rate over time
+//! (`schedule.rs`), the loops (`tensor/src/device/cpu/update.rs`), and how replicas agree.
 //!
 //! The rules are PyTorch's, number for number; `tests/optimizers.rs` holds them to it.
 
@@ -13,17 +13,18 @@ mod hyper;
 mod lars;
 mod momentum;
 mod norm;
-mod piece;
 mod sgd;
 
 use std::ops::Range;
 use std::str::FromStr;
 
+use paceline_tensor::Buffer;
+use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::device::cpu::update::{self, Tensor};
 use serde::{Deserialize, Serialize};
 
 pub use hyper::{HyperParameterError, HyperParameters};
 pub use norm::{clip_factor, global_norm, scale};
-use piece::Piece;
 
 /// Which rule, by the name that configs and the command line use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -134,23 +135,41 @@ pub struct Moment {
     pub learning_rate: f32,
 }
 
-/// The flat buffers of a model: all of the same length.
+/// A stretch of a model's flat buffers: slices of the same length.
 #[derive(Debug)]
 pub struct Buffers<'a> {
+    /// Where the stretch begins, in elements of the whole.
+    pub start: usize,
     /// Changed in place.
     pub weights: &'a mut [f32],
     /// Of this step; clipped and averaged already.
     pub gradients: &'a [f32],
-    /// [`Optimizer::state_slots`] buffers, zero before the first step.
-    pub state: &'a mut [Vec<f32>],
+    /// [`Optimizer::state_slots`] slices, zero before the first step; the others are empty.
+    pub state: [&'a mut [f32]; 2],
 }
 
-/// Runs `body(0)` … `body(tasks-1)`, in any order and on any threads: the caller's thread pool, or [`serial`].
-pub type Runner<'a> = &'a dyn Fn(usize, &(dyn Fn(usize) + Sync));
+/// The elements `range` of an optimizer's state, as [`Buffers`] wants them.
+pub fn state_of(state: &mut [Buffer], range: Range<usize>) -> [&mut [f32]; 2] {
+    let mut slots = state.iter_mut().map(|slot| &mut slot[range.clone()]);
+    [slots.next().unwrap_or_default(), slots.next().unwrap_or_default()]
+}
 
-/// A [`Runner`] without threads.
-pub fn serial(tasks: usize, body: &(dyn Fn(usize) + Sync)) {
-    (0..tasks).for_each(body);
+/// What does the work.
+#[derive(Debug)]
+pub struct Tools<'a> {
+    /// The device.
+    pub cpu: &'a Cpu,
+    /// For sums; kept from call to call, so that it is taken once.
+    pub sums: &'a mut Vec<f64>,
+}
+
+/// What a rule is told of a segment.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// λ of weight decay, 0 where the segment is left out.
+    decay: f32,
+    /// What multiplies the learning rate: LARS' own rate of the layer, 1 for every other rule.
+    rate: f32,
 }
 
 /// An optimizer with its constants.
@@ -176,32 +195,53 @@ impl Rule {
         self.optimizer
     }
 
-    /// Zeroed state for `elements` weights.
-    pub fn new_state(&self, elements: usize) -> Vec<Vec<f32>> {
-        vec![vec![0.0; elements]; self.optimizer.state_slots()]
+    /// Whether the rule looks at a tensor as a whole, so that a tensor must not come in parts.
+    pub const fn needs_whole_tensors(&self) -> bool {
+        matches!(self.formula, Formula::Lars(_))
     }
 
-    /// Applies one step to `segments` of the buffers; the rest is untouched. Calls with different segments of one step
-    /// may come in any order. Costs one pass over weights, gradients and state; LARS reads weights and gradients twice.
+    /// Zeroed state for `elements` weights.
+    pub fn new_state(&self, elements: usize) -> Vec<Buffer> {
+        (0..self.optimizer.state_slots()).map(|_| Buffer::zeroed(elements)).collect()
+    }
+
+    /// Applies one step to what lies of `segments` in the buffers; the rest is untouched. Calls with different segments
+    /// of one step may come in any order. Costs one pass over weights, gradients and state; LARS reads weights and
+    /// gradients twice.
     ///
     /// # Panics
-    /// When the buffers' lengths differ, or the segments overlap or are not in ascending order.
-    pub fn update(&self, moment: Moment, segments: &[Segment], buffers: Buffers<'_>, run: Runner<'_>) {
-        let rates = match &self.formula {
-            Formula::Lars(lars) => lars.local_rates(segments, &buffers, self.decay, run),
-            _ => vec![1.0; segments.len()],
+    /// When the buffers' lengths differ.
+    pub fn update(&self, moment: Moment, segments: &[Segment], buffers: Buffers<'_>, tools: &mut Tools<'_>) {
+        let Buffers { start, weights, gradients, state: [first, second] } = buffers;
+        assert_eq!(weights.len(), gradients.len(), "one gradient for each weight");
+        let end = start + weights.len();
+        let fits = |slot: &[f32], number: usize| {
+            slot.len() == if number < self.optimizer.state_slots() { weights.len() } else { 0 }
         };
-        let pieces = piece::cut(segments, &rates, self.decay, buffers, self.optimizer.state_slots());
-        run(pieces.len(), &|index| {
-            // Each task takes its own piece, so the lock is never waited for.
-            let mut piece = pieces[index].lock().expect("a piece is taken once");
-            match self.formula {
-                Formula::Sgd(sgd) => sgd.step(moment, &mut piece),
-                Formula::Momentum(momentum) => momentum.step(moment, &mut piece),
-                Formula::Adagrad(adagrad) => adagrad.step(moment, &mut piece),
-                Formula::Adam(adam) => adam.step(moment, &mut piece),
-                Formula::Lars(lars) => lars.step(moment, &mut piece),
+        assert!(fits(first, 0) && fits(second, 1), "one state for each weight, in the optimizer's number of slots");
+        for segment in segments {
+            let range = segment.range.start.clamp(start, end) - start..segment.range.end.clamp(start, end) - start;
+            if range.is_empty() {
+                continue;
             }
-        });
+            let (weights, gradients) = (&mut weights[range.clone()], &gradients[range.clone()]);
+            let mut place = Place { decay: if segment.decay { self.decay } else { 0.0 }, rate: 1.0 };
+            if let (Formula::Lars(lars), true) = (self.formula, segment.decay) {
+                assert_eq!(range.len(), segment.range.len(), "LARS takes whole tensors");
+                place.rate = lars.local_rate(weights, gradients, self.decay, tools);
+            }
+            let state = [&mut *first, &mut *second].map(|slot| slot.get_mut(range.clone()).unwrap_or_default());
+            update::update(tools.cpu, self.step(moment, place), Tensor { weights, gradients, state });
+        }
+    }
+
+    fn step(&self, moment: Moment, place: Place) -> update::Update {
+        match self.formula {
+            Formula::Sgd(sgd) => sgd.step(moment, place),
+            Formula::Momentum(momentum) => momentum.step(moment, place),
+            Formula::Adagrad(adagrad) => adagrad.step(moment, place),
+            Formula::Adam(adam) => adam.step(moment, place),
+            Formula::Lars(lars) => lars.momentum.step(moment, place),
+        }
     }
 }

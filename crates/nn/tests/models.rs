@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use paceline_nn::optim::{Buffers, HyperParameters, Moment, Optimizer, Segment, serial};
+use paceline_nn::optim::{Buffers, HyperParameters, Moment, Optimizer, Segment, Tools, state_of};
 use paceline_nn::{Input, Mode, Model, Net, Network, Parameter, State, zoo};
 use paceline_tensor::device::Device;
+use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::{Executor, Pass};
 use paceline_tensor::plan::{Plan, Wanted};
 use paceline_tensor::store::Store;
@@ -226,11 +227,12 @@ fn ten_steps_of_resnet20_follow_pytorch() {
     let Steps { lr: learning_rate, momentum, weight_decay, .. } = fixture;
     let hyper = HyperParameters { momentum, weight_decay: Some(weight_decay), ..HyperParameters::default() };
     let optimizer = Optimizer::Momentum.rule(&hyper).unwrap();
-    let mut state = optimizer.new_state(layout.length());
+    let (mut state, cpu, mut sums) = (optimizer.new_state(layout.length()), Cpu::new(1), Vec::new());
     for (step, expected) in (0..).zip(fixture.losses) {
         let loss = train.run(&mut store, &format!(":{step}"));
         assert!((loss / expected - 1.0).abs() < 1e-3, "step {step}: the loss {loss} is not {expected}");
-        let buffers = Buffers { weights: &mut store.parameters, gradients: &store.gradients, state: &mut state };
-        optimizer.update(Moment { step, learning_rate }, &segments, buffers, &serial);
+        let state = state_of(&mut state, 0..layout.length());
+        let buffers = Buffers { start: 0, weights: &mut store.parameters, gradients: &store.gradients, state };
+        optimizer.update(Moment { step, learning_rate }, &segments, buffers, &mut Tools { cpu: &cpu, sums: &mut sums });
     }
 }

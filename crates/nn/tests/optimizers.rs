@@ -4,11 +4,11 @@
 //! seven-element problem with a changing learning rate. LARS, and momentum that is not rescaled, are not in PyTorch; the
 //! script writes their formulas out.
 
-use std::sync::Mutex;
-
 use paceline_nn::optim::{
-    Buffers, HyperParameters, Moment, Optimizer, Rule, Runner, Segment, clip_factor, global_norm, scale, serial,
+    Buffers, HyperParameters, Moment, Optimizer, Rule, Segment, Tools, clip_factor, global_norm, scale, state_of,
 };
+use paceline_tensor::Buffer;
+use paceline_tensor::device::cpu::Cpu;
 
 #[derive(serde::Deserialize)]
 struct Golden {
@@ -40,7 +40,7 @@ fn consecutive(parameters: impl IntoIterator<Item = (usize, bool)>) -> Vec<Segme
 #[test]
 fn five_steps_of_every_rule_follow_pytorch() {
     let cases: Vec<Golden> = serde_json::from_str(include_str!("optimizers.json")).unwrap();
-    let segments = consecutive([(4, true), (3, false)]);
+    let (segments, cpu) = (consecutive([(4, true), (3, false)]), Cpu::new(1));
     for Golden { optimizer, hyper, weights: expected } in &cases {
         let rule = optimizer.rule(hyper).unwrap();
         let mut weights = START.to_vec();
@@ -48,8 +48,9 @@ fn five_steps_of_every_rule_follow_pytorch() {
         for (step, (&learning_rate, expected)) in RATES.iter().zip(expected).enumerate() {
             let gradients = gradient(&weights);
             let moment = Moment { step: step as u64, learning_rate };
-            let buffers = Buffers { weights: &mut weights, gradients: &gradients, state: &mut state };
-            rule.update(moment, &segments, buffers, &serial);
+            let state = state_of(&mut state, 0..7);
+            let buffers = Buffers { start: 0, weights: &mut weights, gradients: &gradients, state };
+            rule.update(moment, &segments, buffers, &mut Tools { cpu: &cpu, sums: &mut Vec::new() });
             for (index, (&found, &expected)) in weights.iter().zip(expected).enumerate() {
                 let apart = (f64::from(found) - expected).abs();
                 assert!(apart <= 1e-6, "{optimizer} {hyper:?} step {step} weight {index}: {found} is not {expected}");
@@ -59,57 +60,61 @@ fn five_steps_of_every_rule_follow_pytorch() {
     assert!(Optimizer::ALL.iter().all(|optimizer| cases.iter().any(|case| case.optimizer == *optimizer)));
 }
 
-/// Runs the tasks in reverse on three threads.
-fn threads(tasks: usize, body: &(dyn Fn(usize) + Sync)) {
-    let next = Mutex::new((0..tasks).collect::<Vec<_>>());
-    std::thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                loop {
-                    let Some(task) = next.lock().unwrap().pop() else { break };
-                    body(task);
-                }
-            });
-        }
-    });
-}
-
 type Snapshot = (Vec<f32>, Vec<Vec<f32>>);
 
-/// Two steps of 100,000 weights, with the segments of each step applied in the given groups.
-fn train(rule: &Rule, groups: &[&[Segment]], run: Runner<'_>) -> Snapshot {
+/// Two steps of 100,000 weights, which come in the stretches `cuts`.
+fn train(rule: &Rule, segments: &[Segment], cuts: &[(usize, usize)], cpu: &Cpu) -> Snapshot {
     let mut weights: Vec<f32> = (0..100_000).map(|index| ((index * 37) % 101) as f32 / 50.0 - 1.0).collect();
     let mut state = rule.new_state(weights.len());
+    let mut sums = Vec::new();
     for step in 0..2 {
         let gradients: Vec<f32> = weights.iter().map(|w| (w * 3.0 + step as f32).sin()).collect();
-        for segments in groups {
-            let buffers = Buffers { weights: &mut weights, gradients: &gradients, state: &mut state };
-            rule.update(Moment { step, learning_rate: 0.1 }, segments, buffers, run);
+        for &(start, end) in cuts {
+            let cut = start..end;
+            let (weights, state) = (&mut weights[cut.clone()], state_of(&mut state, cut.clone()));
+            let buffers = Buffers { start, weights, gradients: &gradients[cut], state };
+            let moment = Moment { step, learning_rate: 0.1 };
+            rule.update(moment, segments, buffers, &mut Tools { cpu, sums: &mut sums });
         }
     }
-    (weights, state)
+    (weights, state.iter().map(|slot| slot.to_vec()).collect())
 }
 
 #[test]
 fn threads_and_buckets_do_not_change_a_bit() {
     let segments = consecutive([(50_000, true), (3, false), (49_997, true)]);
     let hyper = HyperParameters { weight_decay: Some(0.1), ..HyperParameters::default() };
+    let [one, three] = [1, 3].map(Cpu::new);
     for optimizer in Optimizer::ALL {
         let rule = optimizer.rule(&hyper).unwrap();
-        let whole = train(&rule, &[&segments], &serial);
-        assert_eq!(whole, train(&rule, &[&segments], &threads), "{optimizer} on threads");
-        assert_eq!(whole, train(&rule, &[&segments[2..], &segments[..2]], &threads), "{optimizer} in buckets");
+        let whole = train(&rule, &segments, &[(0, 100_000)], &one);
+        assert_eq!(whole, train(&rule, &segments, &[(0, 100_000)], &three), "{optimizer} on threads");
+        let cuts = [(50_003, 100_000), (0, 50_003)];
+        assert_eq!(whole, train(&rule, &segments, &cuts, &three), "{optimizer} in buckets");
+        if !rule.needs_whole_tensors() {
+            let cuts = [(70_001, 100_000), (33_333, 70_001), (0, 33_333)];
+            assert_eq!(whole, train(&rule, &segments, &cuts, &three), "{optimizer} in parts of tensors");
+        }
     }
+}
+
+#[test]
+#[should_panic(expected = "LARS takes whole tensors")]
+fn lars_refuses_a_part_of_a_tensor() {
+    let rule = Optimizer::Lars.rule(&HyperParameters::default()).unwrap();
+    train(&rule, &consecutive([(100_000, true)]), &[(0, 50_000)], &Cpu::new(1));
 }
 
 #[test]
 fn weights_outside_the_segments_stay() {
     let rule = Optimizer::Adam.rule(&HyperParameters::default()).unwrap();
     let mut weights = vec![1.0; 9];
-    let mut state = rule.new_state(9);
+    let mut state: Vec<Buffer> = rule.new_state(9);
     let segments = [Segment { range: 2..4, decay: true }, Segment { range: 6..7, decay: true }];
-    let buffers = Buffers { weights: &mut weights, gradients: &[1.0; 9], state: &mut state };
-    rule.update(Moment { step: 0, learning_rate: 0.5 }, &segments, buffers, &serial);
+    let slots = state_of(&mut state, 0..9);
+    let buffers = Buffers { start: 0, weights: &mut weights, gradients: &[1.0; 9], state: slots };
+    let tools = &mut Tools { cpu: &Cpu::new(1), sums: &mut Vec::new() };
+    rule.update(Moment { step: 0, learning_rate: 0.5 }, &segments, buffers, tools);
     let changed: Vec<usize> = (0..9).filter(|&index| weights[index] != 1.0).collect();
     assert_eq!(changed, [2, 3, 6]);
     let changed: Vec<usize> = (0..9).filter(|&index| state[1][index] != 0.0).collect();
@@ -120,11 +125,13 @@ fn weights_outside_the_segments_stay() {
 fn a_large_gradient_is_clipped_to_the_norm_asked_for() {
     let mut gradients = vec![3.0; 40_000];
     let segments = consecutive([(20_000, true), (20_000, false)]);
-    let norm = global_norm(&gradients, &segments, &threads);
+    let (one, three, mut sums) = (Cpu::new(1), Cpu::new(3), Vec::new());
+    let norm = global_norm(&gradients, &segments, &mut Tools { cpu: &three, sums: &mut sums });
+    let tools = &mut Tools { cpu: &one, sums: &mut sums };
     assert_eq!(norm, 600.0);
-    assert_eq!(norm.to_bits(), global_norm(&gradients, &segments, &serial).to_bits());
-    scale(&mut gradients, &segments, clip_factor(norm, 6.0).unwrap());
-    assert!((global_norm(&gradients, &segments, &serial) - 6.0).abs() < 1e-5);
+    assert_eq!(norm.to_bits(), global_norm(&gradients, &segments, tools).to_bits());
+    scale(&mut gradients, clip_factor(norm, 6.0).unwrap(), tools);
+    assert!((global_norm(&gradients, &segments, tools) - 6.0).abs() < 1e-5);
     assert_eq!(clip_factor(5.0, 6.0), None);
     assert_eq!(clip_factor(f64::NAN, 6.0), None);
 }

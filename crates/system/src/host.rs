@@ -31,6 +31,11 @@ impl Host {
     }
 }
 
+/// What an environment variable says, if it is set and not empty.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
 /// The most memory this process has held so far.
 pub fn peak_memory_bytes() -> u64 {
     kilobytes("/proc/self/status", "VmHWM")

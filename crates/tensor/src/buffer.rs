@@ -2,33 +2,110 @@
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::dtype::Element;
 use crate::plan::ALIGNMENT_BYTES;
 
 const LANES: usize = ALIGNMENT_BYTES / size_of::<f32>();
 
+/// A huge page of x86 and of most arm64 systems.
+pub(crate) const HUGE_PAGE_BYTES: usize = 2 << 20;
+
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct CacheLine([f32; LANES]);
 
 /// A fixed number of `f32`, zeroed, starting on a cache line.
-#[derive(Clone, Default)]
+///
+/// From the size of a huge page on it is a mapping of its own that asks for huge pages and starts on one: a page is
+/// taken, zeroed by the system, when it is first touched, so memory that is never used is never held, and it lies near
+/// the core that touched it.
 pub struct Buffer {
-    lines: Vec<CacheLine>,
+    memory: Memory,
     length: usize,
+}
+
+enum Memory {
+    Lines(Vec<CacheLine>),
+    Pages(Pages),
 }
 
 impl Buffer {
     /// So many zeros.
+    ///
+    /// # Panics
+    /// When the system has no such range of addresses.
     pub fn zeroed(length: usize) -> Self {
-        // All-zero lines come from the system's zeroed pages: memory that is never touched is never taken.
-        Self { lines: vec![CacheLine([0.0; LANES]); length.div_ceil(LANES)], length }
+        let memory = if length < HUGE_PAGE_BYTES / size_of::<f32>() {
+            Memory::Lines(vec![CacheLine([0.0; LANES]); length.div_ceil(LANES)])
+        } else {
+            Memory::Pages(Pages::zeroed(length.checked_mul(size_of::<f32>()).expect("a size that can be addressed")))
+        };
+        Self { memory, length }
     }
 
     /// The address of the first element, for devices that hand out parts of a buffer by plan.
     pub(crate) fn pointer(&mut self) -> *mut f32 {
-        self.lines.as_mut_ptr().cast()
+        match &mut self.memory {
+            Memory::Lines(lines) => lines.as_mut_ptr().cast(),
+            Memory::Pages(pages) => pages.start.as_ptr(),
+        }
+    }
+}
+
+/// Anonymous memory of the system.
+struct Pages {
+    /// What the system gave: the huge pages, and room to align them.
+    mapping: NonNull<std::ffi::c_void>,
+    mapping_bytes: usize,
+    /// The first huge page.
+    start: NonNull<f32>,
+}
+
+// SAFETY: the mapping belongs to this value alone; it is reached through `Buffer`, by shared or by exclusive reference.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    fn zeroed(bytes: usize) -> Self {
+        let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
+        let mapping_bytes = bytes + HUGE_PAGE_BYTES;
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address of the system's choice: it replaces nothing.
+        let mapping = unsafe { mmap_anonymous(std::ptr::null_mut(), mapping_bytes, access, flags) };
+        let mapping = mapping.unwrap_or_else(|error| panic!("the system has no {bytes} bytes of memory: {error}"));
+        let offset = mapping.align_offset(HUGE_PAGE_BYTES);
+        // SAFETY: the room for the alignment is part of the mapping.
+        let start = unsafe { mapping.byte_add(offset) };
+        // SAFETY: inside the mapping. A system without huge pages refuses, which changes nothing but speed.
+        let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
+        let pointer = |address| NonNull::new(address).expect("the system maps nothing at address 0");
+        Self { mapping: pointer(mapping), mapping_bytes, start: pointer(start).cast() }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `zeroed` and nobody refers to it any more. It cannot fail for a whole mapping.
+        let _ = unsafe { munmap(self.mapping.as_ptr(), self.mapping_bytes) };
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self::zeroed(0)
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Self {
+        let mut copy = Self::zeroed(self.length);
+        copy.copy_from_slice(self);
+        copy
     }
 }
 
@@ -36,15 +113,20 @@ impl Deref for Buffer {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        // SAFETY: `lines` holds at least `length` initialised f32 one after the other (repr(C), no padding).
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.length) }
+        let pointer = match &self.memory {
+            Memory::Lines(lines) => lines.as_ptr().cast(),
+            Memory::Pages(pages) => pages.start.as_ptr().cast_const(),
+        };
+        // SAFETY: lines (repr(C), no padding) and pages hold at least `length` f32 one after the other, all initialised.
+        unsafe { std::slice::from_raw_parts(pointer, self.length) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
+        let (pointer, length) = (self.pointer(), self.length);
         // SAFETY: as in `deref`, and `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.length) }
+        unsafe { std::slice::from_raw_parts_mut(pointer, length) }
     }
 }
 
@@ -102,12 +184,25 @@ mod tests {
 
     #[test]
     fn a_buffer_is_zero_and_aligned() {
-        for length in [0, 1, 16, 1000] {
+        let huge = HUGE_PAGE_BYTES / size_of::<f32>();
+        for length in [0, 1, 16, 1000, huge - 1, huge, 3 * huge + 5] {
             let mut buffer = Buffer::zeroed(length);
             assert_eq!(buffer.len(), length);
             assert!(buffer.iter().all(|&x| x == 0.0));
-            assert_eq!(buffer.pointer() as usize % ALIGNMENT_BYTES, 0);
+            let alignment = if length < huge { ALIGNMENT_BYTES } else { HUGE_PAGE_BYTES };
+            assert_eq!(buffer.pointer() as usize % alignment, 0);
+            buffer.fill(1.0);
+            let copy = buffer.clone();
+            assert!(copy.len() == length && copy.iter().all(|&x| x == 1.0));
         }
+    }
+
+    #[test]
+    fn memory_that_is_not_touched_is_not_taken() {
+        let before = paceline_system::host::peak_memory_bytes();
+        let mut buffer = Buffer::zeroed(1 << 32);
+        (buffer[0], buffer[(1 << 32) - 1]) = (1.0, 2.0);
+        assert!(paceline_system::host::peak_memory_bytes() - before < 1 << 30, "of 16 GiB");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Runs a plan on a device, over and over: tensors stand where the plan put them, and no decision is left to take.
 
+use std::ops::Range;
+
 use crate::bf16::Bf16;
 use crate::buffer::{Buffer, cast, cast_mut, elements, elements_mut};
 use crate::device::{Device, cpu, null};
@@ -47,6 +49,35 @@ impl Floats<'_> {
 /// Called after each node with its number and its floating-point outputs; says whether to go on.
 pub type After<'a> = dyn FnMut(usize, &[Floats<'_>]) -> bool + 'a;
 
+/// A bucket of gradients whose turn has come while a step runs; see [`crate::plan::Bucket`].
+#[derive(Debug)]
+pub enum Turn<'a> {
+    /// Its gradients are final: whoever averages them with others may send them now.
+    Send {
+        /// Its number in the plan.
+        bucket: usize,
+        /// The gradients, as the parameters lie in the flat layout, with zeros in the gaps. They stay until they are applied.
+        gradients: &'a mut [f32],
+    },
+    /// Nobody reads its parameters any more in this step: they may be changed.
+    Apply {
+        /// Its number in the plan.
+        bucket: usize,
+        /// As they were sent.
+        gradients: &'a mut [f32],
+        /// What they are the gradients of, at the same positions.
+        parameters: &'a mut [f32],
+    },
+}
+
+/// What happens in a run, in order. The answer says whether to go on.
+pub(crate) enum Progress<'a> {
+    /// A node has run, with these float outputs.
+    Node(usize, &'a [Floats<'a>]),
+    /// A bucket's turn has come.
+    Turn(Turn<'a>),
+}
+
 /// What a run of every node took, for profiles.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
@@ -57,11 +88,34 @@ pub struct Profile {
 impl Executor {
     /// Takes the memory that the plan asks for.
     pub fn new(device: &Device, plan: Plan) -> Self {
-        let words = match device {
-            Device::Cpu(_) => plan.arena_bytes() / DType::F32.bytes(),
+        let mut executor = Self::without_arena(device, plan);
+        executor.arena = Buffer::zeroed(executor.arena_words());
+        executor
+    }
+
+    /// As [`Executor::new`] without memory of its own: it borrows that of another before it runs.
+    pub fn without_arena(device: &Device, plan: Plan) -> Self {
+        Self { plan, device: device.clone(), arena: Buffer::default() }
+    }
+
+    fn arena_words(&self) -> usize {
+        match self.device {
+            Device::Cpu(_) => self.plan.arena_bytes() / DType::F32.bytes(),
             Device::Null(_) => 0,
-        };
-        Self { plan, device: device.clone(), arena: Buffer::zeroed(words) }
+        }
+    }
+
+    /// Runs `body` with this executor's arena lent to `borrower`, whose inputs and outputs stand in it until the next such
+    /// call; those of this executor are lost.
+    pub fn lend_arena<T>(&mut self, borrower: &mut Self, body: impl FnOnce(&mut Self) -> T) -> T {
+        let words = self.arena_words().max(borrower.arena_words());
+        if self.arena.len() < words {
+            self.arena = Buffer::zeroed(words);
+        }
+        std::mem::swap(&mut self.arena, &mut borrower.arena);
+        let result = body(borrower);
+        std::mem::swap(&mut self.arena, &mut borrower.arena);
+        result
     }
 
     /// The plan.
@@ -82,14 +136,29 @@ impl Executor {
         let info = self.plan.graph().info(value);
         assert!(matches!(info.source, Source::Input(_)), "`{}` is not an input", info.name);
         assert_eq!(info.shape.elements(), data.len(), "input `{}`", info.name);
+        self.write_first(value, data);
+    }
+
+    /// Fills the first elements of an input, and the others with zeros.
+    ///
+    /// # Panics
+    /// When `value` is not an input of that type, or shorter.
+    pub fn write_first<T: Element>(&mut self, value: Value, data: &[T]) {
+        let info = self.plan.graph().info(value);
+        assert!(matches!(info.source, Source::Input(_)), "`{}` is not an input", info.name);
+        let length = info.shape.elements();
+        assert!(data.len() <= length, "input `{}` is {}", info.name, info.shape);
         let rounds = (info.dtype, T::DTYPE) == (DType::Bf16, DType::F32);
         assert!(rounds || info.dtype == T::DTYPE, "input `{}` is {}, not {}", info.name, info.dtype, T::DTYPE);
         let Some(start) = self.offset(value) else { return };
         if rounds {
-            let target = elements_mut::<Bf16>(&mut self.arena, start, data.len());
-            target.iter_mut().zip(cast::<T, f32>(data)).for_each(|(target, &x)| *target = Bf16::from_f32(x));
+            let (first, rest) = elements_mut::<Bf16>(&mut self.arena, start, length).split_at_mut(data.len());
+            first.iter_mut().zip(cast::<T, f32>(data)).for_each(|(target, &x)| *target = Bf16::from_f32(x));
+            rest.fill(Bf16::default());
         } else {
-            elements_mut(&mut self.arena, start, data.len()).copy_from_slice(data);
+            let (first, rest) = elements_mut::<T>(&mut self.arena, start, length).split_at_mut(data.len());
+            first.copy_from_slice(data);
+            rest.fill(T::default());
         }
     }
 
@@ -123,12 +192,45 @@ impl Executor {
         }
     }
 
+    /// A wanted output of the last run, where it stands; none on the null device.
+    ///
+    /// # Panics
+    /// When `value` is not a wanted output of the plan, does not live in the arena, or has another type.
+    pub fn view<T: Element>(&self, value: Value) -> Option<&[T]> {
+        let info = self.plan.graph().info(value);
+        assert!(self.plan.outputs().contains(&value), "`{}` is not a wanted output", info.name);
+        assert_eq!(info.dtype, T::DTYPE, "reading `{}`", info.name);
+        let start = self.offset(value)?;
+        Some(elements(&self.arena, start, info.shape.elements()))
+    }
+
     /// Runs every node once.
     ///
     /// # Panics
     /// When the store has another layout than the plan.
     pub fn run(&mut self, store: &mut Store, pass: Pass) {
         self.run_each(store, pass, &mut |_, _| true);
+    }
+
+    /// Runs the forward pass: afterwards the wanted outputs can be read.
+    ///
+    /// # Panics
+    /// When the store has another layout than the plan.
+    pub fn forward(&mut self, store: &mut Store, pass: Pass) {
+        self.run_nodes(0..self.plan.forward_nodes(), store, pass, &mut |_| true);
+    }
+
+    /// Runs the backward pass. `turn` is called when the turn of a bucket has come, to send it and to apply it, and says
+    /// whether to go on.
+    ///
+    /// # Panics
+    /// When the store has another layout than the plan.
+    pub fn backward(&mut self, store: &mut Store, pass: Pass, turn: &mut dyn FnMut(Turn<'_>) -> bool) {
+        let nodes = self.plan.forward_nodes()..self.plan.graph().nodes().len();
+        self.run_nodes(nodes, store, pass, &mut |progress| match progress {
+            Progress::Node(..) => true,
+            Progress::Turn(bucket) => turn(bucket),
+        });
     }
 
     /// Runs every node and times each.
@@ -159,11 +261,24 @@ impl Executor {
 
     /// Runs the nodes in order; after each, `after(node, float outputs)` says whether to go on.
     pub fn run_each(&mut self, store: &mut Store, pass: Pass, after: &mut After<'_>) {
+        self.run_nodes(0..self.plan.graph().nodes().len(), store, pass, &mut |progress| match progress {
+            Progress::Node(node, outputs) => after(node, outputs),
+            Progress::Turn(_) => true,
+        });
+    }
+
+    fn run_nodes(
+        &mut self,
+        nodes: Range<usize>,
+        store: &mut Store,
+        pass: Pass,
+        watch: &mut dyn FnMut(Progress<'_>) -> bool,
+    ) {
         let layouts = (self.plan.parameters(), self.plan.states());
         assert_eq!((store.layout(), store.states_layout()), layouts, "the store was made for another model");
         match &self.device {
-            Device::Cpu(device) => cpu::run(device, &self.plan, &mut self.arena, store, pass, after),
-            Device::Null(device) => null::run(device, &self.plan, after),
+            Device::Cpu(device) => cpu::run(device, (&self.plan, nodes), &mut self.arena, store, pass, watch),
+            Device::Null(device) => null::run(device, (&self.plan, nodes), store, watch),
         }
     }
 

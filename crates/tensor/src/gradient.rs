@@ -186,12 +186,13 @@ impl Builder<'_> {
         if node.inputs.len() == 3 && wants(2) {
             parts.push((2, self.sum_to(dy, node.inputs[2])?));
         }
-        if wants(1) {
-            parts.push((1, self.one(Op::Conv2dGradWeight { conv }, &[x, dy])?));
-        }
+        // The weight is read for the last time before its gradient is made, which can then be applied at once.
         if wants(0) {
             let input = self.graph.shape(x).nhwc().expect("a convolution was checked to have an image");
             parts.push((0, self.one(Op::Conv2dGradInput { conv, input }, &[dy, weight])?));
+        }
+        if wants(1) {
+            parts.push((1, self.one(Op::Conv2dGradWeight { conv }, &[x, dy])?));
         }
         Ok(parts)
     }
@@ -205,14 +206,7 @@ impl Builder<'_> {
         if node.inputs.len() == 3 && wants(2) {
             parts.push((2, self.sum_to(dy, node.inputs[2])?));
         }
-        if wants(1) {
-            let db = if trans_b {
-                self.one(product(true, trans_a), &[dy, a])
-            } else {
-                self.one(product(!trans_a, false), &[a, dy])
-            };
-            parts.push((1, db?));
-        }
+        // As for convolutions.
         if wants(0) {
             let da = if trans_a {
                 self.one(product(trans_b, true), &[b, dy])
@@ -220,6 +214,14 @@ impl Builder<'_> {
                 self.one(product(false, !trans_b), &[dy, b])
             };
             parts.push((0, da?));
+        }
+        if wants(1) {
+            let db = if trans_b {
+                self.one(product(true, trans_a), &[dy, a])
+            } else {
+                self.one(product(!trans_a, false), &[a, dy])
+            };
+            parts.push((1, db?));
         }
         Ok(parts)
     }

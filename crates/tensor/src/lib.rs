@@ -15,11 +15,13 @@ pub mod mixed;
 pub mod op;
 pub mod plan;
 pub mod shape;
+mod split;
 pub mod store;
 pub mod unary;
 pub mod window;
 
 pub use bf16::Bf16;
+pub use buffer::Buffer;
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use execute::{Executor, Pass};

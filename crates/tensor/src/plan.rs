@@ -5,11 +5,14 @@
 //! given largest first, each at the lowest place that is free during its whole life, which in practice lands within a
 //! few per cent of the busiest moment's need.
 
+mod bucket;
 mod memory;
 mod report;
 
 use std::ops::Range;
 
+pub use bucket::Bucket;
+pub(crate) use bucket::Due;
 pub use report::{BucketReport, NodeReport, Report};
 
 use crate::dtype::DType;
@@ -17,6 +20,7 @@ use crate::fuse;
 use crate::graph::{Graph, Source, Value};
 use crate::mixed::{self, Precision};
 use crate::shape::Shape;
+use crate::split::{self, Part};
 
 /// Every buffer starts on a cache line.
 pub const ALIGNMENT_BYTES: usize = 64;
@@ -43,23 +47,28 @@ pub struct Wanted {
     pub outputs: Vec<Value>,
     /// For each parameter, the value that is its gradient; empty for a graph without a backward pass.
     pub gradients: Vec<Option<Value>>,
-    /// Gradients are grouped into messages of at most this size; a larger tensor is a message by itself.
+    /// Gradients are grouped into buckets of at most this size; a larger tensor is a bucket by itself, or several.
     pub bucket_bytes_max: usize,
+    /// When they become steps.
+    pub updates: Updates,
     /// Leave the nodes as they are: for tests and for looking at single operations.
     pub unfused: bool,
     /// What activations and their gradients are stored as.
     pub precision: Precision,
 }
 
-/// Consecutive parameters whose gradients travel in one message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bucket {
-    /// The parameters, by number.
-    pub parameters: Range<usize>,
-    /// The size of their gradients.
-    pub bytes: usize,
-    /// The node after which all of them are final.
-    pub ready_after: usize,
+/// When gradients become steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Updates {
+    /// After the backward pass: all gradients stand in the store then.
+    #[default]
+    AtEnd,
+    /// During the backward pass: each bucket as soon as it may be. Its gradients live in the arena until then, and no
+    /// longer.
+    Early {
+        /// A larger matrix comes in parts of about this size, each a bucket of its own; none comes whole.
+        part_bytes_max: Option<usize>,
+    },
 }
 
 /// Where each tensor of a flat buffer starts and how long it is, in elements.
@@ -112,6 +121,7 @@ pub struct Plan {
     /// Nodes before this one belong to the forward pass.
     forward_nodes: usize,
     buckets: Vec<Bucket>,
+    dues: Vec<Due>,
     parameters: Layout,
     states: Layout,
     outputs: Vec<Value>,
@@ -122,7 +132,8 @@ impl Plan {
     ///
     /// # Panics
     /// When a gradient is wanted that the graph does not compute with a node of its own, in the parameter's shape, and
-    /// leave alone afterwards (as [`crate::gradient::of_loss`] arranges it): a bug in the caller.
+    /// leave alone afterwards (as [`crate::gradient::of_loss`] arranges it), or early updates of a parameter without
+    /// a gradient: a bug in the caller.
     pub fn new(graph: Graph, wanted: &Wanted) -> Self {
         let mut keep = wanted.outputs.clone();
         keep.extend(wanted.gradients.iter().flatten());
@@ -131,16 +142,23 @@ impl Plan {
             Precision::F32 => graph,
             Precision::Bf16 => mixed::mix(graph, &keep),
         };
-        let memory = memory::assign(&graph, wanted);
+        memory::check_gradients(&graph, &wanted.gradients);
+        let (graph, parts) = match wanted.updates {
+            Updates::Early { part_bytes_max: Some(bytes_max) } => split::split(graph, &wanted.gradients, bytes_max),
+            _ => {
+                let parts = split::whole(&graph, &wanted.gradients);
+                (graph, parts)
+            }
+        };
         let node_of = |value: Value| match graph.info(value).source {
             Source::Node { node, .. } => node,
             _ => 0,
         };
         let forward_nodes = wanted.outputs.iter().map(|&value| node_of(value) + 1).max().unwrap_or(graph.nodes().len());
-        let ready: Vec<usize> = wanted.gradients.iter().map(|gradient| gradient.map_or(0, node_of)).collect();
         let shapes = |values: &[Value]| Layout::new(values.iter().map(|&value| graph.shape(value)));
         let (parameters, states) = (shapes(graph.parameters()), shapes(graph.states()));
-        let buckets = buckets(&parameters, &ready, wanted.bucket_bytes_max);
+        let mut buckets = bucket::buckets(&graph, &parameters, &parts, wanted.bucket_bytes_max);
+        let memory = memory::assign(&graph, wanted, (&parts, &parameters, &mut buckets));
         let activation_bytes = memory::activation_bytes(&graph, &memory, forward_nodes);
         let plan = Self {
             graph,
@@ -148,13 +166,14 @@ impl Plan {
             arena_bytes: memory.arena_bytes,
             activation_bytes,
             forward_nodes,
+            dues: bucket::dues(&buckets),
             buckets,
             parameters,
             states,
             outputs: wanted.outputs.clone(),
         };
         plan.verify();
-        plan.verify_gradients();
+        plan.verify_gradients(&parts);
         plan
     }
 
@@ -188,9 +207,19 @@ impl Plan {
         self.forward_nodes
     }
 
-    /// The messages of gradients, in the order in which they become ready.
+    /// The buckets of gradients, in the order in which they become ready.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
+    }
+
+    /// Whether all gradients stand in the store after a run.
+    pub fn stores_gradients(&self) -> bool {
+        self.buckets.iter().any(|bucket| matches!(bucket.place, Place::Gradient(_)))
+    }
+
+    /// What is to be done with the buckets from a node on, in order.
+    pub(crate) fn dues_from(&self, node: usize) -> &[Due] {
+        &self.dues[self.dues.partition_point(|due| due.node < node)..]
     }
 
     /// The flat layout of parameters and of gradients.
@@ -242,35 +271,28 @@ impl Plan {
         }
     }
 
-    /// Asserts that a bucket that is ready is no longer needed: whoever sends it may overwrite it.
-    fn verify_gradients(&self) {
-        let mut ready = vec![usize::MAX; self.graph.parameters().len()];
+    /// Asserts that a bucket that is ready is no longer read, because whoever sends it may overwrite it, and that its
+    /// parameters are not either once it may be applied.
+    fn verify_gradients(&self, parts: &[Part]) {
+        let mut last_use = vec![usize::MAX; self.graph.values.len()];
         for bucket in &self.buckets {
-            ready[bucket.parameters.clone()].fill(bucket.ready_after);
+            let gradients = parts[bucket.parts.clone()].iter().filter_map(|part| part.value);
+            gradients.for_each(|value| last_use[value.index()] = bucket.ready_after);
+            for &parameter in &self.graph.parameters()[bucket.parameters.clone()] {
+                let last = &mut last_use[parameter.index()];
+                *last = bucket.apply_after.min(*last);
+            }
         }
         for (index, node) in self.graph.nodes().iter().enumerate() {
-            let late = |&&value: &&Value| matches!(self.place(value), Place::Gradient(at) if ready[at] < index);
-            let read = node.inputs.iter().find(late);
-            assert!(read.is_none(), "{}: reads a gradient that may have been sent", node.layer);
-        }
-    }
-}
-
-/// Groups parameters from the last to the first, because the last layer's gradient is usually final first; what a model
-/// declares and uses in different orders is put right by the sort.
-fn buckets(parameters: &Layout, ready: &[usize], bytes_max: usize) -> Vec<Bucket> {
-    let mut buckets: Vec<Bucket> = Vec::new();
-    for index in (0..ready.len()).rev() {
-        let bytes = parameters.range(index).len() * DType::F32.bytes();
-        match buckets.last_mut() {
-            Some(bucket) if bucket.bytes + bytes <= bytes_max => {
-                bucket.parameters.start = index;
-                bucket.bytes += bytes;
-                bucket.ready_after = bucket.ready_after.max(ready[index]);
+            let late = node.inputs.iter().find(|value| last_use[value.index()] < index);
+            if let Some(&value) = late {
+                let what = if matches!(self.place(value), Place::Parameter(_)) { "parameter" } else { "gradient" };
+                let done = if what == "parameter" { "changed" } else { "sent" };
+                panic!("{}: reads a {what} that may have been {done}", node.layer);
             }
-            _ => buckets.push(Bucket { parameters: index..index + 1, bytes, ready_after: ready[index] }),
+            if matches!(node.op, crate::op::Op::Reshape(_)) {
+                last_use[node.outputs[0].index()] = last_use[node.inputs[0].index()];
+            }
         }
     }
-    buckets.sort_by_key(|bucket| bucket.ready_after);
-    buckets
 }

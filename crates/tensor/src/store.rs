@@ -13,7 +13,8 @@ pub struct Store {
     states_layout: Layout,
     /// All parameters, one after the other.
     pub parameters: Buffer,
-    /// Their gradients, at the same positions; empty for a model that is only evaluated.
+    /// Their gradients, at the same positions; empty for a model that is only evaluated, and where each gradient is
+    /// applied as soon as it is there.
     pub gradients: Buffer,
     /// All states.
     pub states: Buffer,
@@ -22,7 +23,7 @@ pub struct Store {
 impl Store {
     /// Zeros for the tensors of a plan.
     pub fn new(plan: &Plan) -> Self {
-        let gradients = if plan.buckets().is_empty() { 0 } else { plan.parameters().length() };
+        let gradients = if plan.stores_gradients() { plan.parameters().length() } else { 0 };
         Self {
             layout: plan.parameters().clone(),
             states_layout: plan.states().clone(),

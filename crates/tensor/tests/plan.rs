@@ -5,6 +5,7 @@ mod graphs {
     pub mod accept;
     pub mod random_net;
     pub mod refuse;
+    pub mod updates;
 }
 
 use std::cell::Cell;

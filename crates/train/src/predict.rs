@@ -65,6 +65,7 @@ impl Predictor {
             seed: 0,
             rule,
             precision,
+            clip_norm: None,
         };
         let mut replica = Replica::for_evaluation(entry, options, &Arc::new(Cpu::new(threads)))?;
         load_weights(disk, weights, &mut replica, &[])?;

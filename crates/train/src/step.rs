@@ -5,6 +5,7 @@
 
 use paceline_data::batch::Batch;
 use paceline_data::loader::Epoch;
+use paceline_nn::optim::Moment;
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_system::clock::Clock;
 use paceline_system::event::Event;
@@ -12,7 +13,7 @@ use paceline_system::event::Event;
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
-use crate::replica::Replica;
+use crate::replica::{NotFinite, Replica};
 
 /// What a step depends on besides the replica and the data.
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +22,6 @@ pub struct Rules<'a> {
     pub learning_rate: &'a LearningRate,
     /// The run's length, which the learning rate depends on.
     pub length: RunLength,
-    /// Gradients are scaled down to this norm.
-    pub clip_norm: Option<f64>,
     /// For the phases.
     pub clock: &'a Clock,
 }
@@ -34,8 +33,8 @@ pub struct Stepped {
     pub event: Event,
     /// For the epoch's means.
     pub tally: Tally,
-    /// Set if the loss or the gradient was not finite; the weights are then unchanged.
-    pub not_finite: Option<Batch>,
+    /// Set if the loss or a gradient was not finite: the run cannot go on from the weights as they are.
+    pub not_finite: Option<(Batch, NotFinite)>,
 }
 
 /// Makes update number `step` (from 0) of the run with the next batch of `epoch`, or returns none at its end.
@@ -53,23 +52,17 @@ pub fn step(
     // data: the loader has decoded and augmented ahead; usually the batch is waiting.
     let Some(batch) = phases.time("data", || epoch.next()).transpose()? else { return Ok(None) };
 
-    // nn + tensor: the planned graph, forward and backward.
-    let tally = phases.time("compute", || replica.compute(&batch, step));
-    let norm = rules.clip_norm.map(|norm_max| phases.time("clip", || replica.clip(norm_max)));
-
-    // nn: the optimizer, unless the step would spoil the weights.
+    // nn + tensor: the planned graph, forward and backward, and the optimizer as soon as a gradient is final.
     let learning_rate = rules.learning_rate.rate(step, rules.length);
-    let finite = tally.loss.is_finite() && norm.map_or_else(|| replica.gradients_are_finite(), f64::is_finite);
-    if finite {
-        phases.time("update", || replica.update(step, learning_rate));
-    }
+    let (tally, updated) = replica.step(&batch, Moment { step, learning_rate }, &mut phases);
 
     let samples = batch.size as u64;
-    let not_finite = if finite {
-        epoch.recycle(batch);
-        None
-    } else {
-        Some(batch)
+    let not_finite = match updated {
+        Ok(()) => {
+            epoch.recycle(batch);
+            None
+        }
+        Err(what) => Some((batch, what)),
     };
     let (seconds, phases) = phases.finish();
     let event = Event::Step {

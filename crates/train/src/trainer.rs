@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::metrics::Tally;
-use crate::replica::Replica;
+use crate::replica::{NotFinite, Replica};
 use crate::run::RunDir;
 use crate::step::{Rules, Stepped, step};
 
@@ -231,8 +231,7 @@ impl Trainer {
     fn epoch(&mut self) -> Result<Option<Reason>, TrainError> {
         let Self { replica, train, journal, .. } = self;
         let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
-        let clip_norm = journal.config.clip_norm;
-        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clip_norm, clock: &clock };
+        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock };
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
@@ -244,9 +243,9 @@ impl Trainer {
             };
             let Some(stepped) = stepped else { return Ok(None) };
             let Stepped { event, tally, not_finite } = stepped;
-            if let Some(batch) = not_finite {
+            if let Some((batch, what)) = not_finite {
                 journal.tell(event)?;
-                return Err(not_a_number(replica, &batch, journal));
+                return Err(not_a_number(replica, &batch, what, journal));
             }
             journal.after_step(event, &tally)?;
             if let Some(reason) = journal.ends_inside_epoch() {
@@ -310,8 +309,8 @@ fn without_weights(config: &Config, run: &RunDir, around: &Surroundings) -> Resu
     Ok(Config { weights, ..config.clone() })
 }
 
-fn not_a_number(replica: &mut Replica, batch: &Batch, journal: &Journal) -> TrainError {
+fn not_a_number(replica: &mut Replica, batch: &Batch, seen: NotFinite, journal: &Journal) -> TrainError {
     let step = journal.position.step;
-    let (layer, op) = replica.find_non_finite(batch, step).unwrap_or_else(|| ("loss".into(), "cross_entropy"));
+    let (layer, op) = replica.find_non_finite(batch, step, seen);
     TrainError::NotANumber { step: step + 1, layer, op: op.to_owned(), survivor: journal.checkpoints.survivor() }
 }

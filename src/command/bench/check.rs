@@ -43,7 +43,7 @@ pub fn run(arguments: &BenchStep, file: &Path) -> Outcome {
         net.without_dropout();
         entry.build(net, x, classes)
     };
-    let mut replica = replica(arguments, &certain, input, batch_size)?;
+    let mut replica = replica(arguments, &certain, input, (batch_size, Some(f64::INFINITY)))?;
     calm(&mut replica);
     let batch = random_batch(input, batch_size, arguments.classes);
     write(file, &replica, &batch, input)?;

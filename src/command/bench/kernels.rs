@@ -10,12 +10,13 @@ use paceline::tensor::device::cpu::Cpu;
 use paceline::tensor::device::cpu::conv::Algorithm;
 use paceline::tensor::device::cpu::peak::Peak;
 use paceline::tensor::device::cpu::trial::Kernel;
-use paceline::tensor::{DType, Graph, Plan, Wanted};
+use paceline::tensor::{Graph, Plan, Wanted};
 use paceline::train::replica::BUCKET_BYTES_MAX;
 use serde_json::{Value, json};
 
 use super::super::calibrate::{calibrate, tell};
 use super::super::{Outcome, plan, print};
+use super::bound::{Bound, flops_per_s};
 use crate::cli::BenchKernels;
 use crate::failure::Failure;
 
@@ -58,8 +59,8 @@ pub fn run(arguments: &BenchKernels) -> Outcome {
     } else {
         let total =
             |seconds: &dyn Fn(&Row) -> f64| 1e3 * rows.iter().map(|row| row.layers as f64 * seconds(row)).sum::<f64>();
-        let (taken, bound) = (total(&Row::seconds), total(&|row| bound(&row.kernel, &peak).0));
-        print(&format!("in a step: {taken:.1} ms, at the bounds of the direct sums {bound:.1} ms\n"));
+        let (taken, bound) = (total(&Row::seconds), total(&|row| row.bound(&peak).seconds));
+        print(&format!("in a step: {taken:.1} ms, at the bounds {bound:.1} ms\n"));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -68,6 +69,10 @@ impl Row {
     /// The seconds of the algorithm that a step runs.
     fn seconds(&self) -> f64 {
         self.candidates[self.chosen].1
+    }
+
+    fn bound(&self, peak: &Peak) -> Bound {
+        Bound::of_kernel(&self.kernel, self.candidates[self.chosen].0, peak)
     }
 }
 
@@ -87,28 +92,12 @@ fn measure(cpu: &Cpu, graph: &Graph, kernel: Kernel, nodes: &[usize], seconds: f
     Row { kernel, pass, layer, layers: nodes.len(), candidates, chosen, measured }
 }
 
-/// The least seconds of a kernel's direct sum, and whether memory decides.
-fn bound(kernel: &Kernel, peak: &Peak) -> (f64, bool) {
-    let arithmetic = kernel.flops() as f64 / flops(kernel, peak);
-    let memory = kernel.bytes() as f64 / peak.bytes;
-    (arithmetic.max(memory), memory > arithmetic)
-}
-
-/// The arithmetic that the kernel's types allow.
-fn flops(kernel: &Kernel, peak: &Peak) -> f64 {
-    let bf16 = match kernel {
-        Kernel::Convolution { dtype, .. } => *dtype == DType::Bf16,
-        Kernel::Product { dtypes: [a, b, _], .. } => [a, b].contains(&&DType::Bf16),
-    };
-    if bf16 { peak.bf16_flops.unwrap_or(peak.f32_flops) } else { peak.f32_flops }
-}
-
 fn head(arguments: &BenchKernels, input: &str, cpu: &Cpu, peak: &Peak) {
     let BenchKernels { model, batch, dtype, .. } = arguments;
-    let (threads, isa) = (cpu.pool().threads(), cpu.isa());
+    let (threads, isa) = (cpu.pool().threads(), cpu.isa().name());
     let bf16 = peak.bf16_flops.map_or(String::new(), |flops| format!(", {:.0} in bf16", flops / 1e9));
     print(&format!(
-        "{model} {input} batch {batch} {dtype} on {}, {isa:?}, {threads} threads: at most {:.0} GFLOP/s{bf16}, {:.1} GB/s read\n\n",
+        "{model} {input} batch {batch} {dtype} on {}, {isa}, {threads} threads: at most {:.0} GFLOP/s{bf16}, {:.1} GB/s read\n\n",
         Host::look().cpu,
         peak.f32_flops / 1e9,
         peak.bytes / 1e9
@@ -123,7 +112,7 @@ fn line(row: &Row, peak: &Peak) -> String {
     let (kernel, seconds) = (&row.kernel, row.seconds());
     let name = |algorithm: Option<Algorithm>| algorithm.map_or("product", Algorithm::name);
     let rate = kernel.flops() as f64 / seconds;
-    let (bound, by_memory) = bound(kernel, peak);
+    let Bound { seconds: bound, by_memory } = row.bound(peak);
     let others: Vec<String> = row
         .candidates
         .iter()
@@ -139,7 +128,7 @@ fn line(row: &Row, peak: &Peak) -> String {
         name(row.candidates[row.chosen].0),
         seconds * 1e3,
         rate / 1e9,
-        100.0 * rate / flops(kernel, peak),
+        100.0 * rate / flops_per_s(kernel, peak),
         bound * 1e3,
         if by_memory { "m" } else { " " },
         others.join(", "),
@@ -150,7 +139,7 @@ fn line(row: &Row, peak: &Peak) -> String {
 
 fn document(arguments: &BenchKernels, cpu: &Cpu, peak: &Peak, rows: &[Row]) -> Value {
     let row = |row: &Row| {
-        let (kernel, (bound, by_memory)) = (&row.kernel, bound(&row.kernel, peak));
+        let (kernel, Bound { seconds: bound, by_memory }) = (&row.kernel, row.bound(peak));
         let name = |algorithm: Option<Algorithm>| algorithm.map(Algorithm::name);
         let candidates: Vec<Value> = row
             .candidates
@@ -162,7 +151,7 @@ fn document(arguments: &BenchKernels, cpu: &Cpu, peak: &Peak, rows: &[Row]) -> V
             "flops": kernel.flops(), "bytes": kernel.bytes(), "algorithm": name(row.candidates[row.chosen].0),
             "measured": row.measured, "seconds": row.seconds(), "bound_s": bound,
             "bound_by": if by_memory { "memory" } else { "arithmetic" }, "candidates": candidates,
-            "peak_share": kernel.flops() as f64 / row.seconds() / flops(kernel, peak),
+            "peak_share": kernel.flops() as f64 / row.seconds() / flops_per_s(kernel, peak),
         })
     };
     json!({

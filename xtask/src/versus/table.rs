@@ -35,9 +35,16 @@ pub struct Measured {
     pub ours: Vec<Sample>,
     /// PyTorch by layout; a hopeless layout has one round.
     pub theirs: [Vec<Sample>; 2],
+    /// Where Paceline's time goes, as `paceline bench step --profile --json` prints it.
+    pub profile: Value,
 }
 
 impl Measured {
+    /// Nothing yet.
+    pub fn new(row: &Row, dtype: Dtype) -> Self {
+        Self { row: row.clone(), dtype, ours: Vec::new(), theirs: [Vec::new(), Vec::new()], profile: Value::Null }
+    }
+
     /// The layout that is too slow to be run again.
     pub fn hopeless(&self) -> Option<usize> {
         let [last, contiguous] = self.theirs.each_ref().map(|samples| samples.first());
@@ -104,40 +111,80 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The table for people.
+/// The tables for people, in Markdown: ratios, then bounds and profiles.
 pub fn text(measured: &[Measured]) -> String {
     let mut text = format!(
-        "{:<26} {:>9} {:>9} {:<13} {:>6} {:<11} {:>7}       {:>13} {:>6}\n",
-        "images/s", "Paceline", "PyTorch", "", "ratio", "min–max", "target", "peak GB", "ratio"
+        "| {:<26} | {:>8} | {:>8} {:<15} | {:>5} | {:<9} | {:<11} | {:>13} | {:<10} |\n|{}\n",
+        "work",
+        "Paceline",
+        "PyTorch",
+        "",
+        "ratio",
+        "min–max",
+        "target",
+        "peak GB",
+        "ratio",
+        "---|".repeat(8)
     );
     for found in measured {
-        let Measured { row, dtype, ours, theirs } = found;
+        let Measured { row, dtype, ours, theirs, .. } = found;
         let (best, (low, high)) = (found.best(), found.spread());
+        let mark = |text: String, short: bool| if short { format!("{text} short") } else { text };
         let target = row.target(*dtype).map_or("–".to_owned(), |target| format!("≥ {target:.1}"));
-        let mark = |marked: bool| if marked { "short" } else { "" };
         let gigabytes = [memory(ours), memory(&theirs[best])].map(|bytes| bytes / 1e9);
-        let line = format!(
-            "{:<26} {:>9.2} {:>9.2} {:<13} {:>6.2} {:<11} {target:>7} {:<5} {:>5.2} / {:>5.2} {:>6.2} {}",
+        text += &format!(
+            "| {:<26} | {:>8.2} | {:>8.2} {:<15} | {:>5.2} | {:<9} | {:<11} | {:>5.2} / {:>5.2} | {:<10} |\n",
             format!("{row} {dtype}"),
             rate(ours),
             rate(&theirs[best]),
-            LAYOUTS[best],
+            format!("({})", LAYOUTS[best]),
             found.ratio(),
             format!("{low:.2}–{high:.2}"),
-            mark(found.is_short()),
+            mark(target, found.is_short()),
             gigabytes[0],
             gigabytes[1],
-            found.memory_ratio(),
-            mark(found.is_large()),
+            mark(format!("{:.2}", found.memory_ratio()), found.is_large()),
         );
-        text += line.trim_end();
-        text += "\n";
     }
     let count = |short: fn(&Measured) -> bool| measured.iter().filter(|found| short(found)).count();
     let (slow, large, rows) = (count(Measured::is_short), count(Measured::is_large), measured.len());
-    text + &format!(
-        "{slow} of {rows} rows are short of their target, {large} need more than {MEMORY_TARGET} of PyTorch's memory"
-    )
+    text += &format!(
+        "\nimages/s; {slow} of {rows} rows are short of their target, {large} need more than {MEMORY_TARGET} of PyTorch's memory\n\n"
+    );
+    text + &profiles(measured)
+}
+
+/// Operations that a row of the profile names.
+const SHOWN: usize = 5;
+
+/// The second table: how far from its bound each step is, and where its time goes.
+fn profiles(measured: &[Measured]) -> String {
+    let mut text = format!(
+        "| {:<26} | {:>8} | {:>8} | {:>5} | where the time goes |\n|---|---|---|---|---|\n",
+        "work", "step ms", "bound ms", "share"
+    );
+    for Measured { row, dtype, profile, .. } in measured {
+        let seconds = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
+        let (total, bound) = (seconds(&profile["seconds"]), seconds(&profile["bound_s"]));
+        let operations = profile["operations"].as_array().map_or(&[][..], Vec::as_slice);
+        let shown: Vec<String> = operations
+            .iter()
+            .take(SHOWN)
+            .map(|operation| {
+                let share = 100.0 * seconds(&operation["seconds"]) / total;
+                format!("{} {share:.0}%", operation["operation"].as_str().unwrap_or("?"))
+            })
+            .collect();
+        text += &format!(
+            "| {:<26} | {:>8.1} | {:>8.1} | {:>4.0}% | {} |\n",
+            format!("{row} {dtype}"),
+            total * 1e3,
+            bound * 1e3,
+            100.0 * bound / total,
+            shown.join(", ")
+        );
+    }
+    text
 }
 
 /// The table for programs, with every round.
@@ -149,13 +196,14 @@ pub fn json(measured: &[Measured], threads: usize) -> Value {
         })
     };
     let row = |found: &Measured| {
-        let Measured { row, dtype, ours, theirs } = found;
+        let Measured { row, dtype, ours, theirs, profile } = found;
         let (low, high) = found.spread();
         json!({
             "model": row.model, "size": row.size, "batch": row.batch, "dtype": dtype.name(),
             "paceline": samples(ours), "pytorch": {LAYOUTS[0]: samples(&theirs[0]), LAYOUTS[1]: samples(&theirs[1])},
             "layout": LAYOUTS[found.best()], "ratio": found.ratio(), "ratio_min": low, "ratio_max": high,
             "target": row.target(*dtype), "memory_ratio": found.memory_ratio(), "memory_target": MEMORY_TARGET,
+            "profile": profile,
         })
     };
     json!({"threads": threads, "rows": measured.iter().map(row).collect::<Vec<_>>()})
@@ -173,7 +221,9 @@ mod tests {
     fn measured(ours: &[f64], last: &[f64], contiguous: &[f64]) -> Measured {
         let (row, dtype) = Options::parse(&["resnet50:128"]).unwrap().work().next().unwrap();
         let theirs = [samples(last, 2e9), samples(contiguous, 3e9)];
-        Measured { row, dtype, ours: samples(ours, 1.5e9), theirs }
+        let operation = json!({"operation": "conv2d", "seconds": 0.5});
+        let profile = json!({"seconds": 1.0, "bound_s": 0.25, "operations": [operation]});
+        Measured { row, dtype, ours: samples(ours, 1.5e9), theirs, profile }
     }
 
     #[test]
@@ -194,6 +244,7 @@ mod tests {
         assert_eq!((found.best(), found.ratio()), (0, 1.5));
         assert!(!found.is_short() && found.is_large(), "0.75 is more than 0.7");
         let text = text(&[found]);
+        assert!(text.contains("|    250.0 |   25% | conv2d 50% |"), "{text}");
         assert!(text.contains("≥ 1.5") && text.contains("0 of 1 rows are short of their target, 1 need"), "{text}");
     }
 }

@@ -1,6 +1,8 @@
 //! Adagrad (Duchi et al., 2011): s += g², w −= ηg/(√s + ε), with g including λw.
 
-use super::{Moment, Piece};
+use paceline_tensor::device::cpu::update::Update;
+
+use super::{Moment, Place};
 
 /// The constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,14 +12,8 @@ pub struct Adagrad {
 }
 
 impl Adagrad {
-    /// One step of one piece.
-    pub fn step(self, moment: Moment, piece: &mut Piece<'_>) {
-        let (rate, epsilon, decay) = (moment.learning_rate, self.epsilon, piece.decay);
-        let [sums, _] = &mut piece.state;
-        for ((weight, &gradient), sum) in piece.weights.iter_mut().zip(piece.gradients).zip(sums.iter_mut()) {
-            let gradient = gradient + decay * *weight;
-            *sum += gradient * gradient;
-            *weight -= rate * gradient / (sum.sqrt() + epsilon);
-        }
+    /// The arithmetic of one step.
+    pub fn step(self, moment: Moment, place: Place) -> Update {
+        Update::Adagrad { rate: moment.learning_rate, epsilon: self.epsilon, decay: place.decay }
     }
 }

@@ -7,7 +7,9 @@
 //!
 //! PyTorch starts v with the first gradient; a v of zeros does the same.
 
-use super::{Moment, Piece};
+use paceline_tensor::device::cpu::update::Update;
+
+use super::{Moment, Place};
 
 /// The constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,23 +23,10 @@ pub struct Momentum {
 }
 
 impl Momentum {
-    /// One step of one piece.
-    pub fn step(self, moment: Moment, piece: &mut Piece<'_>) {
+    /// The arithmetic of one step.
+    pub fn step(self, moment: Moment, place: Place) -> Update {
         let (inside, outside) = if self.rescale { (1.0, moment.learning_rate) } else { (moment.learning_rate, 1.0) };
-        let (inside, momentum, decay) = (inside * piece.rate, self.momentum, piece.decay);
-        let [velocities, _] = &mut piece.state;
-        let elements = piece.weights.iter_mut().zip(piece.gradients).zip(velocities.iter_mut());
-        if self.nesterov {
-            for ((weight, &gradient), velocity) in elements {
-                let gradient = inside * (gradient + decay * *weight);
-                *velocity = momentum * *velocity + gradient;
-                *weight -= outside * (gradient + momentum * *velocity);
-            }
-        } else {
-            for ((weight, &gradient), velocity) in elements {
-                *velocity = momentum * *velocity + inside * (gradient + decay * *weight);
-                *weight -= outside * *velocity;
-            }
-        }
+        let (momentum, inside) = (self.momentum, inside * place.rate);
+        Update::Momentum { momentum, inside, outside, decay: place.decay, ahead: self.nesterov }
     }
 }

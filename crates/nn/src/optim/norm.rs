@@ -3,16 +3,14 @@
 //! Squares are summed in f64, in pieces of fixed size whose sums are added in order: the same bits on any number of
 //! threads.
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use super::{Segment, Tools};
 
-use super::piece::PIECE;
-use super::{Runner, Segment};
+/// Elements whose squares are summed by one task.
+const PIECE: usize = 16 * 1024;
 
 /// √Σg² over all the segments.
-pub fn global_norm(gradients: &[f32], segments: &[Segment], run: Runner<'_>) -> f64 {
-    let ranges: Vec<_> = segments.iter().map(|segment| segment.range.clone()).collect();
-    squares(gradients, &ranges, run).into_iter().sum::<f64>().sqrt()
+pub fn global_norm(gradients: &[f32], segments: &[Segment], tools: &mut Tools<'_>) -> f64 {
+    segments.iter().map(|segment| squares(&gradients[segment.range.clone()], tools)).sum::<f64>().sqrt()
 }
 
 /// What to multiply gradients of this norm by so that it is at most `norm_max`, or none if it already is. As PyTorch's
@@ -22,31 +20,19 @@ pub fn clip_factor(norm: f64, norm_max: f64) -> Option<f32> {
     (norm.is_finite() && factor < 1.0).then_some(factor as f32)
 }
 
-/// Multiplies the segments of `gradients` by `factor`.
-pub fn scale(gradients: &mut [f32], segments: &[Segment], factor: f32) {
-    for segment in segments {
-        gradients[segment.range.clone()].iter_mut().for_each(|gradient| *gradient *= factor);
-    }
+/// Multiplies the gradients by `factor`.
+pub fn scale(gradients: &mut [f32], factor: f32, tools: &Tools<'_>) {
+    tools.cpu.pool().chunks(gradients, PIECE, |_, piece| piece.iter_mut().for_each(|gradient| *gradient *= factor));
 }
 
-/// Σx² of each range.
-pub fn squares(values: &[f32], ranges: &[Range<usize>], run: Runner<'_>) -> Vec<f64> {
-    let pieces: Vec<(usize, Range<usize>)> = ranges
-        .iter()
-        .enumerate()
-        .flat_map(|(index, range)| {
-            range.clone().step_by(PIECE).map(move |start| (index, start..(start + PIECE).min(range.end)))
-        })
-        .collect();
-    let sums: Vec<AtomicU64> = pieces.iter().map(|_| AtomicU64::new(0)).collect();
-    run(pieces.len(), &|task| {
-        sums[task].store(sum_of_squares(&values[pieces[task].1.clone()]).to_bits(), Ordering::Relaxed);
+/// Σx²
+pub fn squares(values: &[f32], tools: &mut Tools<'_>) -> f64 {
+    tools.sums.clear();
+    tools.sums.resize(values.len().div_ceil(PIECE), 0.0);
+    tools.cpu.pool().chunks(tools.sums, 1, |task, sum| {
+        sum[0] = sum_of_squares(&values[task * PIECE..values.len().min((task + 1) * PIECE)]);
     });
-    let mut totals = vec![0.0; ranges.len()];
-    for ((index, _), sum) in pieces.iter().zip(&sums) {
-        totals[*index] += f64::from_bits(sum.load(Ordering::Relaxed));
-    }
-    totals
+    tools.sums.iter().sum()
 }
 
 /// Eight running sums, so that the loop vectorises without changing the order of its additions.

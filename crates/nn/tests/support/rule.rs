@@ -10,6 +10,7 @@ use paceline_tensor::store::Store;
 use paceline_tensor::{DType, Value};
 
 /// What `tools/fixtures.py` calls `RULE`.
+#[allow(dead_code)]
 pub const VERSION: u32 = 1;
 
 /// A 64-bit draw as a number in [-1, 1).

@@ -28,8 +28,10 @@ pub mod softmax;
 mod special;
 
 pub mod trial;
+pub mod update;
 mod vectorize;
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use choice::Chosen;
@@ -39,8 +41,8 @@ use pool::Pool;
 use scratch::Scratch;
 
 use crate::buffer::Buffer;
-use crate::execute::{After, Pass};
-use crate::plan::Plan;
+use crate::execute::{Pass, Progress, Turn};
+use crate::plan::{Due, Plan};
 use crate::store::Store;
 
 /// This machine's cores, as one device.
@@ -53,9 +55,12 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A device with so many compute threads and the best instructions this machine has.
+    /// A device with so many compute threads and the best instructions this machine has, or those of [`Isa::preferred`].
+    ///
+    /// # Panics
+    /// When `PACELINE_ISA` names instructions that this machine does not have.
     pub fn new(threads: usize) -> Self {
-        Self::with_isa(threads, Isa::best())
+        Self::with_isa(threads, Isa::preferred().unwrap_or_else(|error| panic!("{error}")))
     }
 
     /// A device held to an instruction set, to compare the paths.
@@ -78,16 +83,32 @@ impl Cpu {
     }
 }
 
-/// Runs the plan's nodes in order; after each, `after` says whether to go on.
-pub(crate) fn run(cpu: &Cpu, plan: &Plan, arena: &mut Buffer, store: &mut Store, pass: Pass, after: &mut After<'_>) {
+/// Runs some of the plan's nodes in order; after each, and when a bucket's turn has come, `watch` says whether to go on.
+pub(crate) fn run(
+    cpu: &Cpu,
+    (plan, nodes): (&Plan, Range<usize>),
+    arena: &mut Buffer,
+    store: &mut Store,
+    pass: Pass,
+    watch: &mut dyn FnMut(Progress<'_>) -> bool,
+) {
     let chosen = cpu.chosen.read().unwrap_or_else(PoisonError::into_inner);
     let mut scratch = cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
     let mut context = Context { pool: &cpu.pool, isa: cpu.isa, scratch: &mut scratch };
     let mut memory = memory::Memory::new(plan, arena, store);
-    for index in 0..plan.graph().nodes().len() {
+    let mut dues = plan.dues_from(nodes.start).iter().peekable();
+    for index in nodes {
         dispatch::node(&mut context, &memory.operands(index), pass, &chosen);
-        if !memory.show_outputs(index, |outputs| after(index, outputs)) {
+        if !memory.show_outputs(index, |outputs| watch(Progress::Node(index, outputs))) {
             return;
+        }
+        while let Some(&Due { bucket, apply, .. }) = dues.next_if(|due| due.node == index) {
+            let (gradients, parameters) = memory.bucket(bucket);
+            let turn =
+                if apply { Turn::Apply { bucket, gradients, parameters } } else { Turn::Send { bucket, gradients } };
+            if !watch(Progress::Turn(turn)) {
+                return;
+            }
         }
     }
 }

@@ -1,13 +1,15 @@
 //! A device that computes nothing and takes the time that a cost model says: for planners, simulations and tests of
 //! everything around the arithmetic. A thousand of them fit in one process.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use paceline_system::clock;
 
-use crate::execute::After;
+use crate::execute::{Progress, Turn};
 use crate::graph::{Graph, Node};
-use crate::plan::Plan;
+use crate::plan::{Due, Plan};
+use crate::store::Store;
 
 /// How fast the imagined device is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,13 +47,32 @@ impl CostModel {
     }
 }
 
-pub(crate) fn run(model: &CostModel, plan: &Plan, after: &mut After<'_>) {
-    for (index, node) in plan.graph().nodes().iter().enumerate() {
+/// Takes the time of some nodes; the buckets' turns come with parameters as they stand and without gradients.
+pub(crate) fn run(
+    model: &CostModel,
+    (plan, nodes): (&Plan, Range<usize>),
+    store: &mut Store,
+    watch: &mut dyn FnMut(Progress<'_>) -> bool,
+) {
+    let mut dues = plan.dues_from(nodes.start).iter().peekable();
+    for index in nodes {
         if model.sleeps {
-            clock::sleep(Duration::from_secs_f64(model.node_seconds(plan.graph(), node)));
+            clock::sleep(Duration::from_secs_f64(model.node_seconds(plan.graph(), &plan.graph().nodes()[index])));
         }
-        if !after(index, &[]) {
+        if !watch(Progress::Node(index, &[])) {
             return;
+        }
+        while let Some(&Due { bucket, apply, .. }) = dues.next_if(|due| due.node == index) {
+            let gradients = &mut [][..];
+            let turn = if apply {
+                let parameters = &mut store.parameters[plan.buckets()[bucket].elements.clone()];
+                Turn::Apply { bucket, gradients, parameters }
+            } else {
+                Turn::Send { bucket, gradients }
+            };
+            if !watch(Progress::Turn(turn)) {
+                return;
+            }
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Who shares bytes with whom, and where: liveness, in-place results, offsets.
 
-use super::{ALIGNMENT_BYTES, Place, Wanted};
+use super::bucket::Bucket;
+use super::{ALIGNMENT_BYTES, Layout, Place, Updates, Wanted};
 use crate::dtype::DType;
 use crate::graph::{Graph, Source, Value};
 use crate::op::Op;
+use crate::split::Part;
 
 pub(super) struct Memory {
     pub places: Vec<Place>,
@@ -20,66 +22,134 @@ struct Storage {
     bytes: usize,
     /// Set for what does not live in the arena.
     fixed: Option<Place>,
-    /// Inputs are filled by the host and may be read by several runs: they live to the end and nothing overwrites them.
-    is_input: bool,
+    /// Nothing overwrites it while it lives. Inputs are filled by the host and may be read by several runs, so they live
+    /// to the end; buckets of gradients live until they are applied.
+    is_kept: bool,
 }
 
-pub(super) fn assign(graph: &Graph, wanted: &Wanted) -> Memory {
+/// Gives every value its place, and the buckets theirs.
+pub(super) fn assign(
+    graph: &Graph,
+    wanted: &Wanted,
+    (parts, layout, buckets): (&[Part], &Layout, &mut [Bucket]),
+) -> Memory {
+    let mut work = Assignment::new(graph);
+    let early = matches!(wanted.updates, Updates::Early { .. });
+    if early {
+        buckets.iter().for_each(|bucket| work.bucket(graph, bucket, &parts[bucket.parts.clone()], layout));
+    } else {
+        parts.iter().for_each(|part| work.gradient(part));
+    }
     let death = deaths(graph, wanted);
-    let fixed = gradient_places(graph, wanted);
-    let mut storages: Vec<Storage> = Vec::new();
-    let mut storage_of: Vec<Option<usize>> = vec![None; graph.values.len()];
-    for value in graph.values() {
-        let info = graph.info(value);
-        let place = match info.source {
-            Source::Input(_) => None,
-            Source::Parameter(index) => Some(Place::Parameter(index)),
-            Source::State(index) => Some(Place::State(index)),
-            Source::Node { .. } => continue,
-        };
-        storage_of[value.index()] = Some(storages.len());
-        let is_input = place.is_none();
-        let death = if is_input { graph.nodes().len() } else { death[value.index()] };
-        storages.push(Storage { birth: 0, death, bytes: info.bytes(), fixed: place, is_input });
-    }
-    for (index, node) in graph.nodes().iter().enumerate() {
-        for (position, &output) in node.outputs.iter().enumerate() {
-            let place = fixed[output.index()];
-            let taken = shared_input(graph, (index, position), &storages, &storage_of).filter(|_| place.is_none());
-            let storage = taken.unwrap_or_else(|| {
-                let bytes = graph.info(output).bytes();
-                storages.push(Storage { birth: index, death: index, bytes, fixed: place, is_input: false });
-                storages.len() - 1
-            });
-            storages[storage].death = storages[storage].death.max(death[output.index()]).max(index);
-            storage_of[output.index()] = Some(storage);
-        }
-    }
+    graph.values().for_each(|value| work.given(graph, value, death[value.index()]));
+    (0..graph.nodes().len()).for_each(|index| work.node(graph, index, &death));
+    let Assignment { storages, storage_of, start_of } = work;
     let (offsets, arena_bytes) = offsets(&storages);
+    let place = |index: usize| storages[index].fixed.unwrap_or(Place::Arena(offsets[index]));
+    if early {
+        buckets.iter_mut().enumerate().for_each(|(index, bucket)| bucket.place = place(index));
+    }
     let places = storage_of
         .iter()
-        .map(|storage| {
-            storage.map_or(Place::None, |index| storages[index].fixed.unwrap_or(Place::Arena(offsets[index])))
+        .zip(&start_of)
+        .map(|(storage, start)| match storage.map(place) {
+            Some(Place::Arena(offset)) => Place::Arena(offset + start),
+            other => other.unwrap_or(Place::None),
         })
         .collect();
     Memory { places, arena_bytes, storages, storage_of }
 }
 
-/// The places of the wanted gradients: a device writes them without asking whether they fit there.
-fn gradient_places(graph: &Graph, wanted: &Wanted) -> Vec<Option<Place>> {
-    let mut fixed: Vec<Option<Place>> = vec![None; graph.values.len()];
-    let complete = wanted.gradients.is_empty() || wanted.gradients.len() == graph.parameters().len();
+struct Assignment {
+    storages: Vec<Storage>,
+    storage_of: Vec<Option<usize>>,
+    /// The byte at which a value begins in its storage.
+    start_of: Vec<usize>,
+}
+
+impl Assignment {
+    fn new(graph: &Graph) -> Self {
+        let count = graph.values.len();
+        Self { storages: Vec::new(), storage_of: vec![None; count], start_of: vec![0; count] }
+    }
+
+    /// A gradient that stands in the store.
+    fn gradient(&mut self, part: &Part) {
+        let Some(value) = part.value else { return };
+        self.storage_of[value.index()] = Some(self.storages.len());
+        let fixed = Some(Place::Gradient(part.parameter));
+        self.storages.push(Storage { birth: 0, death: 0, bytes: 0, fixed, is_kept: true });
+    }
+
+    /// Gradients that stand in the arena, from the first one's node to their application.
+    fn bucket(&mut self, graph: &Graph, bucket: &Bucket, parts: &[Part], layout: &Layout) {
+        let mut birth = bucket.apply_after;
+        for part in parts {
+            let value = part.value.expect("early updates are of parameters that have a gradient");
+            let element = layout.range(part.parameter).start + part.elements.start - bucket.elements.start;
+            self.storage_of[value.index()] = Some(self.storages.len());
+            self.start_of[value.index()] = element * DType::F32.bytes();
+            if let Source::Node { node, .. } = graph.info(value).source {
+                birth = birth.min(node);
+            }
+        }
+        let bytes = bucket.elements.len() * DType::F32.bytes();
+        self.storages.push(Storage { birth, death: bucket.apply_after, bytes, fixed: None, is_kept: true });
+    }
+
+    /// A value that no node computes.
+    fn given(&mut self, graph: &Graph, value: Value, death: usize) {
+        let info = graph.info(value);
+        let fixed = match info.source {
+            Source::Input(_) => None,
+            Source::Parameter(index) => Some(Place::Parameter(index)),
+            Source::State(index) => Some(Place::State(index)),
+            Source::Node { .. } => return,
+        };
+        self.storage_of[value.index()] = Some(self.storages.len());
+        let is_kept = fixed.is_none();
+        let death = if is_kept { graph.nodes().len() } else { death };
+        self.storages.push(Storage { birth: 0, death, bytes: info.bytes(), fixed, is_kept });
+    }
+
+    /// The outputs of a node that have no place yet.
+    fn node(&mut self, graph: &Graph, index: usize, death: &[usize]) {
+        let node = &graph.nodes()[index];
+        for (position, &output) in node.outputs.iter().enumerate() {
+            if self.storage_of[output.index()].is_some() {
+                continue;
+            }
+            let host = shared_input(graph, (index, position), &self.storages, &self.storage_of);
+            if host.is_some() {
+                let input = node.inputs[node.op.in_place().map_or(0, |(_, input)| input)];
+                self.start_of[output.index()] = self.start_of[input.index()];
+            }
+            let storage = host.unwrap_or_else(|| {
+                let bytes = graph.info(output).bytes();
+                self.storages.push(Storage { birth: index, death: index, bytes, fixed: None, is_kept: false });
+                self.storages.len() - 1
+            });
+            let end = &mut self.storages[storage].death;
+            *end = death[output.index()].max(index).max(*end);
+            self.storage_of[output.index()] = Some(storage);
+        }
+    }
+}
+
+/// Asserts that every wanted gradient can be given a place: a device writes it without asking whether it fits there.
+pub(super) fn check_gradients(graph: &Graph, gradients: &[Option<Value>]) {
+    let complete = gradients.is_empty() || gradients.len() == graph.parameters().len();
     assert!(complete, "gradients are wanted of every parameter or of none; one that is not computed is `None`");
-    for (index, (gradient, &parameter)) in wanted.gradients.iter().zip(graph.parameters()).enumerate() {
+    let mut seen = vec![false; graph.values.len()];
+    for (gradient, &parameter) in gradients.iter().zip(graph.parameters()) {
         let Some(gradient) = *gradient else { continue };
         let (info, name) = (graph.info(gradient), &graph.info(parameter).name);
+        let is_first = !std::mem::replace(&mut seen[gradient.index()], true);
         let is_node = matches!(info.source, Source::Node { .. });
-        assert!(is_node && fixed[gradient.index()].is_none(), "each gradient is the output of a node of its own");
+        assert!(is_node && is_first, "each gradient is the output of a node of its own");
         assert_eq!(&info.shape, graph.shape(parameter), "the gradient of `{name}` has its shape");
         assert_eq!(info.dtype, DType::F32, "the gradient of `{name}` is of its type");
-        fixed[gradient.index()] = Some(Place::Gradient(index));
     }
-    fixed
 }
 
 /// The node that reads each value last; wanted outputs live to the end.
@@ -107,10 +177,10 @@ fn shared_input(
     let (_, input) = node.op.in_place().filter(|&(output, _)| output == position)?;
     let input = node.inputs[input];
     let storage = of(input)?;
-    let Storage { death, fixed, is_input, .. } = storages[storage];
+    let Storage { death, fixed, is_kept, .. } = storages[storage];
     let same_type = graph.dtype(input) == graph.dtype(node.outputs[position]);
     let read_twice = node.inputs.iter().filter(|&&input| of(input) == Some(storage)).count() > 1;
-    (fixed.is_none() && !is_input && death == index && same_type && !read_twice).then_some(storage)
+    (fixed.is_none() && !is_kept && death == index && same_type && !read_twice).then_some(storage)
 }
 
 /// Offsets for the storages of the arena: largest first, each at the lowest free place.
@@ -150,7 +220,7 @@ pub(super) fn activation_bytes(graph: &Graph, memory: &Memory, forward_nodes: us
     let inputs = backward.iter().flat_map(|node| &node.inputs);
     inputs.filter_map(|input| memory.storage_of[input.index()]).for_each(|storage| read[storage] = true);
     let is_activation =
-        |storage: &Storage| storage.fixed.is_none() && !storage.is_input && storage.birth < forward_nodes;
+        |storage: &Storage| storage.fixed.is_none() && !storage.is_kept && storage.birth < forward_nodes;
     memory
         .storages
         .iter()

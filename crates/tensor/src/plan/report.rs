@@ -22,17 +22,17 @@ pub struct Report {
     pub bytes_moved: u64,
     /// Bytes of results that the backward pass reads.
     pub activation_bytes: u64,
-    /// Bytes of the arena: activations, gradients of activations and inputs, with reuse.
+    /// Bytes of the arena: activations, their gradients, gradients that are applied early, and inputs, with reuse.
     pub arena_bytes: u64,
     /// What the arena would take if no two values shared bytes, each on cache lines of its own.
     pub without_reuse_bytes: u64,
-    /// Messages of gradients in the order in which they become ready.
+    /// Buckets of gradients in the order in which they become ready.
     pub buckets: Vec<BucketReport>,
     /// The nodes in the order in which they run.
     pub nodes: Vec<NodeReport>,
 }
 
-/// One message of gradients.
+/// One bucket of gradients.
 #[derive(Clone, Debug, Serialize)]
 pub struct BucketReport {
     /// First parameter in it.
@@ -45,6 +45,8 @@ pub struct BucketReport {
     pub bytes: u64,
     /// The node after which it can be sent.
     pub ready_after: usize,
+    /// The node after which it can be applied.
+    pub apply_after: usize,
 }
 
 /// One node.
@@ -89,6 +91,7 @@ impl Plan {
                     tensors: bucket.parameters.len(),
                     bytes: bucket.bytes as u64,
                     ready_after: bucket.ready_after,
+                    apply_after: bucket.apply_after,
                 })
                 .collect(),
             nodes: graph
@@ -148,11 +151,12 @@ impl fmt::Display for Report {
         let without = human(self.without_reuse_bytes);
         writeln!(f, "arena            {} ({share:.0}% of {without} without reuse)", human(self.arena_bytes))?;
         writeln!(f, "\ngradient buckets, in the order they become ready")?;
-        writeln!(f, "{:>4} {:>11} {:>8} {:>11}  parameters", "#", "size", "tensors", "after node")?;
+        writeln!(f, "{:>4} {:>11} {:>8} {:>11} {:>9}  parameters", "#", "size", "tensors", "after node", "applied")?;
         for (index, bucket) in self.buckets.iter().enumerate() {
             let size = human(bucket.bytes);
             let (first, last) = (&bucket.first, &bucket.last);
-            writeln!(f, "{index:>4} {size:>11} {:>8} {:>11}  {last} … {first}", bucket.tensors, bucket.ready_after)?;
+            let BucketReport { tensors, ready_after, apply_after, .. } = bucket;
+            writeln!(f, "{index:>4} {size:>11} {tensors:>8} {ready_after:>11} {apply_after:>9}  {last} … {first}")?;
         }
         writeln!(f, "\nnodes, in order")?;
         writeln!(f, "{:>4} {:<22} {:<36} {:>18} {:>10}  place", "#", "op", "layer", "output", "GFLOP")?;

@@ -69,16 +69,28 @@ impl Net {
         store.parameters.iter_mut().for_each(|x| *x = random.uniform() - 0.5);
         store.states.fill(1.0);
         // What is not computed stays poisoned, except the gradients that nobody computes.
-        for (index, _) in self.gradients.iter().enumerate().filter(|(_, gradient)| gradient.is_some()) {
+        let computed = self.gradients.iter().enumerate().filter(|(_, gradient)| gradient.is_some());
+        for (index, _) in computed.filter(|_| plan.stores_gradients()) {
             store.gradients[plan.parameters().range(index)].fill(f32::NAN);
         }
         let mut executor = Executor::new(device, plan);
+        self.fill(&mut executor);
+        (executor, store)
+    }
+
+    /// Poisons the arena and writes the inputs.
+    pub fn fill(&self, executor: &mut Executor) {
+        let mut random = Random::new(&[18]);
         executor.poison();
         for &input in self.graph.inputs() {
             let numbers = (0..self.graph.shape(input).elements()).map(|_| 2.0 * random.uniform() - 1.0);
             executor.write(input, &numbers.collect::<Vec<f32>>());
         }
-        (executor, store)
+    }
+
+    /// Whether the result depends on every parameter.
+    pub fn has_every_gradient(&self) -> bool {
+        self.gradients.iter().all(Option::is_some)
     }
 }
 

@@ -5,6 +5,7 @@ mod mixed;
 mod resume;
 mod runs;
 mod same_arithmetic;
+mod updates;
 
 use std::path::Path;
 
@@ -77,7 +78,7 @@ fn resume(run: &Path) -> Result<(Trainer, Outcome), TrainError> {
 /// All that a run carries from step to step, as bits: weights, running statistics, optimizer state.
 fn bits(replica: &Replica) -> Vec<u32> {
     let store = &replica.store;
-    let optimizer = replica.optimizer_state.iter().flatten();
+    let optimizer = replica.optimizer_state.iter().flat_map(|slot| slot.iter());
     store.parameters.iter().chain(store.states.iter()).chain(optimizer).map(|x| x.to_bits()).collect()
 }
 

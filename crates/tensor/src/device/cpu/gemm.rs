@@ -15,7 +15,7 @@ pub(crate) mod tests;
 use super::context::Context;
 use crate::dtype::Float;
 use pack::Strided;
-use product::{Product, multiply};
+use product::{Place, Product, multiply};
 
 /// A matrix in memory: element (row, column) lies at `row · row_stride + column · column_stride`.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +126,6 @@ pub fn gemm_batched<A: Float, B: Float, C: Float>(
     assert!(c_stride >= n || m <= 1, "rows of c overlap");
     let extent = m.saturating_sub(1) * c_stride + n;
     assert!(batch.count <= 1 || batch.c_stride >= extent, "results of the batch overlap");
-    let place = |index: usize, row: usize| index * batch.c_stride + row * c_stride;
     let left = Strided { matrix: a, batch_stride: batch.a_stride };
     let right = Strided { matrix: b, batch_stride: batch.b_stride };
     let product = Product {
@@ -136,7 +135,7 @@ pub fn gemm_batched<A: Float, B: Float, C: Float>(
         depth: k,
         left: &left,
         right: &right,
-        place: &place,
+        place: Place::Strided(batch.c_stride, c_stride),
         scale,
         accumulate,
         epilogue,

@@ -19,9 +19,43 @@ pub enum Isa {
     Avx512Bf16,
 }
 
+/// `PACELINE_ISA` cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("PACELINE_ISA={name} is not an instruction set of this machine; write one of {}, or leave it out", available())]
+pub struct IsaError {
+    /// What it says.
+    pub name: String,
+}
+
+fn available() -> String {
+    let names: Vec<&str> = Isa::ALL.into_iter().filter(|isa| isa.available()).map(Isa::name).collect();
+    names.join(", ")
+}
+
 impl Isa {
     /// Every set, the slowest first.
     pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+
+    /// The name in files, tables and `PACELINE_ISA`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512-bf16",
+        }
+    }
+
+    /// The set that the environment variable `PACELINE_ISA` names, or without it the fastest: for tests of the slower paths
+    /// and for the same bits on machines that differ.
+    ///
+    /// # Errors
+    /// When it names no set, or one that this machine does not have.
+    pub fn preferred() -> Result<Self, IsaError> {
+        let Some(name) = paceline_system::host::variable("PACELINE_ISA") else { return Ok(Self::best()) };
+        let found = Self::ALL.into_iter().find(|isa| isa.name() == name && isa.available());
+        found.ok_or(IsaError { name })
+    }
 
     /// The fastest set this machine has.
     pub fn best() -> Self {

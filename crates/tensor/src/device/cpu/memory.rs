@@ -37,8 +37,8 @@ impl<'a> Memory<'a> {
         assert!(arena.len() * DType::F32.bytes() >= plan.arena_bytes(), "the arena is too small");
         assert!(store.parameters.len() >= plan.parameters().length(), "too few parameters");
         assert!(store.states.len() >= plan.states().length(), "too few states");
-        let trains = !plan.buckets().is_empty();
-        assert!(!trains || store.gradients.len() >= plan.parameters().length(), "too few gradients");
+        let stored = plan.stores_gradients();
+        assert!(!stored || store.gradients.len() >= plan.parameters().length(), "too few gradients");
         let [arena, parameters, gradients, states] =
             [arena, &mut store.parameters, &mut store.gradients, &mut store.states].map(Buffer::pointer);
         Self { plan, arena, parameters, gradients, states, borrow: PhantomData }
@@ -65,6 +65,27 @@ impl<'a> Memory<'a> {
             count += 1;
         }
         look(&outputs[..count])
+    }
+
+    /// The gradients of a bucket whose turn has come, with zeros in the gaps between them, and their parameters.
+    pub fn bucket(&mut self, index: usize) -> (&mut [f32], &mut [f32]) {
+        let bucket = &self.plan.buckets()[index];
+        let (start, length) = (bucket.elements.start, bucket.elements.len());
+        let (base, first) = match bucket.place {
+            Place::Arena(offset) => (self.arena, offset / DType::F32.bytes()),
+            _ => (self.gradients, start),
+        };
+        // SAFETY: the plan keeps both ranges within their buffers, whose sizes `new` has checked; parameters are a buffer of
+        // their own, and `self` is borrowed until the slices are gone, so no kernel runs.
+        let (gradients, parameters) = unsafe {
+            let gradients = std::slice::from_raw_parts_mut(base.add(first), length);
+            (gradients, std::slice::from_raw_parts_mut(self.parameters.add(start), length))
+        };
+        for parameter in bucket.parameters.clone().skip(1) {
+            let [before, here] = [parameter - 1, parameter].map(|index| self.plan.parameters().range(index));
+            gradients[before.end - start..here.start - start].fill(0.0);
+        }
+        (gradients, parameters)
     }
 
     /// A value's elements, as raw memory: inside the borrowed buffers, aligned and initialised.

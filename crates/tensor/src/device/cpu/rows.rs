@@ -209,7 +209,9 @@ mod tests {
     #[test]
     fn every_element_of_the_rows_is_done_once_and_no_other() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
-            for (start, count, stride, width) in [(0, 1, 1, 1), (5, 7, 33, 20), (16, 11, 64, 64), (3, 0, 9, 9), (0, 4, 48, 47)] {
+            for (start, count, stride, width) in
+                [(0, 1, 1, 1), (5, 7, 33, 20), (16, 11, 64, 64), (3, 0, 9, 9), (0, 4, 48, 47)]
+            {
                 for past in [false, true] {
                     check::<f32>(isa, Rows { start, count, stride, width }, past);
                     check::<Bf16>(isa, Rows { start, count, stride, width }, past);

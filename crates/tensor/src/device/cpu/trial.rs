@@ -100,6 +100,19 @@ impl Kernel {
         }
     }
 
+    /// Floating-point operations of the products that an algorithm multiplies, without what prepares them.
+    pub fn flops_of(&self, algorithm: Algorithm) -> u64 {
+        match *self {
+            Self::Convolution { shape, pass, .. } if algorithm == Algorithm::Winograd => {
+                // 36 products for each tile of 4×4 results, or of the gradient that takes their place.
+                let [images, height, width, _] = if pass == ConvPass::GradInput { shape.x } else { shape.y };
+                let tiles = (images * height.div_ceil(4) * width.div_ceil(4)) as u64;
+                2 * 36 * tiles * (shape.x[3] * shape.y[3]) as u64
+            }
+            _ => self.flops(),
+        }
+    }
+
     /// Bytes of the operands and the result: what must at least be moved if nothing of it is in a cache.
     pub fn bytes(&self) -> u64 {
         self.operands().into_iter().map(|(elements, dtype)| (elements * dtype.bytes()) as u64).sum()
@@ -161,10 +174,15 @@ enum Floats {
 }
 
 impl Floats {
-    /// Numbers between −1 and 1 without a pattern that a kernel could profit from.
+    /// Numbers between −1 and 1, as good as independent.
     fn noise((count, dtype): (usize, DType), salt: u32) -> Self {
-        let numbers = (0..count as u32)
-            .map(|index| (index ^ salt).wrapping_mul(0x9E37_79B9).cast_signed() as f32 / i32::MAX as f32);
+        // The finalizer of MurmurHash3: a few instructions for each number.
+        let mix = |word: u32| {
+            let word = (word ^ (word >> 16)).wrapping_mul(0x85EB_CA6B);
+            let word = (word ^ (word >> 13)).wrapping_mul(0xC2B2_AE35);
+            word ^ (word >> 16)
+        };
+        let numbers = (0..count as u32).map(|index| mix(index ^ salt << 30).cast_signed() as f32 / i32::MAX as f32);
         match dtype {
             DType::Bf16 => Self::Bf16(numbers.map(Bf16::from_f32).collect()),
             _ => Self::F32(numbers.collect()),

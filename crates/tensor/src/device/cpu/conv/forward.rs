@@ -3,7 +3,7 @@
 
 use super::super::context::Context;
 use super::super::gemm::pack::{Layout, Left, Strided};
-use super::super::gemm::product::{Product, multiply};
+use super::super::gemm::product::{Place, Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
@@ -48,7 +48,7 @@ pub fn conv2d_forward<E: Float>(
         depth: shape.taps() * shape.group_inputs(),
         left,
         right: &Strided { matrix: Matrix::row_major(weight, outputs), batch_stride: columns },
-        place: &|group, row| row * outputs + group * columns,
+        place: Place::Strided(columns, outputs),
         scale: 1.0,
         accumulate: false,
         epilogue,

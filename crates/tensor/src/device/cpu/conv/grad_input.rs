@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::context::Context;
 use super::super::gemm::pack::{How, Layout, Left, Right, Strided, pack_transposed, word};
-use super::super::gemm::product::{Product, multiply};
+use super::super::gemm::product::{Place, Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
 use super::axis::Axis;
 use super::depthwise::{Sweep, sweep};
@@ -61,13 +61,9 @@ fn one_phase<E: Float>(
     let left: &dyn Left = if algorithm == Algorithm::Pointwise { &pixels } else { &patches };
     let [down, across] = axes;
     let place = |group: usize, row: usize| {
-        let pixel = if (down.step, across.step) == (1, 1) {
-            row
-        } else {
-            let (line, column) = (row / across.outputs, row % across.outputs);
-            let (image, line) = (line / down.outputs, line % down.outputs);
-            (image * height + down.first + down.step * line) * width + across.first + across.step * column
-        };
+        let (line, column) = (row / across.outputs, row % across.outputs);
+        let (image, line) = (line / down.outputs, line % down.outputs);
+        let pixel = (image * height + down.first + down.step * line) * width + across.first + across.step * column;
         pixel * inputs + group * columns
     };
     let product = Product {
@@ -77,7 +73,11 @@ fn one_phase<E: Float>(
         depth: down.taps * across.taps * group_channels,
         left,
         right: &TransposedTaps { weight, axes, shape: *shape },
-        place: &place,
+        place: if (down.step, across.step) == (1, 1) {
+            Place::Strided(columns, inputs)
+        } else {
+            Place::Scattered(&place)
+        },
         scale: 1.0,
         accumulate: false,
         epilogue: Epilogue::default(),

@@ -3,7 +3,7 @@
 
 use super::super::context::Context;
 use super::super::gemm::pack::{Layout, Left, Strided};
-use super::super::gemm::product::{Product, multiply};
+use super::super::gemm::product::{Place, Product, multiply};
 use super::super::gemm::{Epilogue, Matrix};
 use super::axis::Axis;
 use super::depthwise;
@@ -44,7 +44,7 @@ pub fn conv2d_grad_weight<E: Float>(
         depth: shape.y[0] * shape.y[1] * shape.y[2],
         left,
         right: &Strided { matrix: Matrix::row_major(dy, outputs), batch_stride: columns },
-        place: &|group, row| row * outputs + group * columns,
+        place: Place::Strided(columns, outputs),
         scale: 1.0,
         accumulate: false,
         epilogue: Epilogue::default(),

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::gemm::kernel::DEPTH_MAX;
-use super::super::gemm::pack::{Grid, How, Layout, Left, Words, copy_words, scatter};
+use super::super::gemm::pack::{Grid, How, Layout, Left, Line, Words, copy_words, scatter};
 use super::super::simd::{Simd, Vectorised};
 use super::axis::Axis;
 use crate::bf16::Bf16;
@@ -125,9 +125,9 @@ impl<E: Float> Vectorised for Zip<'_, E> {
                     let low = patches.numbers(&pair[0], &run, first);
                     let high = pair.get(1).map(|corner| patches.numbers(corner, &run, second));
                     let readable = high.map_or(low.len(), |high| high.len().min(low.len()));
-                    let sources = (low.as_ptr(), high.map(<[E]>::as_ptr));
+                    let line = Line { low: low.as_ptr(), high: high.map(<[E]>::as_ptr), readable };
                     // SAFETY: the panels have room for all features and lines; a run begins where the last one ended.
-                    unsafe { scatter::<S, E>(words, sources, (run.at, run.length, readable), target, grid) };
+                    unsafe { scatter::<S, E>(words, line, (run.at, run.length), target, grid) };
                 }
                 target = target.wrapping_add(grid.stride);
             }

@@ -62,14 +62,18 @@ pub(crate) struct Tile<'a> {
     pub left: *const f32,
     /// Distance between rows or, for [`Layout::AlongRows`], depth steps, in words.
     pub left_stride: usize,
-    /// Packed: `vectors · lanes` words per depth step.
+    /// `vectors · lanes` words per depth step.
     pub right: *const f32,
+    /// Distance between depth steps, in words.
+    pub right_stride: usize,
     /// In words.
     pub depth: usize,
-    /// Where each row of the tile begins in the result; rows beyond these are computed and dropped.
+    /// Where each row begins in the result; rows beyond these are computed and dropped.
     pub rows: &'a [*mut f32],
     /// Where the rows are written instead, rounded, if given.
     pub narrow: Option<&'a [*mut Bf16]>,
+    /// The first column, counted from where the rows and the bias begin.
+    pub column: usize,
     /// Valid columns.
     pub columns: usize,
     pub scale: f32,
@@ -134,6 +138,8 @@ pub(crate) fn tile(isa: Isa, words: Words, rows: usize, vectors: usize, layout: 
             }
         };
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = rows;
     match (isa, words) {
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx512Bf16, Words::Pairs) => pick_512!(avx512_bf16),
@@ -250,7 +256,7 @@ unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const A
                     }
                 }
                 left = left.add(if ALONG_DEPTH { 1 } else { stride });
-                right = right.add(V * S::LANES);
+                right = right.add(tile.right_stride);
             }
             done = end;
         }
@@ -288,7 +294,7 @@ unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut s
         let mut bias = [S::splat(0.0); V];
         if let Some(values) = tile.bias {
             for v in 0..V {
-                bias[v] = S::load(values.add(v * S::LANES));
+                bias[v] = S::load(values.add(tile.column + v * S::LANES));
             }
         }
         for r in 0..R {
@@ -298,7 +304,7 @@ unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut s
         }
         if tile.load {
             for r in 0..R {
-                let row = *tile.rows.get_unchecked(r);
+                let row = tile.rows.get_unchecked(r).add(tile.column);
                 for v in 0..V {
                     sums[r][v] = S::add(sums[r][v], S::load(row.add(v * S::LANES)));
                 }
@@ -312,27 +318,27 @@ unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut s
         if let Some(narrow) = tile.narrow.filter(|_| S::ROUNDS) {
             if V == 1 {
                 for r in 0..R {
-                    S::store_bf16(*narrow.get_unchecked(r), sums[r][0]);
+                    S::store_bf16(narrow.get_unchecked(r).add(tile.column), sums[r][0]);
                 }
             } else if tile.stream {
                 for r in 0..R {
-                    S::store_bf16_twice(*narrow.get_unchecked(r), [sums[r][0], sums[r][V - 1]], true);
+                    S::store_bf16_twice(narrow.get_unchecked(r).add(tile.column), [sums[r][0], sums[r][V - 1]], true);
                 }
             } else {
                 for r in 0..R {
-                    S::store_bf16_twice(*narrow.get_unchecked(r), [sums[r][0], sums[r][V - 1]], false);
+                    S::store_bf16_twice(narrow.get_unchecked(r).add(tile.column), [sums[r][0], sums[r][V - 1]], false);
                 }
             }
         } else if tile.stream {
             for r in 0..R {
-                let row = *tile.rows.get_unchecked(r);
+                let row = tile.rows.get_unchecked(r).add(tile.column);
                 for v in 0..V {
                     S::stream(row.add(v * S::LANES), sums[r][v]);
                 }
             }
         } else {
             for r in 0..R {
-                let row = *tile.rows.get_unchecked(r);
+                let row = tile.rows.get_unchecked(r).add(tile.column);
                 for v in 0..V {
                     S::store(row.add(v * S::LANES), sums[r][v]);
                 }
@@ -351,20 +357,21 @@ unsafe fn finish_ragged<S: Simd, const V: usize>(tile: &Tile<'_>, v: usize, colu
     unsafe {
         let scale = S::splat(tile.scale);
         let floor = S::splat(if tile.relu { 0.0 } else { f32::NEG_INFINITY });
+        let at = tile.column + v * S::LANES;
         let bias = match tile.bias {
-            Some(bias) => S::load_first(bias.wrapping_add(v * S::LANES), columns),
+            Some(bias) => S::load_first(bias.wrapping_add(at), columns),
             None => S::splat(0.0),
         };
         for (r, row) in tile.rows.iter().enumerate() {
             let mut sum = S::mul_add(*sums.add(r * V), scale, bias);
             if tile.load {
-                sum = S::add(sum, S::load_first(row.wrapping_add(v * S::LANES), columns));
+                sum = S::add(sum, S::load_first(row.wrapping_add(at), columns));
             }
             let sum = S::raise(sum, floor);
             if let Some(narrow) = tile.narrow {
-                S::store_first_bf16(narrow.get_unchecked(r).wrapping_add(v * S::LANES), sum, columns);
+                S::store_first_bf16(narrow.get_unchecked(r).wrapping_add(at), sum, columns);
             } else {
-                S::store_first(row.wrapping_add(v * S::LANES), sum, columns);
+                S::store_first(row.wrapping_add(at), sum, columns);
             }
         }
     }

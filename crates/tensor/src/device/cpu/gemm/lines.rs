@@ -130,8 +130,15 @@ unsafe fn across<S: Simd, E: Float>(words: Words, low: *const E, high: Option<*c
     }
 }
 
-/// Copies numbers `first..first + count` of a line of one depth step (two in pairs) to the panels of `grid` at `target`. The sources
-/// begin with the first of them and may be read for `readable` numbers.
+/// The sources of a line of words: numbers side by side and, in pairs, those of the next depth step. Both may be read for `readable`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line<E> {
+    pub low: *const E,
+    pub high: Option<*const E>,
+    pub readable: usize,
+}
+
+/// Copies a line to numbers `first..first + count` of the panels of `grid` at `target`.
 ///
 /// # Safety
 /// The machine has the instructions of `S`; the panels have room. A panel that is filled from its first number on may be
@@ -139,28 +146,26 @@ unsafe fn across<S: Simd, E: Float>(words: Words, low: *const E, high: Option<*c
 #[inline(always)]
 pub(crate) unsafe fn scatter<S: Simd, E: Float>(
     words: Words,
-    (low, high): (*const E, Option<*const E>),
-    (first, count, readable): (usize, usize, usize),
+    line: Line<E>,
+    (first, count): (usize, usize),
     target: *mut f32,
     grid: Grid,
 ) {
+    let Line { low, high, readable } = line;
     let (mut done, mut lane) = (0, first % grid.height);
     // SAFETY: the caller's promise.
     unsafe {
         let mut target = target.add(first / grid.height * grid.size);
         while done < count {
             let piece = (grid.height - lane).min(count - done);
-            let at = |offset: usize| (low.add(done + offset), high.map(|high| high.add(done + offset)));
+            let high = high.map(|high| high.add(done));
             if lane == 0 {
-                for offset in (0..grid.stride).step_by(S::LANES) {
-                    let left = readable.saturating_sub(done + offset);
-                    let (low, high) = if left == 0 { (low, high) } else { at(offset) };
-                    S::store(target.add(offset), across::<S, E>(words, low, high, left));
-                }
+                let line = Line { low: low.add(done), high, readable: readable - done };
+                fill::<S, E>(words, line, target, grid.stride);
             } else {
                 for offset in (0..piece).step_by(S::LANES) {
-                    let (low, high) = at(offset);
-                    let vector = across::<S, E>(words, low, high, piece - offset);
+                    let high = high.map(|high| high.add(offset));
+                    let vector = across::<S, E>(words, low.add(done + offset), high, piece - offset);
                     S::store_first(target.add(lane + offset), vector, (piece - offset).min(S::LANES));
                 }
             }
@@ -169,7 +174,28 @@ pub(crate) unsafe fn scatter<S: Simd, E: Float>(
     }
 }
 
-/// Packs numbers that lie side by side across the depth: `depth` lines of `count`, `stride` apart in `source`.
+/// Fills `width` words, whole vectors of them: with zeros behind what can be read.
+///
+/// # Safety
+/// The machine has the instructions of `S`, and the target room.
+#[inline(always)]
+unsafe fn fill<S: Simd, E: Float>(words: Words, line: Line<E>, target: *mut f32, width: usize) {
+    for offset in (0..width).step_by(S::LANES) {
+        // SAFETY: the caller's promise; nothing is read behind the line.
+        unsafe {
+            if offset < line.readable {
+                let high = line.high.map(|high| high.add(offset));
+                let vector = across::<S, E>(words, line.low.add(offset), high, line.readable - offset);
+                S::store(target.add(offset), vector);
+            } else {
+                S::store(target.add(offset), S::splat(0.0));
+            }
+        }
+    }
+}
+
+/// Packs numbers that lie side by side across the depth: `depth` lines of `count`, `stride` apart in `source`, with zeros to the end
+/// of the last panel's lines.
 pub(super) fn pack_lines<E: Float>(
     how: How,
     source: &[E],
@@ -201,18 +227,45 @@ struct Lines<'a, E> {
 impl<E: Float> Vectorised for Lines<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { words, source, stride, depth, count, panel, grid } = self;
-        let numbers = words.numbers();
-        for (index, step) in (0..depth).step_by(numbers).enumerate() {
-            let from = step * stride;
-            let high = (step + 1 < depth).then(|| source.as_ptr().wrapping_add(from + stride));
-            // Behind the last line of the source, a panel's last vector is cut; the right operand's is, too, for zeros must follow.
-            let last = if high.is_some() && numbers == 2 { from + stride } else { from };
-            let readable = if grid.size == 0 { count } else { source.len() - last };
-            // SAFETY: the caller's promise, and the assertion of `pack_lines`.
+        // A loop for each kind of words, which is then known in it.
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.words {
+                Words::Plain => self.sweep::<S>(Words::Plain),
+                Words::Rounded => self.sweep::<S>(Words::Rounded),
+                Words::Pairs => self.sweep::<S>(Words::Pairs),
+            }
+        }
+    }
+}
+
+impl<E: Float> Lines<'_, E> {
+    /// # Safety
+    /// The machine has the instructions of `S`, and what [`pack_lines`] asserts.
+    #[inline(always)]
+    unsafe fn sweep<S: Simd>(self, words: Words) {
+        let Self { source, stride, depth, count, panel, grid, .. } = self;
+        // Panels whose lines can be read to the end of their last vector.
+        let whole = if count < grid.stride { 0 } else { (count - grid.stride) / grid.height + 1 };
+        for (index, step) in (0..depth).step_by(words.numbers()).enumerate() {
+            // SAFETY: the caller's promise.
             unsafe {
-                let (low, target) = (source.as_ptr().add(from), panel.as_mut_ptr().add(index * grid.stride));
-                scatter::<S, E>(words, (low, high), (0, count, readable), target, grid);
+                let low = source.as_ptr().add(step * stride);
+                let high = (words == Words::Pairs && step + 1 < depth).then(|| low.add(stride));
+                let mut target = panel.as_mut_ptr().add(index * grid.stride);
+                let mut done = 0;
+                for _ in 0..whole {
+                    let high = high.map(|high| high.add(done));
+                    let line = Line { low: low.add(done), high, readable: grid.stride };
+                    fill::<S, E>(words, line, target, grid.stride);
+                    (done, target) = (done + grid.height, target.add(grid.size));
+                }
+                while done < count {
+                    let high = high.map(|high| high.add(done));
+                    let line = Line { low: low.add(done), high, readable: count - done };
+                    fill::<S, E>(words, line, target, grid.stride);
+                    (done, target) = (done + grid.height, target.wrapping_add(grid.size));
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::super::isa::Isa;
 use super::Matrix;
 pub(crate) use super::kernel::{Layout, Words};
-pub(crate) use super::lines::{Grid, copy_words, pack_transposed, scatter, word};
+pub(crate) use super::lines::{Grid, Line, copy_words, pack_transposed, scatter, word};
 use super::lines::{copy, pack_lines};
 use crate::dtype::{DType, Float};
 
@@ -59,6 +59,33 @@ pub(crate) trait Right: Sync {
     /// is counted in numbers and begins with a whole word.
     fn pack(&self, how: How, batch: usize, depth: Range<usize>, columns: Range<usize>, panel: &mut [f32], width: usize);
 
+    /// Copies a block to panels of `width` columns, one behind the other.
+    fn pack_panels(
+        &self,
+        how: How,
+        batch: usize,
+        depth: Range<usize>,
+        columns: Range<usize>,
+        panels: &mut [f32],
+        width: usize,
+    ) {
+        let size = depth.len().div_ceil(how.words.numbers()) * width;
+        for (panel, start) in panels.chunks_exact_mut(size.max(1)).zip(columns.clone().step_by(width)) {
+            self.pack(how, batch, depth.clone(), start..(start + width).min(columns.end), panel, width);
+        }
+    }
+
+    /// Where the block's first word lies and the distance between depth steps in words, if the operand itself is as good as panels.
+    fn in_place(
+        &self,
+        _words: Words,
+        _batch: usize,
+        _depth: Range<usize>,
+        _columns: Range<usize>,
+    ) -> Option<(*const f32, usize)> {
+        None
+    }
+
     /// As [`Left::ahead`].
     fn ahead(&self, _batch: usize, _depth: Range<usize>, _columns: Range<usize>) -> Ahead {
         Ahead::NOTHING
@@ -80,52 +107,80 @@ impl Ahead {
     pub const NOTHING: Self = Self { start: std::ptr::null(), lines: 0, stride: 0, run: 0 };
 
     /// Bytes.
-    pub fn length(&self) -> usize {
+    fn length(&self) -> usize {
         self.lines * self.run
-    }
-
-    /// What tile `tile` of `tiles` asks for.
-    fn share(mut self, tile: usize, tiles: usize, asked: &mut Asked) {
-        if self.stride == self.run {
-            (self.run, self.lines) = (self.length(), 1);
-        }
-        if self.length() == 0 || tile >= tiles {
-        } else if self.lines >= tiles {
-            for line in self.lines * tile / tiles..self.lines * (tile + 1) / tiles {
-                asked.push(self.start.wrapping_add(line * self.stride), self.run);
-            }
-        } else {
-            let pieces = tiles / self.lines;
-            let (line, piece) = (tile / pieces, tile % pieces);
-            if line < self.lines {
-                let (from, to) = (self.run * piece / pieces, self.run * (piece + 1) / pieces);
-                asked.push(self.start.wrapping_add(line * self.stride + from), to - from);
-            }
-        }
     }
 }
 
-/// What the tiles of a block ask for, shared out among them by bytes.
+/// What the tiles of a block ask for, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
-    pub left: Ahead,
-    pub right: Ahead,
-    pub tiles: usize,
+    left: Cursor,
+    right: Cursor,
+    /// How many of the tiles ask for the left operand; the rest ask for the right one.
+    for_left: usize,
 }
 
 impl Plan {
-    /// What tile `tile` asks for in `steps` steps of the depth.
-    pub fn ask(&self, tile: usize, steps: usize, asked: &mut Asked) {
+    /// Shares `left` and `right` out among `tiles` tiles of `steps` depth steps.
+    pub fn new(left: Ahead, right: Ahead, tiles: usize, steps: usize) -> Self {
+        let (for_left, bytes) = (left.length(), left.length() + right.length());
+        let for_left = if right.length() == 0 { tiles } else { tiles * for_left / bytes };
+        let (left, right) = (Cursor::new(left, for_left, steps), Cursor::new(right, tiles - for_left, steps));
+        Self { left, right, for_left }
+    }
+
+    /// What the next tile asks for.
+    pub fn next(&mut self, asked: &mut Asked) {
         asked.count = 0;
-        let (left, right) = (self.left.length(), self.right.length());
-        if left + right > 0 {
-            let for_left = if right == 0 { self.tiles } else { self.tiles * left / (left + right) };
-            if tile < for_left {
-                self.left.share(tile, for_left, asked);
-            } else {
-                self.right.share(tile - for_left, self.tiles - for_left, asked);
+        if self.for_left > 0 {
+            self.for_left -= 1;
+            self.left.next(asked);
+        } else {
+            self.right.next(asked);
+        }
+    }
+}
+
+/// How far some memory has been asked for.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    memory: Ahead,
+    /// Lines for each tile; one that is cut is asked for in pieces of so many bytes.
+    take: usize,
+    piece: usize,
+    /// Bytes for each depth step.
+    pace: usize,
+    /// Where in its line the next piece begins.
+    offset: usize,
+}
+
+impl Cursor {
+    fn new(mut memory: Ahead, tiles: usize, steps: usize) -> Self {
+        if memory.stride == memory.run {
+            (memory.run, memory.lines) = (memory.length(), 1);
+        }
+        if memory.length() == 0 || tiles == 0 {
+            return Self { memory: Ahead::NOTHING, take: 0, piece: 0, pace: 0, offset: 0 };
+        }
+        let (take, piece) = if memory.lines >= tiles {
+            (memory.lines.div_ceil(tiles).min(Asked::MOST), memory.run)
+        } else {
+            (1, memory.run.div_ceil(tiles / memory.lines))
+        };
+        Self { memory, take, piece, pace: piece.div_ceil((steps / take).max(1)), offset: 0 }
+    }
+
+    fn next(&mut self, asked: &mut Asked) {
+        for _ in 0..self.take.min(self.memory.lines) {
+            asked.pieces[asked.count] = (self.memory.start.wrapping_add(self.offset), self.pace);
+            asked.count += 1;
+            self.offset += self.piece;
+            if self.offset >= self.memory.run {
+                self.offset = 0;
+                self.memory.lines -= 1;
+                self.memory.start = self.memory.start.wrapping_add(self.memory.stride);
             }
-            asked.pace(steps);
         }
     }
 }
@@ -139,21 +194,6 @@ pub(crate) struct Asked {
 
 impl Asked {
     const MOST: usize = 16;
-
-    fn push(&mut self, start: *const u8, bytes: usize) {
-        if self.count < Self::MOST {
-            self.pieces[self.count] = (start, bytes);
-            self.count += 1;
-        }
-    }
-
-    /// From bytes to bytes per step.
-    fn pace(&mut self, steps: usize) {
-        let steps = (steps / self.count.max(1)).max(1);
-        for (_, bytes) in &mut self.pieces[..self.count] {
-            *bytes = bytes.div_ceil(steps);
-        }
-    }
 
     pub fn pieces(&self) -> &[(*const u8, usize)] {
         &self.pieces[..self.count]
@@ -228,25 +268,40 @@ impl<E: Float> Left for Strided<'_, E> {
         rows: Range<usize>,
         depth: Range<usize>,
     ) -> Option<(*const f32, usize)> {
-        // Rows whose lines fall into few sets of a first-level cache would drive each other out.
-        const WAY: usize = 4096;
         let Matrix { row_stride, column_stride, .. } = self.matrix;
-        let same = matches!((E::DTYPE, words), (DType::F32, Words::Plain) | (DType::Bf16, Words::Pairs));
         let numbers = words.numbers();
-        let whole = row_stride.is_multiple_of(numbers) && depth.len().is_multiple_of(numbers);
-        let apart = 1 << (row_stride * size_of::<E>()).trailing_zeros().min(12);
-        if !same || !whole || column_stride != 1 || 4 * apart > WAY {
+        let same = matches!((E::DTYPE, words), (DType::F32, Words::Plain) | (DType::Bf16, Words::Pairs));
+        let (stride, most) = match Left::layout(self) {
+            Layout::AlongDepth if column_stride == 1 => (row_stride, ROWS_APART),
+            Layout::AlongRows if numbers == 1 => (column_stride, STEPS_APART),
+            _ => return None,
+        };
+        let whole = stride.is_multiple_of(numbers) && depth.len().is_multiple_of(numbers);
+        if !same || !whole || apart(stride * size_of::<E>()) > most || rows.is_empty() || depth.is_empty() {
             return None;
         }
         let data = self.batch(batch);
-        let last = rows.end.checked_sub(1)? * row_stride + depth.end;
-        assert!(last <= data.len(), "a row lies outside the matrix");
-        Some((data[rows.start * row_stride + depth.start..].as_ptr().cast(), row_stride / numbers))
+        let last = (rows.end - 1) * row_stride + (depth.end - 1) * column_stride;
+        assert!(last < data.len(), "a row lies outside the matrix");
+        let first = rows.start * row_stride + depth.start * column_stride;
+        Some((data[first..].as_ptr().cast(), stride / numbers))
     }
 
     fn ahead(&self, batch: usize, rows: Range<usize>, depth: Range<usize>) -> Ahead {
         self.ahead(batch, rows, depth)
     }
+}
+
+/// Lines of memory a multiple of this many bytes apart share the sets of a first-level cache: rows that a tile reads together, again
+/// and again, would drive each other out, ...
+const ROWS_APART: usize = 1024;
+
+/// ... and here those of a second-level one: a block of steps would fill the few sets it falls into.
+pub(super) const STEPS_APART: usize = 2048;
+
+/// The largest power of two of which a distance is a multiple.
+pub(super) fn apart(bytes: usize) -> usize {
+    1 << bytes.trailing_zeros().min(usize::BITS - 1)
 }
 
 impl<E: Float> Right for Strided<'_, E> {
@@ -282,6 +337,45 @@ impl<E: Float> Right for Strided<'_, E> {
                 }
             }
         }
+    }
+
+    fn pack_panels(
+        &self,
+        how: How,
+        batch: usize,
+        depth: Range<usize>,
+        columns: Range<usize>,
+        panels: &mut [f32],
+        width: usize,
+    ) {
+        let Matrix { row_stride, column_stride, .. } = self.matrix;
+        let size = depth.len().div_ceil(how.words.numbers()) * width;
+        if column_stride == 1 && size > 0 {
+            // Line after line, for the memory's sake.
+            let source = &self.batch(batch)[depth.start * row_stride + columns.start..];
+            let grid = Grid { height: width, stride: width, size };
+            return pack_lines(how, source, row_stride, depth.len(), columns.len(), panels, grid);
+        }
+        for (panel, start) in panels.chunks_exact_mut(size.max(1)).zip(columns.clone().step_by(width)) {
+            Right::pack(self, how, batch, depth.clone(), start..(start + width).min(columns.end), panel, width);
+        }
+    }
+
+    fn in_place(
+        &self,
+        words: Words,
+        batch: usize,
+        depth: Range<usize>,
+        columns: Range<usize>,
+    ) -> Option<(*const f32, usize)> {
+        let Matrix { row_stride, column_stride, .. } = self.matrix;
+        let same = E::DTYPE == DType::F32 && words == Words::Plain;
+        if !same || column_stride != 1 || depth.is_empty() || columns.is_empty() {
+            return None;
+        }
+        let data = self.batch(batch);
+        assert!((depth.end - 1) * row_stride + columns.end <= data.len(), "a row lies outside the matrix");
+        Some((data[depth.start * row_stride + columns.start..].as_ptr().cast(), row_stride))
     }
 
     fn ahead(&self, batch: usize, depth: Range<usize>, columns: Range<usize>) -> Ahead {

@@ -15,7 +15,7 @@ use super::super::simd::is_f32;
 use super::Epilogue;
 use super::cut::Cut;
 use super::kernel::{self, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile, Words};
-use super::pack::{Ahead, Asked, Grid, How, Left, Plan, Right};
+use super::pack::{Ahead, Asked, Grid, How, Left, Plan, Right, STEPS_APART, apart};
 use crate::bf16::Bf16;
 use crate::dtype::{DType, Float};
 
@@ -31,8 +31,8 @@ pub(crate) struct Product<'a> {
     pub depth: usize,
     pub left: &'a dyn Left,
     pub right: &'a dyn Right,
-    /// Where row (batch, row) begins in the result.
-    pub place: &'a (dyn Fn(usize, usize) -> usize + Sync),
+    /// Where the rows begin in the result.
+    pub place: Place<'a>,
     pub scale: f32,
     pub accumulate: bool,
     pub epilogue: Epilogue<'a>,
@@ -40,10 +40,28 @@ pub(crate) struct Product<'a> {
     pub bias_stride: usize,
 }
 
+/// Where row (batch, row) begins in a result.
+#[derive(Clone, Copy)]
+pub(crate) enum Place<'a> {
+    /// At `batch · .0 + row · .1`.
+    Strided(usize, usize),
+    /// Wherever this says.
+    Scattered(&'a (dyn Fn(usize, usize) -> usize + Sync)),
+}
+
+impl Place<'_> {
+    fn at(&self, batch: usize, row: usize) -> usize {
+        match self {
+            Self::Strided(batch_stride, row_stride) => batch * batch_stride + row * row_stride,
+            Self::Scattered(place) => place(batch, row),
+        }
+    }
+}
+
 /// Computes `product` into `result`.
 ///
 /// # Safety
-/// The rows that `place` names must not overlap.
+/// The rows that `place` gives must not overlap.
 pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Product<'_>, result: &mut [C]) {
     let Product { batch, rows, columns, .. } = *product;
     if batch * rows * columns == 0 {
@@ -76,7 +94,7 @@ pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Pro
     } else {
         Output::Partial(SendPointer(partial.as_mut_ptr()))
     };
-    let run = Run { product, cut, how, layout, depth, shared, output, room, stream };
+    let run = Run { product, cut, how, layout, depth, shared, output, room, stream, threads: context.pool.threads() };
     context.pool.run(batch * cut.tasks(), |task, worker| {
         // SAFETY: the pool runs one task per worker at a time.
         let buffer = unsafe { workers.buffer(worker) };
@@ -179,79 +197,105 @@ struct Run<'a, C> {
     output: Output<C>,
     room: Room,
     stream: bool,
+    threads: usize,
 }
 
-/// One block of the depth of a task.
-struct Part<'a> {
+/// A block of the right operand: its panels lie `next` words apart, in each the steps of the depth `stride` or side by side.
+#[derive(Clone, Copy)]
+struct RightBlock {
+    start: *const f32,
+    stride: Option<usize>,
+    next: usize,
+}
+
+/// What a task computes: a block of the result over a range of blocks of the depth.
+struct Block {
     batch: usize,
     split: usize,
     rows: Range<usize>,
     columns: Range<usize>,
+    depth: Range<usize>,
+}
+
+/// One block of the depth of a task.
+struct Part<'a> {
+    block: &'a Block,
     /// In words.
     steps: Range<usize>,
     first: bool,
     last: bool,
-    right: &'a [f32],
+    right: RightBlock,
     /// A row of sums, if the task keeps them, and the distance to the next.
     sums: Option<(*mut f32, usize)>,
-    /// What the tiles of the block ask for where each task packs its own panels.
-    plan: Plan,
+    /// What comes after it.
+    next: Option<(&'a Block, Range<usize>)>,
 }
 
-/// A left panel, and what the tiles that use it ask for: the first of them is this one of the plan's.
+/// A left panel.
 struct Panel {
     rows: Range<usize>,
     left: *const f32,
     left_stride: usize,
-    plan: Plan,
-    tile: usize,
 }
 
 impl<C: Float> Run<'_, C> {
-    /// # Safety
-    /// No other task with the same number runs.
-    unsafe fn task(&self, task: usize, buffer: &mut [f32]) {
+    /// The block that a task computes.
+    fn block(&self, task: usize) -> Block {
         let (product, cut) = (self.product, &self.cut);
         let (batch, task) = (task / cut.tasks(), task % cut.tasks());
         let (split, row_block, column_block) = cut.task(task);
         let rows = block(row_block, cut.row_block, product.rows);
         let columns = block(column_block, cut.column_block, product.columns);
+        let per_split = cut.depth_blocks.div_ceil(cut.splits);
+        // Without a depth there is one block, of nothing.
+        let end = ((split + 1) * per_split).min(cut.depth_blocks).max(1);
+        Block { batch, split, rows, columns, depth: split * per_split..end }
+    }
+
+    /// # Safety
+    /// No other task with the same number runs.
+    unsafe fn task(&self, task: usize, buffer: &mut [f32]) {
+        let block = self.block(task);
         let (left, buffer) = buffer.split_at_mut(self.room.left);
         let (own, sums) = buffer.split_at_mut(self.room.right);
-        if product.accumulate && self.room.sums > 0 {
-            self.widen(batch, &rows, &columns, sums);
+        if self.product.accumulate && self.room.sums > 0 {
+            self.widen(&block, sums);
         }
-        let sums = (self.room.sums > 0).then_some((sums.as_mut_ptr(), cut.column_block));
-        let per_split = cut.depth_blocks.div_ceil(cut.splits);
-        let blocks = split * per_split..((split + 1) * per_split).min(cut.depth_blocks);
-        // Without a depth there is one block, of nothing.
-        let blocks = if product.depth == 0 { 0..1 } else { blocks };
-        for index in blocks.clone() {
-            let steps = block(index, cut.depth_block, self.depth);
-            if !cut.shared {
-                self.pack_own(batch, &steps, &columns, own);
-            }
-            let right = if cut.shared {
-                let offset = (batch * self.depth + steps.start) * cut.padded(product.columns);
-                &self.shared[offset + columns.start * steps.len()..]
+        let sums = (self.room.sums > 0).then_some((sums.as_mut_ptr(), self.cut.column_block));
+        // The task that this worker probably does next.
+        let following = task + self.threads;
+        let following = (following < self.product.batch * self.cut.tasks()).then(|| self.block(following));
+        for index in block.depth.clone() {
+            let steps = self.steps(index);
+            let right = self.right(&block, &steps, own);
+            let (first, last) = (index == block.depth.start, index + 1 == block.depth.end);
+            let next = if last {
+                following.as_ref().map(|following| (following, self.steps(following.depth.start)))
             } else {
-                &*own
+                Some((&block, self.steps(index + 1)))
             };
-            let (first, last) = (index == blocks.start, index + 1 == blocks.end);
-            let next = if last || cut.shared { 0..0 } else { block(index + 1, cut.depth_block, self.depth) };
-            let plan = self.plan(batch, &rows, &columns, &next);
-            let (rows, columns) = (rows.clone(), columns.clone());
-            let part = Part { batch, split, rows, columns, steps, first, last, right, sums, plan };
+            let part = Part { block: &block, steps, first, last, right, sums, next };
             // SAFETY: as this function.
             unsafe { self.rows(&part, left) };
         }
     }
 
+    /// The words of a block of the depth.
+    fn steps(&self, index: usize) -> Range<usize> {
+        block(index, self.cut.depth_block, self.depth)
+    }
+
+    /// The numbers in a range of words.
+    fn numbers(&self, steps: &Range<usize>) -> Range<usize> {
+        numbers(self.how.words, steps, self.product.depth)
+    }
+
     /// The task's block of the result as sums.
-    fn widen(&self, batch: usize, rows: &Range<usize>, columns: &Range<usize>, sums: &mut [f32]) {
+    fn widen(&self, block: &Block, sums: &mut [f32]) {
         let Output::Result(base, length) = self.output else { return };
-        for (line, row) in sums.chunks_mut(self.cut.column_block).zip(rows.clone()) {
-            let offset = (self.product.place)(batch, row) + columns.start;
+        let columns = &block.columns;
+        for (line, row) in sums.chunks_mut(self.cut.column_block).zip(block.rows.clone()) {
+            let offset = self.product.place.at(block.batch, row) + columns.start;
             assert!(offset + columns.len() <= length, "a row lies outside the result");
             // SAFETY: inside the result, and the row is this task's.
             let row = unsafe { std::slice::from_raw_parts(base.get().add(offset), columns.len()) };
@@ -259,65 +303,109 @@ impl<C: Float> Run<'_, C> {
         }
     }
 
-    fn pack_own(&self, batch: usize, steps: &Range<usize>, columns: &Range<usize>, own: &mut [f32]) {
-        let depth = numbers(self.how.words, steps, self.product.depth);
-        let mut rest = own;
-        for start in columns.clone().step_by(2 * self.cut.lanes) {
-            let width = self.cut.panel_width(start, self.product.columns);
-            let (panel, next) = rest.split_at_mut(width * steps.len());
-            let end = (start + width).min(columns.end);
-            self.product.right.pack(self.how, batch, depth.clone(), start..end, panel, width);
-            rest = next;
+    /// The right operand's block: packed already, as it lies in memory, or packed now into `own`.
+    fn right(&self, block: &Block, steps: &Range<usize>, own: &mut [f32]) -> RightBlock {
+        let (cut, operand, Block { batch, rows, columns, .. }) = (&self.cut, self.product.right, block);
+        let width = 2 * cut.lanes;
+        let packed = |panels: &[f32]| {
+            let next = width * steps.len();
+            assert!(panels.len() >= steps.len() * cut.padded(columns.len()), "a block has all its panels");
+            RightBlock { start: panels.as_ptr(), stride: None, next }
+        };
+        if cut.shared {
+            let offset = (*batch * self.depth + steps.start) * cut.padded(self.product.columns);
+            return packed(&self.shared[offset + columns.start * steps.len()..]);
         }
+        let depth = self.numbers(steps);
+        if columns.len().is_multiple_of(cut.lanes)
+            && let Some((start, stride)) = operand.in_place(self.how.words, *batch, depth.clone(), columns.clone())
+            && (rows.len() <= cut.height || apart(stride * size_of::<f32>()) <= STEPS_APART)
+        {
+            return RightBlock { start, stride: Some(stride), next: width };
+        }
+        // The last panel may be a narrow one.
+        let narrow = columns.start + (columns.len() - 1) / width * width;
+        let end = if cut.panel_width(narrow, self.product.columns) == width { columns.end } else { narrow };
+        let (panels, last) = own.split_at_mut((end - columns.start).next_multiple_of(width) * steps.len());
+        operand.pack_panels(self.how, *batch, depth.clone(), columns.start..end, panels, width);
+        if end < columns.end {
+            operand.pack_panels(self.how, *batch, depth, end..columns.end, last, cut.lanes);
+        }
+        packed(own)
     }
 
-    /// What a block asks for that packs its own panels: what the next block of the depth will read.
-    fn plan(&self, batch: usize, rows: &Range<usize>, columns: &Range<usize>, next: &Range<usize>) -> Plan {
-        let panels = rows.len().div_ceil(self.cut.height);
-        let tiles = panels * columns.len().div_ceil(2 * self.cut.lanes);
-        if next.is_empty() {
-            return Plan { left: Ahead::NOTHING, right: Ahead::NOTHING, tiles };
+    /// What the tiles ask for: the next panel of rows, or first panel of the next block, where the right operand is packed
+    /// already; else all that the next block of the depth will read.
+    fn plan(&self, part: &Part<'_>, panel: &Range<usize>) -> Plan {
+        let (left, right, height) = (self.product.left, self.product.right, self.cut.height);
+        let (panels, steps_now) = (part.block.rows.len().div_ceil(height), part.steps.len());
+        let tiles = part.block.columns.len().div_ceil(2 * self.cut.lanes);
+        let (block, rows, steps) = match &part.next {
+            _ if self.cut.shared && panel.end < part.block.rows.end => {
+                (part.block, panel.end..(panel.end + height).min(part.block.rows.end), &part.steps)
+            }
+            Some((block, steps)) if self.cut.shared => {
+                (*block, block.rows.start..(block.rows.start + height).min(block.rows.end), steps)
+            }
+            Some((block, steps)) => (*block, block.rows.clone(), steps),
+            None => return Plan::new(Ahead::NOTHING, Ahead::NOTHING, tiles, steps_now),
+        };
+        let depth = self.numbers(steps);
+        let left = left.ahead(block.batch, rows.clone(), depth.clone());
+        if self.cut.shared {
+            return Plan::new(left, self.written(block, &rows), tiles, steps_now);
         }
-        let depth = numbers(self.how.words, next, self.product.depth);
-        let left = self.product.left.ahead(batch, rows.clone(), depth.clone());
-        Plan { left, right: self.product.right.ahead(batch, depth, columns.clone()), tiles }
+        Plan::new(left, right.ahead(block.batch, depth, block.columns.clone()), panels * tiles, steps_now)
+    }
+
+    /// The memory that will be written to, if the tiles write once to rows that follow each other. A line that is not there costs a
+    /// write more than it does a read: few writes can wait.
+    fn written(&self, block: &Block, rows: &Range<usize>) -> Ahead {
+        let (Output::Result(base, _), Place::Strided(_, stride)) = (self.output, self.product.place) else {
+            return Ahead::NOTHING;
+        };
+        if self.stream || self.cut.depth_blocks > 1 {
+            return Ahead::NOTHING;
+        }
+        let at = self.product.place.at(block.batch, rows.start) + block.columns.start;
+        let start = base.get().wrapping_add(at).cast_const().cast();
+        Ahead { start, lines: rows.len(), stride: stride * size_of::<C>(), run: block.columns.len() * size_of::<C>() }
     }
 
     /// All panels of rows of a block, over one block of the depth.
     unsafe fn rows(&self, part: &Part<'_>, left: &mut [f32]) {
-        let (rows, operand) = (part.rows.clone(), self.product.left);
-        let depth = numbers(self.how.words, &part.steps, self.product.depth);
-        let tiles = part.columns.len().div_ceil(2 * self.cut.lanes);
+        let (operand, Block { batch, rows, .. }) = (self.product.left, part.block);
+        let depth = self.numbers(&part.steps);
         let grid = self.room.grid;
-        if self.layout == Layout::AlongRows {
-            operand.pack(self.how, part.batch, rows.clone(), depth.clone(), left, grid);
+        let mut plan = self.plan(part, &(rows.start..(rows.start + self.cut.height).min(rows.end)));
+        let in_place = |rows: &Range<usize>| operand.in_place(self.how.words, *batch, rows.clone(), depth.clone());
+        // Across the rows, a whole block is packed at once: its lines are read from beginning to end.
+        let packed = self.layout == Layout::AlongRows && in_place(rows).is_none();
+        if packed {
+            operand.pack(self.how, *batch, rows.clone(), depth.clone(), left, grid);
         }
         for (index, start) in rows.clone().step_by(self.cut.height).enumerate() {
             let rows = start..(start + self.cut.height).min(rows.end);
             // A tile reads all its rows, so they must all be there.
             let whole = rows.len() == kernel::tile_rows(self.how.isa, rows.len());
-            let in_place = || operand.in_place(self.how.words, part.batch, rows.clone(), depth.clone());
-            let (left, left_stride) = match self.layout {
-                Layout::AlongRows => (left[index * grid.size..].as_ptr(), grid.stride),
-                Layout::AlongDepth => whole.then(in_place).flatten().unwrap_or_else(|| {
-                    operand.pack(self.how, part.batch, rows.clone(), depth.clone(), left, grid);
-                    (left.as_ptr(), grid.stride)
-                }),
-            };
-            let (plan, tile) = if self.cut.shared {
-                let next = rows.end..(rows.end + self.cut.height).min(self.product.rows);
-                let left = operand.ahead(part.batch, next, depth.clone());
-                (Plan { left, right: Ahead::NOTHING, tiles }, 0)
+            let (left, left_stride) = if packed {
+                (left[index * grid.size..].as_ptr(), grid.stride)
             } else {
-                (part.plan, index * tiles)
+                whole.then(|| in_place(&rows)).flatten().unwrap_or_else(|| {
+                    operand.pack(self.how, *batch, rows.clone(), depth.clone(), left, grid);
+                    (left.as_ptr(), grid.stride)
+                })
             };
+            if self.cut.shared && index > 0 {
+                plan = self.plan(part, &rows);
+            }
             // SAFETY: the panel holds a tile's rows, valid ones or not, for every step.
-            unsafe { self.columns(part, &Panel { rows, left, left_stride, plan, tile }) };
+            unsafe { self.columns(part, &Panel { rows, left, left_stride }, &mut plan) };
         }
     }
 
     /// All panels of columns against one panel of rows.
-    unsafe fn columns(&self, part: &Part<'_>, panel: &Panel) {
+    unsafe fn columns(&self, part: &Part<'_>, panel: &Panel, plan: &mut Plan) {
         let (product, epilogue, count) = (self.product, self.product.epilogue, panel.rows.len());
         let (mut rows, mut narrow) = ([std::ptr::null_mut(); ROWS_MAX], [std::ptr::null_mut(); ROWS_MAX]);
         self.pointers(part, &panel.rows, &mut rows, &mut narrow);
@@ -331,35 +419,37 @@ impl<C: Float> Run<'_, C> {
             } else {
                 rows[..count].iter().all(|row| aligned(*row as usize))
             };
-        let bias = epilogue.bias.filter(|_| finish).map(|bias| &bias[part.batch * product.bias_stride..]);
-        let (steps, isa) = (part.steps.len(), self.how.isa);
+        let Block { columns, .. } = part.block;
+        let bias = epilogue.bias.filter(|_| finish).map(|bias| {
+            let first = part.block.batch * product.bias_stride;
+            bias[first + columns.start..first + columns.end].as_ptr()
+        });
+        let (isa, lanes, mut asked) = (self.how.isa, self.cut.lanes, Asked::default());
         let functions = [1, 2].map(|vectors| kernel::tile(isa, self.how.words, count, vectors, self.layout));
-        let (mut right, mut asked) = (part.right, Asked::default());
-        for (index, start) in part.columns.clone().step_by(2 * self.cut.lanes).enumerate() {
+        let mut right = part.right.start;
+        for start in columns.clone().step_by(2 * lanes) {
             let width = self.cut.panel_width(start, product.columns);
-            let (panel_right, rest) = right.split_at(width * steps);
-            let columns = width.min(part.columns.end - start);
-            panel.plan.ask(panel.tile + index, steps, &mut asked);
+            plan.next(&mut asked);
             let tile = Tile {
                 left: panel.left,
                 left_stride: panel.left_stride,
-                right: panel_right.as_ptr(),
-                depth: steps,
+                right,
+                right_stride: part.right.stride.unwrap_or(width),
+                depth: part.steps.len(),
                 rows: &rows[..count],
                 narrow: rounds.then_some(&narrow[..count]),
-                columns,
+                column: start - columns.start,
+                columns: width.min(columns.end - start),
                 scale: product.scale,
                 load: !part.first || (to_result && product.accumulate),
-                bias: bias.map(|bias| bias[start..start + columns].as_ptr()),
+                bias,
                 relu: epilogue.relu && finish,
                 stream,
                 ahead: asked.pieces(),
             };
             // SAFETY: the instruction set is available; panels hold what the tile reads; each row has room for its columns.
-            unsafe { functions[width / self.cut.lanes - 1](&tile) };
-            rows[..count].iter_mut().for_each(|row| *row = row.wrapping_add(width));
-            narrow[..count].iter_mut().for_each(|row| *row = row.wrapping_add(width));
-            right = rest;
+            unsafe { functions[usize::from(width > lanes)](&tile) };
+            right = right.wrapping_add(part.right.next);
         }
     }
 
@@ -375,18 +465,18 @@ impl<C: Float> Run<'_, C> {
         for (index, row) in panel.clone().enumerate() {
             match self.output {
                 Output::Partial(base) => {
-                    let row = (part.split * product.batch + part.batch) * product.rows + row;
-                    rows[index] = base.get().wrapping_add(row * product.columns + part.columns.start);
+                    let row = (part.block.split * product.batch + part.block.batch) * product.rows + row;
+                    rows[index] = base.get().wrapping_add(row * product.columns + part.block.columns.start);
                 }
                 Output::Result(base, length) => {
-                    let offset = (product.place)(part.batch, row);
+                    let offset = product.place.at(part.block.batch, row);
                     assert!(offset + product.columns <= length, "a row lies outside the result");
-                    let target = base.get().wrapping_add(offset + part.columns.start);
+                    let target = base.get().wrapping_add(offset + part.block.columns.start);
                     (rows[index], narrow[index]) = (target.cast(), target.cast());
                 }
             }
             if let Some((sums, stride)) = part.sums {
-                rows[index] = sums.wrapping_add((row - part.rows.start) * stride);
+                rows[index] = sums.wrapping_add((row - part.block.rows.start) * stride);
             }
         }
     }
@@ -404,7 +494,7 @@ unsafe fn reduce<C: Float>(pool: &Pool, product: &Product<'_>, splits: usize, pa
     let (length, base) = (result.len(), SendPointer(result.as_mut_ptr()));
     pool.run(rows.div_ceil(ROWS), |task, _| {
         for row in block(task, ROWS, rows) {
-            let offset = (product.place)(row / product.rows, row % product.rows);
+            let offset = product.place.at(row / product.rows, row % product.rows);
             assert!(offset + columns <= length, "a row lies outside the result");
             // SAFETY: inside the result; rows do not overlap and each is in one task.
             let target = unsafe { std::slice::from_raw_parts_mut(base.get().add(offset), columns) };

@@ -1,0 +1,93 @@
+//! One of a replica's two graphs, for training or for evaluation: its executor and the names of its ends.
+
+use std::sync::Arc;
+
+use paceline_data::batch::Batch;
+use paceline_nn::Network;
+use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::plan::Updates;
+use paceline_tensor::{Device, Executor, Plan, Precision, Value, Wanted};
+
+use super::wanted;
+use crate::metrics::Tally;
+
+/// A network whose plan is made and whose memory is not yet taken.
+pub(super) struct Planned {
+    pub plan: Plan,
+    ends: Ends,
+}
+
+impl Planned {
+    pub fn new(network: Network, updates: Updates, precision: Precision) -> Self {
+        let seed = network.gradients.as_ref().map(|(seed, _)| *seed);
+        let ends = Ends { x: network.x, targets: network.targets, logits: network.logits, seed };
+        let wanted = Wanted { precision, ..wanted(&network, updates) };
+        Self { plan: Plan::new(network.graph, &wanted), ends }
+    }
+}
+
+/// A graph on a device, with the names of its ends.
+#[derive(Debug)]
+pub(super) struct Half {
+    pub executor: Executor,
+    pub ends: Ends,
+}
+
+impl Half {
+    /// With memory of its own.
+    pub fn new(planned: Planned, device: &Arc<Cpu>) -> Self {
+        Self { executor: Executor::new(&Device::Cpu(Arc::clone(device)), planned.plan), ends: planned.ends }
+    }
+
+    /// To run in the memory of another.
+    pub fn without_arena(planned: Planned, device: &Arc<Cpu>) -> Self {
+        Self { executor: Executor::without_arena(&Device::Cpu(Arc::clone(device)), planned.plan), ends: planned.ends }
+    }
+}
+
+/// The values by which a graph is fed and read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    x: Value,
+    targets: Value,
+    logits: Value,
+    seed: Option<Value>,
+}
+
+impl Ends {
+    /// Writes part `part` of a batch into the inputs, with zeros where the batch is smaller than planned.
+    pub fn fill(&self, executor: &mut Executor, batch: &Batch, part: usize, grad_seed: f32) {
+        let elements = executor.plan().graph().shape(self.x).elements();
+        if batch.tokens.is_empty() {
+            executor.write_first(self.x, part_of(&batch.images, part, elements));
+        } else {
+            executor.write_first(self.x, part_of(&batch.tokens, part, elements));
+        }
+        executor.write_first(self.targets, part_of(&batch.targets, part, self.rows(executor)));
+        if let Some(seed) = self.seed {
+            executor.write(seed, &[grad_seed]);
+        }
+    }
+
+    /// The logits of the rows that part `part` of a batch has, and how good they are.
+    pub fn answers<'a>(&self, executor: &'a Executor, batch: &Batch, part: usize) -> (&'a [f32], Tally) {
+        let logits = executor.view::<f32>(self.logits).expect("the CPU has memory");
+        let rows = self.rows(executor);
+        let targets = part_of(&batch.targets, part, rows);
+        let logits = &logits[..targets.len() * (logits.len() / rows)];
+        let mut tally = Tally::default();
+        tally.count(logits, targets);
+        (logits, tally)
+    }
+
+    /// Rows of logits.
+    fn rows(&self, executor: &Executor) -> usize {
+        executor.plan().graph().shape(self.logits)[0]
+    }
+}
+
+/// Part `part` of a batch that is computed `planned` at a time: less than that at the end of an evaluation.
+fn part_of<T>(data: &[T], part: usize, planned: usize) -> &[T] {
+    let start = (part * planned).min(data.len());
+    &data[start..(start + planned).min(data.len())]
+}

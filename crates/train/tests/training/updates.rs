@@ -1,0 +1,136 @@
+//! Updates during the backward pass: the same bits as at its end, and a gradient that is no number stops them.
+
+use std::sync::Arc;
+
+use paceline_data::batch::Batch;
+use paceline_nn::layer::{Conv, Window};
+use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
+use paceline_nn::{Input, Model, Net};
+use paceline_system::clock::Clock;
+use paceline_system::random::Random;
+use paceline_tensor::Precision;
+use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::{GraphError, Value};
+use paceline_train::phases::Phases;
+use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
+
+use crate::bits;
+
+const INPUT: Input = Input::Image { size: [8, 8], channels: 3 };
+
+/// Batch statistics, a residual, dropout, and a matrix large enough to be a bucket of its own.
+fn varied(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
+    let x = net.conv("conv1", x, Conv::new(8, 3).pad(1))?;
+    let x = net.batch_norm("norm1", x)?;
+    let x = net.relu(x)?;
+    let y = net.conv("conv2", x, Conv::new(8, 3).pad(1))?;
+    let y = net.batch_norm("norm2", y)?;
+    let x = net.add(x, y)?;
+    let x = net.relu(x)?;
+    let x = net.max_pool(x, Window::new(2))?;
+    let x = net.flatten(x)?;
+    let x = net.linear("fc1", x, 1100)?;
+    let x = net.relu(x)?;
+    let x = net.dropout(x, 0.3)?;
+    let x = net.linear("fc2", x, 1000)?;
+    let x = net.relu(x)?;
+    net.linear("fc3", x, classes)
+}
+
+fn replica(model: &dyn Model, optimizer: Optimizer, clip_norm: Option<f64>, micro_batch: usize) -> Replica {
+    let hyper = HyperParameters { weight_decay: Some(0.01), ..HyperParameters::default() };
+    let rule = optimizer.rule(&hyper).unwrap();
+    let (classes, accumulate, smoothing, seed) = (10, 1, 0.1, 7);
+    let (input, precision) = (INPUT, Precision::F32);
+    let options =
+        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, clip_norm };
+    Replica::new(model, options, &Arc::new(Cpu::new(2))).unwrap()
+}
+
+fn batch(size: usize, seed: u64) -> Batch {
+    let mut random = Random::new(&[seed]);
+    let images = (0..size * 8 * 8 * 3).map(|_| random.normal()).collect();
+    let targets = (0..size).map(|_| random.below(10) as i32).collect();
+    Batch { size, images, targets, ..Batch::default() }
+}
+
+fn step(replica: &mut Replica, batch: &Batch, moment: Moment) -> Result<(), NotFinite> {
+    let clock = Clock::real();
+    let mut phases = Phases::start(&clock);
+    let (_, updated) = replica.step(batch, moment, &mut phases);
+    let (_, laps) = phases.finish();
+    assert!(updated.is_err() || (laps["update"] > 0.0 && laps["compute"] > 0.0), "{laps:?}");
+    updated
+}
+
+#[test]
+fn twenty_steps_give_the_bits_of_updates_at_the_end() {
+    for optimizer in Optimizer::ALL {
+        let mut replicas = [None, Some(f64::INFINITY)].map(|clip_norm| replica(&varied, optimizer, clip_norm, 4));
+        assert!(replicas[0].store.gradients.is_empty() && !replicas[1].store.gradients.is_empty());
+        for number in 0..20 {
+            let (batch, moment) = (batch(4, number), Moment { step: number, learning_rate: 0.01 });
+            for replica in &mut replicas {
+                step(replica, &batch, moment).unwrap();
+            }
+        }
+        let [early, at_end] = replicas.each_ref().map(bits);
+        assert!(early == at_end, "{optimizer}");
+    }
+}
+
+/// A first layer that is zero in the test, so that the result is finite whatever follows, and a large second one.
+fn two_layers(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
+    let x = net.flatten(x)?;
+    let x = net.linear("block.first", x, 4)?;
+    let x = net.linear("block.second", x, 300_000)?;
+    net.linear("last", x, classes)
+}
+
+#[test]
+fn a_gradient_that_is_no_number_stops_the_updates_and_is_named() {
+    let mut replica = replica(&two_layers, Optimizer::Sgd, None, 1);
+    let index = |name: &str| replica.parameters.iter().position(|parameter| parameter.name == name).unwrap();
+    let (first, last) = (index("block.first.weight"), index("last.weight"));
+    replica.store.parameters.fill(0.0);
+    // Class 0 against all others: the gradient before the last layer is twice what a number can be.
+    let columns = replica.store.parameter(last).len() / 10;
+    replica.store.parameter_mut(last).fill(-3e38);
+    replica.store.parameter_mut(last)[..columns].fill(3e38);
+    let mut batch = batch(1, 0);
+    batch.targets[0] = 0;
+    // A decay of 0.01 at a rate of 100 takes the weights to zero, so that the same batch is finite afterwards.
+    let moment = Moment { step: 0, learning_rate: 100.0 };
+    let Err(NotFinite::Gradient(seen)) = step(&mut replica, &batch, moment) else { panic!("a gradient is infinite") };
+    assert!(replica.store.parameter(last).iter().all(|x| x.abs() < 1e38), "what was final before was applied");
+    assert!(replica.store.parameter(first).iter().all(|&x| x == 0.0), "nothing was applied after it");
+    assert!(replica.parameters[seen].name.starts_with("block.second"), "{}", replica.parameters[seen].name);
+    assert_eq!(replica.find_non_finite(&batch, 0, NotFinite::Gradient(seen)), ("block.second".to_owned(), "gradient"));
+}
+
+#[test]
+fn a_loss_that_is_no_number_leaves_the_weights() {
+    let mut replica = replica(&varied, Optimizer::Adam, None, 4);
+    let index = replica.parameters.iter().position(|parameter| parameter.name == "fc3.bias").unwrap();
+    replica.store.parameter_mut(index)[3] = f32::NAN;
+    let before = replica.store.parameters.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let moment = Moment { step: 0, learning_rate: 0.1 };
+    assert_eq!(step(&mut replica, &batch(4, 0), moment), Err(NotFinite::Loss));
+    assert!(replica.store.parameters.iter().map(|x| x.to_bits()).eq(before));
+    assert_eq!(replica.find_non_finite(&batch(4, 0), 0, NotFinite::Loss), ("fc3".to_owned(), "matmul"));
+}
+
+#[test]
+fn evaluation_in_the_memory_of_training_disturbs_neither() {
+    let [mut one, mut other] = [0, 1].map(|_| replica(&varied, Optimizer::Momentum, None, 4));
+    for number in 0..3 {
+        let moment = Moment { step: number, learning_rate: 0.01 };
+        let before = one.evaluate(&batch(3, 50)).0;
+        assert_eq!(before, one.evaluate(&batch(3, 50)).0);
+        for replica in [&mut one, &mut other] {
+            step(replica, &batch(4, number), moment).unwrap();
+        }
+        assert_ne!(before, one.evaluate(&batch(3, 50)).0);
+    }
+    assert!(bits(&one) == bits(&other));
+}
