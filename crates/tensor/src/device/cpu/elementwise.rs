@@ -4,8 +4,9 @@
 //! exponential, which cost about 20 vector operations per vector. Where the first operand is an `Option`, `None` says that
 //! the output already holds it.
 
+mod plain;
+
 use super::context::Context;
-use super::isa::Isa;
 use super::reduce::{wide_length, widen};
 use super::special;
 use super::vectorize::vectorized;
@@ -24,74 +25,72 @@ pub(super) fn part<E>(whole: Option<&[E]>, start: usize, length: usize) -> Optio
 /// y = f(x).
 pub fn unary<E: Float>(context: &Context<'_>, kind: Unary, x: Option<&[E]>, y: &mut [E]) {
     check_lengths(x, y);
-    context.pool.chunks(y, GRAIN, |task, y| unary_piece(context.isa, kind, part(x, task * GRAIN, y.len()), y));
+    match kind {
+        Unary::Relu => plain::each::<E, E>(context, plain::Clamp(f32::INFINITY), (x, None), y),
+        Unary::Relu6 => plain::each::<E, E>(context, plain::Clamp(6.0), (x, None), y),
+        _ => context.pool.chunks(y, GRAIN, |task, y| unary_piece(context.isa, kind, part(x, task * GRAIN, y.len()), y)),
+    }
 }
 
 /// dx = dy·f′, where `saved` is the output or the input of the function, as [`Unary::saves_output`] says.
 pub fn unary_grad<E: Float>(context: &Context<'_>, kind: Unary, (dy, saved): (Option<&[E]>, &[E]), dx: &mut [E]) {
     check_lengths(dy, dx);
     assert_eq!(saved.len(), dx.len(), "a gradient has the length of its function's values");
-    context.pool.chunks(dx, GRAIN, |task, dx| {
-        let start = task * GRAIN;
-        unary_grad_piece(context.isa, kind, part(dy, start, dx.len()), &saved[start..start + dx.len()], dx);
-    });
+    match kind {
+        Unary::Relu => plain::each(context, plain::Gate(f32::INFINITY), (dy, Some(saved)), dx),
+        Unary::Relu6 => plain::each(context, plain::Gate(6.0), (dy, Some(saved)), dx),
+        _ => context.pool.chunks(dx, GRAIN, |task, dx| {
+            let start = task * GRAIN;
+            unary_grad_piece(context.isa, kind, part(dy, start, dx.len()), &saved[start..start + dx.len()], dx);
+        }),
+    }
 }
 
 /// y = a + b, `b` repeating over the leading dims of `a`.
 pub fn add<E: Float>(context: &mut Context<'_>, a: Option<&[E]>, b: &[E], y: &mut [E]) {
-    broadcast(context, (a, b), y, add_piece, add_suffix);
+    broadcast(context, plain::Add, (a, b), y);
 }
 
 /// y = a·b, `b` repeating over the leading dims of `a`.
 pub fn mul<E: Float>(context: &mut Context<'_>, a: Option<&[E]>, b: &[E], y: &mut [E]) {
-    broadcast(context, (a, b), y, mul_piece, mul_suffix);
+    broadcast(context, plain::Mul, (a, b), y);
 }
 
 /// y = factor·x.
 pub fn scale<E: Float>(context: &Context<'_>, x: Option<&[E]>, factor: f32, y: &mut [E]) {
     check_lengths(x, y);
-    context.pool.chunks(y, GRAIN, |task, y| scale_piece(context.isa, part(x, task * GRAIN, y.len()), factor, y));
+    plain::each::<E, E>(context, plain::Scale(factor), (x, None), y);
 }
 
 /// y = x as another type.
 pub fn cast<A: Float, B: Float>(context: &Context<'_>, x: &[A], y: &mut [B]) {
     assert_eq!(x.len(), y.len(), "a cast keeps the shape");
-    context.pool.chunks(y, GRAIN, |task, y| cast_piece(context.isa, &x[task * GRAIN..][..y.len()], y));
+    plain::each(context, plain::Second, (None, Some(x)), y);
 }
 
 fn check_lengths<E>(x: Option<&[E]>, y: &[E]) {
     assert!(x.is_none_or(|x| x.len() == y.len()), "an elementwise kernel keeps the shape");
 }
 
-/// The piece of a result whose operands have its shape.
-type Piece<E> = fn(Isa, Option<&[E]>, &[E], &mut [E]);
-/// The piece at some element of a result whose second operand repeats.
-type SuffixPiece<E> = fn(Isa, usize, Option<&[E]>, &[f32], &mut [E]);
-
 fn broadcast<E: Float>(
     context: &mut Context<'_>,
+    function: impl plain::Function,
     (a, b): (Option<&[E]>, &[E]),
     y: &mut [E],
-    piece: Piece<E>,
-    suffix: SuffixPiece<E>,
 ) {
     check_lengths(a, y);
     if y.is_empty() {
         return;
     }
     assert!(!b.is_empty() && y.len().is_multiple_of(b.len()), "the second operand's shape is a suffix of the first's");
-    let (pool, isa) = (context.pool, context.isa);
     if b.len() == y.len() {
-        pool.chunks(y, GRAIN, |task, y| {
-            let start = task * GRAIN;
-            piece(isa, part(a, start, y.len()), &b[start..start + y.len()], y);
-        });
-        return;
+        return plain::each(context, function, (a, Some(b)), y);
     }
-    let wide = &mut context.scratch.floats;
+    let mut wide = std::mem::take(&mut context.scratch.floats);
     wide.resize(wide_length(b.len()), 0.0);
-    widen(b, wide);
-    pool.chunks(y, GRAIN, |task, y| suffix(isa, task * GRAIN, part(a, task * GRAIN, y.len()), wide, y));
+    widen(b, &mut wide);
+    plain::per_column(context, function, (a, &wide), y);
+    context.scratch.floats = wide;
 }
 
 // Loops and not `for_each`: a large function makes the latter's closure too large to be inlined.
@@ -112,7 +111,7 @@ fn map<E: Float>(x: Option<&[E]>, y: &mut [E], function: impl Fn(f32) -> f32) {
 }
 
 #[inline(always)]
-fn map2<E: Float, B: Float>(a: Option<&[E]>, b: &[B], y: &mut [E], function: impl Fn(f32, f32) -> f32) {
+fn map2<E: Float>(a: Option<&[E]>, b: &[E], y: &mut [E], function: impl Fn(f32, f32) -> f32) {
     match a {
         Some(a) => {
             for (y, (&a, &b)) in y.iter_mut().zip(a.iter().zip(b)) {
@@ -127,31 +126,14 @@ fn map2<E: Float, B: Float>(a: Option<&[E]>, b: &[B], y: &mut [E], function: imp
     }
 }
 
-/// As [`map2`] for the piece at `start` of the whole, `b` repeating.
-#[inline(always)]
-fn map_suffix<E: Float>(
-    start: usize,
-    (a, b): (Option<&[E]>, &[f32]),
-    y: &mut [E],
-    function: impl Fn(f32, f32) -> f32 + Copy,
-) {
-    let (mut offset, mut done) = (start % b.len(), 0);
-    while done < y.len() {
-        let length = (b.len() - offset).min(y.len() - done);
-        map2(part(a, done, length), &b[offset..offset + length], &mut y[done..done + length], function);
-        (offset, done) = (0, done + length);
-    }
-}
-
 vectorized! {
     fn unary_piece<E: Float>(kind: Unary, x: Option<&[E]>, y: &mut [E]) {
         match kind {
-            Unary::Relu => map(x, y, relu),
-            Unary::Relu6 => map(x, y, relu6),
             Unary::Gelu => map(x, y, special::gelu),
             Unary::GeluTanh => map(x, y, special::gelu_tanh),
             Unary::Sigmoid => map(x, y, special::sigmoid),
             Unary::Tanh => map(x, y, special::tanh),
+            Unary::Relu | Unary::Relu6 => unreachable!("plain functions have their own vectors"),
         }
     }
 }
@@ -159,76 +141,13 @@ vectorized! {
 vectorized! {
     fn unary_grad_piece<E: Float>(kind: Unary, dy: Option<&[E]>, saved: &[E], dx: &mut [E]) {
         match kind {
-            Unary::Relu => map2(dy, saved, dx, relu_mask),
-            Unary::Relu6 => map2(dy, saved, dx, relu6_grad),
             Unary::Gelu => map2(dy, saved, dx, gelu_grad),
             Unary::GeluTanh => map2(dy, saved, dx, gelu_tanh_grad),
             Unary::Sigmoid => map2(dy, saved, dx, sigmoid_grad),
             Unary::Tanh => map2(dy, saved, dx, tanh_grad),
+            Unary::Relu | Unary::Relu6 => unreachable!("plain functions have their own vectors"),
         }
     }
-}
-
-vectorized! {
-    fn add_piece<E: Float>(a: Option<&[E]>, b: &[E], y: &mut [E]) {
-        map2(a, b, y, |a, b| a + b);
-    }
-}
-
-vectorized! {
-    fn mul_piece<E: Float>(a: Option<&[E]>, b: &[E], y: &mut [E]) {
-        map2(a, b, y, |a, b| a * b);
-    }
-}
-
-vectorized! {
-    fn add_suffix<E: Float>(start: usize, a: Option<&[E]>, b: &[f32], y: &mut [E]) {
-        map_suffix(start, (a, b), y, |a, b| a + b);
-    }
-}
-
-vectorized! {
-    fn mul_suffix<E: Float>(start: usize, a: Option<&[E]>, b: &[f32], y: &mut [E]) {
-        map_suffix(start, (a, b), y, |a, b| a * b);
-    }
-}
-
-vectorized! {
-    fn scale_piece<E: Float>(x: Option<&[E]>, factor: f32, y: &mut [E]) {
-        map(x, y, |x| factor * x);
-    }
-}
-
-vectorized! {
-    fn cast_piece<A: Float, B: Float>(x: &[A], y: &mut [B]) {
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = B::from_f32(x.to_f32());
-        }
-    }
-}
-
-/// max(x, 0), NaN staying NaN.
-#[inline(always)]
-pub(super) fn relu(x: f32) -> f32 {
-    if x < 0.0 { 0.0 } else { x }
-}
-
-/// min(relu(x), 6), NaN staying NaN.
-#[inline(always)]
-pub(super) fn relu6(x: f32) -> f32 {
-    let x = relu(x);
-    if x > 6.0 { 6.0 } else { x }
-}
-
-/// The gradient through a ReLU whose output was `y`.
-#[inline(always)]
-fn relu_mask(dy: f32, y: f32) -> f32 {
-    if y <= 0.0 { 0.0 } else { dy }
-}
-
-#[inline(always)]
-fn relu6_grad(dy: f32, y: f32) -> f32 {
-    if y <= 0.0 || y >= 6.0 { 0.0 } else { dy }
 }
 
 #[inline(always)]

@@ -4,10 +4,14 @@
 //! dx looks up the windows that cover it, in window order, so that overlapping windows need no atomic additions and
 //! give the same bits on any number of threads. Sums are f32, rounded once.
 
+mod rows;
+
 use std::ops::Range;
 
+use rows::{Backward, Forward};
+
 use super::context::Context;
-use super::vectorize::vectorized;
+use super::rows::{PAST_BYTES_MIN, may_pass};
 use crate::dtype::Float;
 use crate::window::{Pool2d, PoolKind};
 
@@ -83,124 +87,16 @@ impl Pooling {
 pub fn forward<E: Float>(context: &Context<'_>, pooling: &Pooling, x: &[E], y: &mut [E], argmax: Option<&mut [i32]>) {
     pooling.check(x.len(), y.len());
     let (pool, isa) = (context.pool, context.isa);
-    let (row, rows) = (pooling.output_row(), pooling.output[0]);
+    let (length, rows) = (pooling.output_row(), pooling.output[0]);
     let image = |task: usize| &x[task / rows * pooling.input_image()..][..pooling.input_image()];
-    match (pooling.pool2d.kind, argmax) {
-        (PoolKind::Max, Some(argmax)) => {
-            assert_eq!(argmax.len(), y.len(), "one winner per maximum");
-            pool.chunks2((y, row), (argmax, row), |task, y, argmax| {
-                max_row(isa, pooling, image(task), task % rows, y, Some(argmax));
-            });
-        }
-        (PoolKind::Max, None) => {
-            pool.chunks(y, row, |task, y| max_row(isa, pooling, image(task), task % rows, y, None));
-        }
-        (PoolKind::Average, _) => {
-            pool.chunks(y, row, |task, y| average_row(isa, pooling, image(task), task % rows, y));
-        }
+    match argmax {
+        Some(argmax) => pool.chunks2((y, length), (argmax, length), |task, y, argmax| {
+            isa.run(Forward { pooling, x: image(task), row: task % rows, y, argmax: Some(argmax) });
+        }),
+        None => pool.chunks(y, length, |task, y| {
+            isa.run(Forward { pooling, x: image(task), row: task % rows, y, argmax: None });
+        }),
     }
-}
-
-/// The pixels of one window, as rows and columns of the image.
-#[derive(Clone, Copy)]
-struct Pixels {
-    rows: Span,
-    columns: Span,
-    width: usize,
-}
-
-/// Channels held in registers while a window is walked.
-const LANES: usize = 16;
-
-vectorized! {
-    fn max_row<E: Float>(pooling: &Pooling, x: &[E], row: usize, y: &mut [E], argmax: Option<&mut [i32]>) {
-        let (channels, rows, mut argmax) = (pooling.channels, pooling.span(0, row), argmax);
-        for index in 0..pooling.output[1] {
-            let pixels = Pixels { rows, columns: pooling.span(1, index), width: pooling.size[1] };
-            let y = &mut y[index * channels..][..channels];
-            let mut argmax = argmax.as_deref_mut().map(|argmax| &mut argmax[index * channels..][..channels]);
-            let mut first = 0;
-            while first < channels {
-                let lanes = LANES.min(channels - first);
-                let (best, winner) = match lanes {
-                    LANES => max_lanes::<E, true>(pixels, x, (channels, first)),
-                    _ => max_lanes::<E, false>(pixels, x, (channels, first)),
-                };
-                store(&mut y[first..first + lanes], best, |best| best);
-                if let Some(argmax) = &mut argmax {
-                    argmax[first..first + lanes].copy_from_slice(&winner[..lanes]);
-                }
-                first += lanes;
-            }
-        }
-    }
-}
-
-/// Writes a function of the first lanes.
-#[inline(always)]
-fn store<E: Float>(y: &mut [E], lanes: [f32; LANES], function: impl Fn(f32) -> f32) {
-    match <&mut [E; LANES]>::try_from(&mut *y) {
-        Ok(y) => (0..LANES).for_each(|lane| y[lane] = E::from_f32(function(lanes[lane]))),
-        Err(_) => y.iter_mut().zip(lanes).for_each(|(y, lane)| *y = E::from_f32(function(lane))),
-    }
-}
-
-/// The largest values of the channels from `first` on, and the pixels they come from.
-#[inline(always)]
-fn max_lanes<E: Float, const FULL: bool>(
-    pixels: Pixels,
-    x: &[E],
-    (channels, first): (usize, usize),
-) -> ([f32; LANES], [i32; LANES]) {
-    let mut best = [f32::NEG_INFINITY; LANES];
-    let mut winner = [(pixels.rows.start * pixels.width + pixels.columns.start) as i32; LANES];
-    let lanes = if FULL { LANES } else { channels - first };
-    for row in pixels.rows.start..pixels.rows.end {
-        for column in pixels.columns.start..pixels.columns.end {
-            let pixel = row * pixels.width + column;
-            let x = &x[pixel * channels + first..][..lanes];
-            for lane in 0..lanes {
-                let value = x[lane].to_f32();
-                let won = value > best[lane] || value.is_nan();
-                best[lane] = if won { value } else { best[lane] };
-                winner[lane] = if won { pixel as i32 } else { winner[lane] };
-            }
-        }
-    }
-    (best, winner)
-}
-
-vectorized! {
-    fn average_row<E: Float>(pooling: &Pooling, x: &[E], row: usize, y: &mut [E]) {
-        let (channels, rows) = (pooling.channels, pooling.span(0, row));
-        for (index, y) in y.chunks_exact_mut(channels).enumerate() {
-            let pixels = Pixels { rows, columns: pooling.span(1, index), width: pooling.size[1] };
-            let factor = 1.0 / (rows.count * pixels.columns.count) as f32;
-            for (block, y) in y.chunks_mut(LANES).enumerate() {
-                let sum = match y.len() {
-                    LANES => sum_lanes::<E, true>(pixels, x, (channels, block * LANES)),
-                    _ => sum_lanes::<E, false>(pixels, x, (channels, block * LANES)),
-                };
-                store(y, sum, |sum| factor * sum);
-            }
-        }
-    }
-}
-
-/// The sums of the channels from `first` on.
-#[inline(always)]
-fn sum_lanes<E: Float, const FULL: bool>(pixels: Pixels, x: &[E], (channels, first): (usize, usize)) -> [f32; LANES] {
-    let mut sum = [0.0; LANES];
-    let lanes = if FULL { LANES } else { channels - first };
-    for row in pixels.rows.start..pixels.rows.end {
-        for column in pixels.columns.start..pixels.columns.end {
-            let x = &x[(row * pixels.width + column) * channels + first..][..lanes];
-            for lane in 0..lanes {
-                sum[lane] += x[lane].to_f32();
-            }
-        }
-    }
-    sum
 }
 
 /// dx = the gradient of the pooling; a maximum needs the winners that [`forward`] wrote.
@@ -213,57 +109,13 @@ pub fn gradient<E: Float>(context: &Context<'_>, pooling: &Pooling, dy: &[E], ar
     );
     let [height, width] = pooling.size;
     let image = pooling.output[0] * pooling.output_row();
+    let isa = context.isa;
+    let past = size_of_val(dx) >= PAST_BYTES_MIN && may_pass(isa, dx, pooling.channels);
     context.pool.chunks(dx, width * pooling.channels, |task, dx| {
         let start = task / height * image;
         let argmax = argmax.map(|argmax| &argmax[start..start + image]);
-        gradient_row(context.isa, pooling, task % height, (&dy[start..start + image], argmax), dx);
+        isa.run(Backward { pooling, row: task % height, dy: &dy[start..start + image], argmax, dx, past });
     });
-}
-
-/// Channels of a pixel whose sums are kept in f32 until all windows that cover it have added to them.
-const STRIP: usize = 512;
-
-vectorized! {
-    fn gradient_row<E: Float>(pooling: &Pooling, row: usize, upstream: (&[E], Option<&[i32]>), dx: &mut [E]) {
-        let ((dy, argmax), channels) = (upstream, pooling.channels);
-        let [down, across] = pooling.output;
-        let rows = pooling.covering(0, row, 0..0, down);
-        let mut columns = 0..0;
-        for (column, dx) in dx.chunks_exact_mut(channels).enumerate() {
-            columns = pooling.covering(1, column, columns, across);
-            let pixel = (row * pooling.size[1] + column) as i32;
-            for (strip, dx) in dx.chunks_mut(STRIP).enumerate() {
-                let mut sums = [0.0f32; STRIP];
-                let sums = &mut sums[..dx.len()];
-                for window in rows.clone().flat_map(|row| columns.clone().map(move |column| [row, column])) {
-                    let start = (window[0] * across + window[1]) * channels + strip * STRIP;
-                    let dy = &dy[start..start + sums.len()];
-                    match argmax {
-                        Some(argmax) => add_where_won(dy, &argmax[start..start + sums.len()], pixel, sums),
-                        None => {
-                            let count = pooling.span(0, window[0]).count * pooling.span(1, window[1]).count;
-                            add_scaled(dy, 1.0 / count as f32, sums);
-                        }
-                    }
-                }
-                dx.iter_mut().zip(sums).for_each(|(dx, sum)| *dx = E::from_f32(*sum));
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn add_where_won<E: Float>(dy: &[E], argmax: &[i32], pixel: i32, sums: &mut [f32]) {
-    for (sum, (dy, &winner)) in sums.iter_mut().zip(dy.iter().zip(argmax)) {
-        *sum += if winner == pixel { dy.to_f32() } else { 0.0 };
-    }
-}
-
-#[inline(always)]
-fn add_scaled<E: Float>(dy: &[E], factor: f32, sums: &mut [f32]) {
-    for (sum, dy) in sums.iter_mut().zip(dy) {
-        *sum += factor * dy.to_f32();
-    }
 }
 
 #[cfg(test)]

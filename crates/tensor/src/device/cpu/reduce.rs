@@ -8,7 +8,7 @@
 
 use super::context::Context;
 use super::pool::Pool;
-use super::rows::{Body, Lanes, Rows, get, walk};
+use super::rows::{Body, Lanes, Rows, take, walk};
 use super::simd::Simd;
 use crate::dtype::Float;
 
@@ -125,12 +125,12 @@ struct Plain<'a, E> {
 
 impl<E: Float> Body for Plain<'_, E> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
         // SAFETY: `walk` has seen that the elements lie in x, and a strip's columns are those of its accumulators.
         unsafe {
             let mut sum = S::splat(0.0);
             for start in starts {
-                sum = S::add(sum, get::<S, E>(self.x, start + column, lanes));
+                sum = S::add(sum, take::<S, E>(self.x, start + column, ahead, lanes));
             }
             add_to::<S>(self.sums, column, sum);
         }

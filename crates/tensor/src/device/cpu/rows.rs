@@ -23,6 +23,15 @@ pub(super) struct Rows {
     pub width: usize,
 }
 
+impl Rows {
+    /// `length` elements in rows of `width`: the whole ones, and what is left.
+    pub fn of(length: usize, width: usize) -> [Self; 2] {
+        let (count, rest) = (length / width, length % width);
+        let whole = Self { start: 0, count, stride: width, width };
+        [whole, Self { start: count * width, count: usize::from(rest > 0), stride: width, width: rest }]
+    }
+}
+
 /// How many lanes of a vector hold elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lanes {
@@ -33,11 +42,11 @@ pub(super) enum Lanes {
 /// What is done to the elements.
 pub(super) trait Body {
     /// Does the elements of one vector of columns in `R` rows: `column` is counted from the rows' first one, and the elements
-    /// are at `starts[r] + column`.
+    /// are at `starts[r] + column`. What is `ahead` of them will be needed soon.
     ///
     /// # Safety
     /// The machine has `S`; the elements lie within the length that [`walk`] was given.
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], lanes: Lanes);
+    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes);
 }
 
 /// Walks over `rows`, `GROUP` of them together and the rest one by one. The order of a column's elements is that of the rows.
@@ -63,11 +72,11 @@ impl<B: Body, const GROUP: usize> Vectorised for Walk<B, GROUP> {
         for first in (0..whole).step_by(GROUP) {
             let starts = std::array::from_fn(|row| start + (first + row) * stride);
             // SAFETY: the caller has seen the instructions, and `walk` that the rows lie inside.
-            unsafe { columns::<S, B, GROUP>(&mut self.body, width, starts) };
+            unsafe { columns::<S, B, GROUP>(&mut self.body, width, starts, GROUP * stride) };
         }
         for row in whole..count {
             // SAFETY: as above.
-            unsafe { columns::<S, B, 1>(&mut self.body, width, [start + row * stride]) };
+            unsafe { columns::<S, B, 1>(&mut self.body, width, [start + row * stride], stride) };
         }
     }
 }
@@ -75,15 +84,15 @@ impl<B: Body, const GROUP: usize> Vectorised for Walk<B, GROUP> {
 /// # Safety
 /// As [`Body::vector`], for the first `width` columns.
 #[inline(always)]
-unsafe fn columns<S: Simd, B: Body, const R: usize>(body: &mut B, width: usize, starts: [usize; R]) {
+unsafe fn columns<S: Simd, B: Body, const R: usize>(body: &mut B, width: usize, starts: [usize; R], ahead: usize) {
     let whole = width / S::LANES * S::LANES;
     for column in (0..whole).step_by(S::LANES) {
         // SAFETY: the caller's promise.
-        unsafe { body.vector::<S, R>(column, starts, Lanes::All) };
+        unsafe { body.vector::<S, R>(column, starts, ahead, Lanes::All) };
     }
     if whole < width {
         // SAFETY: the caller's promise.
-        unsafe { body.vector::<S, R>(whole, starts, Lanes::First(width - whole)) };
+        unsafe { body.vector::<S, R>(whole, starts, ahead, Lanes::First(width - whole)) };
     }
 }
 
@@ -99,6 +108,19 @@ pub(super) unsafe fn get<S: Simd, E: Float>(source: *const E, at: usize, lanes: 
             Lanes::All => S::read(source.add(at)),
             Lanes::First(count) => S::read_first(source.add(at), count),
         }
+    }
+}
+
+/// As [`get`] from a tensor that is read from end to end; asks for what comes `ahead` elements later.
+///
+/// # Safety
+/// As [`get`].
+#[inline(always)]
+pub(super) unsafe fn take<S: Simd, E: Float>(source: *const E, at: usize, ahead: usize, lanes: Lanes) -> S::Vector {
+    // SAFETY: the caller's promise; what is asked for ahead need not exist.
+    unsafe {
+        S::prefetch(source.wrapping_add(at + ahead).cast());
+        get::<S, E>(source, at, lanes)
     }
 }
 
@@ -154,7 +176,7 @@ mod tests {
 
     impl<E: Float> Body for AddColumn<'_, E> {
         #[inline(always)]
-        unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], lanes: Lanes) {
+        unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], _: usize, lanes: Lanes) {
             // SAFETY: `walk` has seen that the elements lie inside.
             unsafe {
                 let added = get::<S, _>(self.column.as_ptr(), column, lanes);

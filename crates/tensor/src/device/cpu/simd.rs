@@ -85,6 +85,13 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn at_most(vector: Self::Vector, ceiling: Self::Vector) -> Self::Vector;
     /// The gradient, but zero where the value is not above zero or not below the ceiling.
     unsafe fn gate(gradient: Self::Vector, value: Self::Vector, ceiling: Self::Vector) -> Self::Vector;
+    /// The larger numbers and what comes with them; the second where they are equal. What is not a number counts as larger.
+    unsafe fn larger(
+        first: (Self::Vector, Self::Vector),
+        second: (Self::Vector, Self::Vector),
+    ) -> (Self::Vector, Self::Vector);
+    /// Each number where the bits of `a` and `b` are the same, zero elsewhere.
+    unsafe fn where_same(numbers: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     /// Writes `LANES` numbers rounded to bf16 as [`Simd::stream`] does, to an address that is a multiple of their size.
     unsafe fn stream_bf16(target: *mut Bf16, vector: Self::Vector);
     /// Brings the line at `address` into the second-level cache; the address need not be valid.

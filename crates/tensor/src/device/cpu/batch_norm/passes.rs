@@ -4,7 +4,7 @@
 
 use super::super::isa::Isa;
 use super::super::reduce::{GROUP, Sums, add_to};
-use super::super::rows::{Body, Lanes, Rows, fence, get, put, walk};
+use super::super::rows::{Body, Lanes, Rows, fence, get, put, take, walk};
 use super::super::simd::Simd;
 use super::{Affine, Backward, BatchNormGrad, Mask};
 use crate::dtype::Float;
@@ -12,13 +12,6 @@ use crate::op::Rectifier;
 
 /// Rows of a result that are made together.
 const TOGETHER: usize = 2;
-
-/// The rows of a task: whole ones, and what is left of one at the matrix's end.
-fn whole_and_rest(length: usize, width: usize) -> [Rows; 2] {
-    let (count, rest) = (length / width, length % width);
-    let whole = Rows { start: 0, count, stride: width, width };
-    [whole, Rows { start: count * width, count: usize::from(rest > 0), stride: width, width: rest }]
-}
 
 /// Adds Σ (x − shift) and Σ (x − shift)² of some rows.
 pub(super) fn add_moments<E: Float>(isa: Isa, x: &[E], shift: &[f32], rows: Rows, sums: &mut Sums<2>) {
@@ -34,13 +27,13 @@ struct Moments<'a, E> {
 
 impl<E: Float> Body for Moments<'_, E> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
         // SAFETY: `walk` has seen that the elements lie in x; there are as many shifts and accumulators as columns.
         unsafe {
             let shift = get::<S, f32>(self.shift.as_ptr(), column, lanes);
             let [mut sum, mut square] = [S::splat(0.0); 2];
             for start in starts {
-                let centred = S::sub(get::<S, E>(self.x, start + column, lanes), shift);
+                let centred = S::sub(take::<S, E>(self.x, start + column, ahead, lanes), shift);
                 sum = S::add(sum, centred);
                 square = S::add(square, S::mul(centred, centred));
             }
@@ -63,7 +56,7 @@ pub(super) fn apply<E: Float>(
     assert!(x.len() == y.len() && residual.is_none_or(|residual| residual.len() == y.len()));
     let (added, length) = (residual.unwrap_or(x).as_ptr(), y.len());
     let job = Apply { affine, x: x.as_ptr(), added, y: y.as_mut_ptr(), ceiling: rectifier.ceiling(), past };
-    for rows in whole_and_rest(length, affine.mean.len()) {
+    for rows in Rows::of(length, affine.mean.len()) {
         match (residual.is_some(), rectifier != Rectifier::None) {
             (false, false) => walk::<TOGETHER>(isa, rows, length, Applying::<E, false, false>(job)),
             (false, true) => walk::<TOGETHER>(isa, rows, length, Applying::<E, false, true>(job)),
@@ -96,7 +89,7 @@ struct Applying<'a, E, const ADD: bool, const CUT: bool>(Apply<'a, E>);
 
 impl<E: Float, const ADD: bool, const CUT: bool> Body for Applying<'_, E, ADD, CUT> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
         let Apply { affine, x, added, y, ceiling, past } = self.0;
         // SAFETY: `walk` has seen that the elements lie in all three, which have one length; rows are as wide as the values
         // per column, and where `past` is set, every vector starts on a multiple of its size.
@@ -104,10 +97,10 @@ impl<E: Float, const ADD: bool, const CUT: bool> Body for Applying<'_, E, ADD, C
             let per_column = |values: &[f32]| get::<S, f32>(values.as_ptr(), column, lanes);
             let (mean, factor, beta) = (per_column(affine.mean), per_column(affine.factor), per_column(affine.beta));
             for start in starts {
-                let centred = S::sub(get::<S, E>(x, start + column, lanes), mean);
+                let centred = S::sub(take::<S, E>(x, start + column, ahead, lanes), mean);
                 let mut value = S::add(S::mul(centred, factor), beta);
                 if ADD {
-                    value = S::add(value, get::<S, E>(added, start + column, lanes));
+                    value = S::add(value, take::<S, E>(added, start + column, ahead, lanes));
                 }
                 if CUT {
                     value = S::at_most(S::relu(value), S::splat(ceiling));
@@ -179,7 +172,7 @@ struct Summing<'a, E, const MASK: u8, const KEEP: bool>(Gradients<'a, E>);
 
 impl<E: Float, const MASK: u8, const KEEP: bool> Body for Summing<'_, E, MASK, KEEP> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
         let Gradients { dy, x, y, kept, affine, ceiling, ref mut sums } = self.0;
         // SAFETY: `walk` has seen that the elements lie in all tensors, which have one length, and whoever gave `kept` that its
         // rows are this call's own; there are as many values and accumulators as columns.
@@ -189,14 +182,14 @@ impl<E: Float, const MASK: u8, const KEEP: bool> Body for Summing<'_, E, MASK, K
             let [mut by_beta, mut by_gamma] = [S::splat(0.0); 2];
             for start in starts {
                 let at = start + column;
-                let mut gradient = get::<S, E>(dy, at, lanes);
-                let centred = S::sub(get::<S, E>(x, at, lanes), mean);
+                let mut gradient = take::<S, E>(dy, at, ahead, lanes);
+                let centred = S::sub(take::<S, E>(x, at, ahead, lanes), mean);
                 if MASK == INPUT {
                     let value = S::add(S::mul(centred, per_column(affine.factor)), per_column(affine.beta));
                     gradient = S::gate(gradient, value, S::splat(ceiling));
                 }
                 if MASK == OUTPUT {
-                    gradient = S::gate(gradient, get::<S, E>(y, at, lanes), S::splat(ceiling));
+                    gradient = S::gate(gradient, take::<S, E>(y, at, ahead, lanes), S::splat(ceiling));
                 }
                 if KEEP {
                     put::<S, E>(kept, at, lanes, gradient, false);
@@ -222,7 +215,7 @@ pub(super) fn apply_gradient<E: Float>(
     assert!(x.len() == dx.len() && dy.is_none_or(|dy| dy.len() == dx.len()));
     let (length, dx) = (dx.len(), dx.as_mut_ptr());
     let dy = dy.map_or(dx.cast_const(), <[E]>::as_ptr);
-    for rows in whole_and_rest(length, backward.slope.len()) {
+    for rows in Rows::of(length, backward.slope.len()) {
         let job = Applied { backward, dy, x: x.as_ptr(), dx, past };
         match backward.ceiling {
             None => walk::<TOGETHER>(isa, rows, length, ApplyingGradient::<E, false>(job)),
@@ -246,7 +239,7 @@ struct ApplyingGradient<'a, E, const CUT: bool>(Applied<'a, E>);
 
 impl<E: Float, const CUT: bool> Body for ApplyingGradient<'_, E, CUT> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
         let Applied { backward: Backward { affine, mean_dy, slope, ceiling }, dy, x, dx, past } = self.0;
         // SAFETY: as in `Applying`; an element of dy is read before it is written as one of dx.
         unsafe {
@@ -255,8 +248,8 @@ impl<E: Float, const CUT: bool> Body for ApplyingGradient<'_, E, CUT> {
             let (mean_dy, slope) = (per_column(mean_dy), per_column(slope));
             for start in starts {
                 let at = start + column;
-                let mut gradient = get::<S, E>(dy, at, lanes);
-                let centred = S::sub(get::<S, E>(x, at, lanes), mean);
+                let mut gradient = take::<S, E>(dy, at, ahead, lanes);
+                let centred = S::sub(take::<S, E>(x, at, ahead, lanes), mean);
                 if CUT {
                     let value = S::add(S::mul(centred, factor), per_column(affine.beta));
                     gradient = S::gate(gradient, value, S::splat(ceiling.unwrap_or(f32::INFINITY)));

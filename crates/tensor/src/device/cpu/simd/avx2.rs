@@ -178,6 +178,23 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn larger(first: (__m256, __m256), second: (__m256, __m256)) -> (__m256, __m256) {
+        unsafe {
+            let larger = _mm256_cmp_ps::<_CMP_GT_OQ>(first.0, second.0);
+            let won = _mm256_or_ps(larger, _mm256_cmp_ps::<_CMP_UNORD_Q>(first.0, first.0));
+            (_mm256_blendv_ps(second.0, first.0, won), _mm256_blendv_ps(second.1, first.1, won))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn where_same(numbers: __m256, a: __m256, b: __m256) -> __m256 {
+        unsafe {
+            let same = _mm256_cmpeq_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b));
+            _mm256_and_ps(_mm256_castsi256_ps(same), numbers)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn stream_bf16(target: *mut Bf16, vector: __m256) {
         unsafe {
             let words = rounded(vector);

@@ -218,6 +218,23 @@ impl<const BF16: bool> Simd for Vectors<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn larger(first: (__m512, __m512), second: (__m512, __m512)) -> (__m512, __m512) {
+        unsafe {
+            let larger = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(first.0, second.0);
+            let won = larger | _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(first.0, first.0);
+            (_mm512_mask_mov_ps(second.0, won, first.0), _mm512_mask_mov_ps(second.1, won, first.1))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn where_same(numbers: __m512, a: __m512, b: __m512) -> __m512 {
+        unsafe {
+            let same = _mm512_cmpeq_epi32_mask(_mm512_castps_si512(a), _mm512_castps_si512(b));
+            _mm512_maskz_mov_ps(same, numbers)
+        }
+    }
+
+    #[inline(always)]
     unsafe fn stream_bf16(target: *mut Bf16, vector: __m512) {
         unsafe { _mm256_stream_si256(target.cast(), rounded::<BF16>(vector)) }
     }

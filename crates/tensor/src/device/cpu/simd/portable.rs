@@ -137,6 +137,24 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn larger(
+        first: (Self::Vector, Self::Vector),
+        second: (Self::Vector, Self::Vector),
+    ) -> (Self::Vector, Self::Vector) {
+        let won = |lane: usize| first.0[lane] > second.0[lane] || first.0[lane].is_nan();
+        let choose = |a: Self::Vector, b: Self::Vector| {
+            std::array::from_fn(|lane| if won(lane) { a[lane] } else { b[lane] })
+        };
+        (choose(first.0, second.0), choose(first.1, second.1))
+    }
+
+    #[inline(always)]
+    unsafe fn where_same(numbers: Self::Vector, a: Self::Vector, b: Self::Vector) -> Self::Vector {
+        let same = |lane: usize| a[lane].to_bits() == b[lane].to_bits();
+        std::array::from_fn(|lane| if same(lane) { numbers[lane] } else { 0.0 })
+    }
+
+    #[inline(always)]
     unsafe fn stream_bf16(target: *mut Bf16, vector: Self::Vector) {
         // SAFETY: as `store_bf16`.
         unsafe { Self::store_bf16(target, vector) }
