@@ -208,7 +208,8 @@ pub(super) fn pack_lines<E: Float>(
     if depth == 0 || count == 0 {
         return;
     }
-    let steps = depth.div_ceil(how.words.numbers());
+    let (steps, lanes) = (depth.div_ceil(how.words.numbers()), how.isa.lanes());
+    assert!(grid.stride == lanes || grid.stride == 2 * lanes, "a line is one vector or two");
     let end = (count - 1) / grid.height * grid.size + steps * grid.stride;
     assert!(source.len() >= (depth - 1) * stride + count && panel.len() >= end, "a block lies outside its operand");
     how.isa.run(Lines { words: how.words, source, stride, depth, count, panel, grid });
@@ -227,13 +228,16 @@ struct Lines<'a, E> {
 impl<E: Float> Vectorised for Lines<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // A loop for each kind of words, which is then known in it.
+        // A loop for each kind of words and width of a line, which are then known in it.
         // SAFETY: the caller's promise.
         unsafe {
-            match self.words {
-                Words::Plain => self.sweep::<S>(Words::Plain),
-                Words::Rounded => self.sweep::<S>(Words::Rounded),
-                Words::Pairs => self.sweep::<S>(Words::Pairs),
+            match (self.words, self.grid.stride == 2 * S::LANES) {
+                (Words::Plain, false) => self.sweep::<S, 1>(Words::Plain),
+                (Words::Plain, true) => self.sweep::<S, 2>(Words::Plain),
+                (Words::Rounded, false) => self.sweep::<S, 1>(Words::Rounded),
+                (Words::Rounded, true) => self.sweep::<S, 2>(Words::Rounded),
+                (Words::Pairs, false) => self.sweep::<S, 1>(Words::Pairs),
+                (Words::Pairs, true) => self.sweep::<S, 2>(Words::Pairs),
             }
         }
     }
@@ -241,30 +245,41 @@ impl<E: Float> Vectorised for Lines<'_, E> {
 
 impl<E: Float> Lines<'_, E> {
     /// # Safety
-    /// The machine has the instructions of `S`, and what [`pack_lines`] asserts.
+    /// The machine has the instructions of `S`, and what [`pack_lines`] asserts; a line is `V` vectors.
     #[inline(always)]
-    unsafe fn sweep<S: Simd>(self, words: Words) {
-        let Self { source, stride, depth, count, panel, grid, .. } = self;
+    unsafe fn sweep<S: Simd, const V: usize>(self, words: Words) {
+        let Self { source, stride, depth, count, panel, grid: Grid { height, size, .. }, .. } = self;
+        let width = V * S::LANES;
         // Panels whose lines can be read to the end of their last vector.
-        let whole = if count < grid.stride { 0 } else { (count - grid.stride) / grid.height + 1 };
+        let whole = if count < width { 0 } else { (count - width) / height + 1 };
         for (index, step) in (0..depth).step_by(words.numbers()).enumerate() {
             // SAFETY: the caller's promise.
             unsafe {
                 let low = source.as_ptr().add(step * stride);
-                let high = (words == Words::Pairs && step + 1 < depth).then(|| low.add(stride));
-                let mut target = panel.as_mut_ptr().add(index * grid.stride);
-                let mut done = 0;
-                for _ in 0..whole {
-                    let high = high.map(|high| high.add(done));
-                    let line = Line { low: low.add(done), high, readable: grid.stride };
-                    fill::<S, E>(words, line, target, grid.stride);
-                    (done, target) = (done + grid.height, target.add(grid.size));
+                let high = if words == Words::Pairs && step + 1 < depth { Some(low.add(stride)) } else { None };
+                let (mut target, mut done) = (panel.as_mut_ptr().add(index * width), 0);
+                if let Some(high) = high {
+                    for _ in 0..whole {
+                        for v in 0..V {
+                            let at = done + v * S::LANES;
+                            S::store(target.add(v * S::LANES), S::read_pair(low.add(at), high.add(at)));
+                        }
+                        (done, target) = (done + height, target.wrapping_add(size));
+                    }
+                } else if words != Words::Pairs {
+                    for _ in 0..whole {
+                        for v in 0..V {
+                            let vector = S::read(low.add(done + v * S::LANES));
+                            S::store(target.add(v * S::LANES), rounded::<S, E>(words, vector));
+                        }
+                        (done, target) = (done + height, target.wrapping_add(size));
+                    }
                 }
                 while done < count {
                     let high = high.map(|high| high.add(done));
                     let line = Line { low: low.add(done), high, readable: count - done };
-                    fill::<S, E>(words, line, target, grid.stride);
-                    (done, target) = (done + grid.height, target.wrapping_add(grid.size));
+                    fill::<S, E>(words, line, target, width);
+                    (done, target) = (done + height, target.wrapping_add(size));
                 }
             }
         }
