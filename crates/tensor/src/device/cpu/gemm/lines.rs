@@ -138,38 +138,56 @@ pub(crate) struct Line<E> {
     pub readable: usize,
 }
 
-/// Copies a line to numbers `first..first + count` of the panels of `grid` at `target`.
+/// Copies `count` numbers of a line to panels of `grid` whose lines are `V` vectors, from lane `lane` of the one at `target` on.
 ///
 /// # Safety
 /// The machine has the instructions of `S`; the panels have room. A panel that is filled from its first number on may be
 /// overwritten with anything behind the last, to the end of the line.
 #[inline(always)]
-pub(crate) unsafe fn scatter<S: Simd, E: Float>(
+pub(crate) unsafe fn scatter<S: Simd, E: Float, const V: usize>(
     words: Words,
     line: Line<E>,
-    (first, count): (usize, usize),
-    target: *mut f32,
+    count: usize,
+    (mut target, lane): (*mut f32, usize),
     grid: Grid,
 ) {
     let Line { low, high, readable } = line;
-    let (mut done, mut lane) = (0, first % grid.height);
+    let (mut done, width) = (0, V * S::LANES);
     // SAFETY: the caller's promise.
     unsafe {
-        let mut target = target.add(first / grid.height * grid.size);
-        while done < count {
-            let piece = (grid.height - lane).min(count - done);
-            let high = high.map(|high| high.add(done));
-            if lane == 0 {
-                let line = Line { low: low.add(done), high, readable: readable - done };
-                fill::<S, E>(words, line, target, grid.stride);
-            } else {
-                for offset in (0..piece).step_by(S::LANES) {
-                    let high = high.map(|high| high.add(offset));
-                    let vector = across::<S, E>(words, low.add(done + offset), high, piece - offset);
-                    S::store_first(target.add(lane + offset), vector, (piece - offset).min(S::LANES));
-                }
+        if lane > 0 {
+            done = (grid.height - lane).min(count);
+            for offset in (0..done).step_by(S::LANES) {
+                let high = if let Some(high) = high { Some(high.add(offset)) } else { None };
+                let vector = across::<S, E>(words, low.add(offset), high, done - offset);
+                S::store_first(target.add(lane + offset), vector, (done - offset).min(S::LANES));
             }
-            (done, lane, target) = (done + piece, 0, target.add(grid.size));
+            target = target.wrapping_add(grid.size);
+        }
+        // Panels whose lines can be read to the end of their last vector.
+        let whole = (count - done).div_ceil(grid.height);
+        let whole = if readable < done + width { 0 } else { whole.min((readable - done - width) / grid.height + 1) };
+        if let (Words::Pairs, Some(high)) = (words, high) {
+            for _ in 0..whole {
+                for v in 0..V {
+                    let at = done + v * S::LANES;
+                    S::store(target.add(v * S::LANES), S::read_pair(low.add(at), high.add(at)));
+                }
+                (done, target) = (done + grid.height, target.wrapping_add(grid.size));
+            }
+        } else if words != Words::Pairs {
+            for _ in 0..whole {
+                for v in 0..V {
+                    let vector = S::read(low.add(done + v * S::LANES));
+                    S::store(target.add(v * S::LANES), rounded::<S, E>(words, vector));
+                }
+                (done, target) = (done + grid.height, target.wrapping_add(grid.size));
+            }
+        }
+        while done < count {
+            let high = if let Some(high) = high { Some(high.add(done)) } else { None };
+            fill::<S, E>(words, Line { low: low.add(done), high, readable: readable - done }, target, width);
+            (done, target) = (done + grid.height, target.wrapping_add(grid.size));
         }
     }
 }
@@ -248,39 +266,14 @@ impl<E: Float> Lines<'_, E> {
     /// The machine has the instructions of `S`, and what [`pack_lines`] asserts; a line is `V` vectors.
     #[inline(always)]
     unsafe fn sweep<S: Simd, const V: usize>(self, words: Words) {
-        let Self { source, stride, depth, count, panel, grid: Grid { height, size, .. }, .. } = self;
-        let width = V * S::LANES;
-        // Panels whose lines can be read to the end of their last vector.
-        let whole = if count < width { 0 } else { (count - width) / height + 1 };
+        let Self { source, stride, depth, count, panel, grid, .. } = self;
         for (index, step) in (0..depth).step_by(words.numbers()).enumerate() {
             // SAFETY: the caller's promise.
             unsafe {
                 let low = source.as_ptr().add(step * stride);
                 let high = if words == Words::Pairs && step + 1 < depth { Some(low.add(stride)) } else { None };
-                let (mut target, mut done) = (panel.as_mut_ptr().add(index * width), 0);
-                if let Some(high) = high {
-                    for _ in 0..whole {
-                        for v in 0..V {
-                            let at = done + v * S::LANES;
-                            S::store(target.add(v * S::LANES), S::read_pair(low.add(at), high.add(at)));
-                        }
-                        (done, target) = (done + height, target.wrapping_add(size));
-                    }
-                } else if words != Words::Pairs {
-                    for _ in 0..whole {
-                        for v in 0..V {
-                            let vector = S::read(low.add(done + v * S::LANES));
-                            S::store(target.add(v * S::LANES), rounded::<S, E>(words, vector));
-                        }
-                        (done, target) = (done + height, target.wrapping_add(size));
-                    }
-                }
-                while done < count {
-                    let high = high.map(|high| high.add(done));
-                    let line = Line { low: low.add(done), high, readable: count - done };
-                    fill::<S, E>(words, line, target, width);
-                    (done, target) = (done + height, target.wrapping_add(size));
-                }
+                let target = panel.as_mut_ptr().add(index * V * S::LANES);
+                scatter::<S, E, V>(words, Line { low, high, readable: count }, count, (target, 0), grid);
             }
         }
     }
