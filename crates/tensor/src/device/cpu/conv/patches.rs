@@ -113,24 +113,47 @@ struct Zip<'a, E> {
 impl<E: Float> Vectorised for Zip<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Self { patches, words, channel, pixels, features, panel, grid } = self;
+        // A loop for each kind of words and width of a line, which are then known in it.
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (self.words, self.grid.stride == 2 * S::LANES) {
+                (Words::Plain, false) => self.sweep::<S, 1>(Words::Plain),
+                (Words::Plain, true) => self.sweep::<S, 2>(Words::Plain),
+                (Words::Rounded, false) => self.sweep::<S, 1>(Words::Rounded),
+                (Words::Rounded, true) => self.sweep::<S, 2>(Words::Rounded),
+                (Words::Pairs, false) => self.sweep::<S, 1>(Words::Pairs),
+                (Words::Pairs, true) => self.sweep::<S, 2>(Words::Pairs),
+            }
+        }
+    }
+}
+
+impl<E: Float> Zip<'_, E> {
+    /// # Safety
+    /// The machine has the instructions of `S`; the panels have room for all lines, of `V` vectors.
+    #[inline(always)]
+    unsafe fn sweep<S: Simd, const V: usize>(self, words: Words) {
+        let Self { patches, channel, pixels, features, panel, grid, .. } = self;
         let (mut corners, mut clipped) = ([Corner::default(); CHUNK], [Clipped::new(), Clipped::new()]);
-        let mut target = panel.as_mut_ptr();
+        let mut base = panel.as_mut_ptr();
         for start in pixels.clone().step_by(CHUNK) {
             let corners = &mut corners[..CHUNK.min(pixels.end - start)];
             patches.corners(start, corners);
-            for pair in corners.chunks(words.numbers()) {
-                for run in patches.runs(channel, features.clone()) {
+            for run in patches.runs(channel, features.clone()) {
+                let (panel, lane) = (run.at / grid.height, run.at % grid.height);
+                for (index, pair) in corners.chunks(words.numbers()).enumerate() {
                     let [first, second] = &mut clipped;
                     let low = patches.numbers(&pair[0], &run, first);
-                    let high = pair.get(1).map(|corner| patches.numbers(corner, &run, second));
+                    let high = if pair.len() == 2 { Some(patches.numbers(&pair[1], &run, second)) } else { None };
                     let readable = high.map_or(low.len(), |high| high.len().min(low.len()));
                     let line = Line { low: low.as_ptr(), high: high.map(<[E]>::as_ptr), readable };
-                    // SAFETY: the panels have room for all features and lines; a run begins where the last one ended.
-                    unsafe { scatter::<S, E>(words, line, (run.at, run.length), target, grid) };
+                    let target = base.wrapping_add(index * V * S::LANES + panel * grid.size);
+                    // SAFETY: there is a line for every pixel or pair, with room for all features; what is written behind a run
+                    // is overwritten by the next one.
+                    unsafe { scatter::<S, E, V>(words, line, run.length, (target, lane), grid) };
                 }
-                target = target.wrapping_add(grid.stride);
             }
+            base = base.wrapping_add(corners.len().div_ceil(words.numbers()) * V * S::LANES);
         }
     }
 }

@@ -138,38 +138,56 @@ pub(crate) struct Line<E> {
     pub readable: usize,
 }
 
-/// Copies a line to numbers `first..first + count` of the panels of `grid` at `target`.
+/// Copies `count` numbers of a line to panels of `grid` whose lines are `V` vectors, from lane `lane` of the one at `target` on.
 ///
 /// # Safety
 /// The machine has the instructions of `S`; the panels have room. A panel that is filled from its first number on may be
 /// overwritten with anything behind the last, to the end of the line.
 #[inline(always)]
-pub(crate) unsafe fn scatter<S: Simd, E: Float>(
+pub(crate) unsafe fn scatter<S: Simd, E: Float, const V: usize>(
     words: Words,
     line: Line<E>,
-    (first, count): (usize, usize),
-    target: *mut f32,
+    count: usize,
+    (mut target, lane): (*mut f32, usize),
     grid: Grid,
 ) {
     let Line { low, high, readable } = line;
-    let (mut done, mut lane) = (0, first % grid.height);
+    let (mut done, width) = (0, V * S::LANES);
     // SAFETY: the caller's promise.
     unsafe {
-        let mut target = target.add(first / grid.height * grid.size);
-        while done < count {
-            let piece = (grid.height - lane).min(count - done);
-            let high = high.map(|high| high.add(done));
-            if lane == 0 {
-                let line = Line { low: low.add(done), high, readable: readable - done };
-                fill::<S, E>(words, line, target, grid.stride);
-            } else {
-                for offset in (0..piece).step_by(S::LANES) {
-                    let high = high.map(|high| high.add(offset));
-                    let vector = across::<S, E>(words, low.add(done + offset), high, piece - offset);
-                    S::store_first(target.add(lane + offset), vector, (piece - offset).min(S::LANES));
-                }
+        if lane > 0 {
+            done = (grid.height - lane).min(count);
+            for offset in (0..done).step_by(S::LANES) {
+                let high = if let Some(high) = high { Some(high.add(offset)) } else { None };
+                let vector = across::<S, E>(words, low.add(offset), high, done - offset);
+                S::store_first(target.add(lane + offset), vector, (done - offset).min(S::LANES));
             }
-            (done, lane, target) = (done + piece, 0, target.add(grid.size));
+            target = target.wrapping_add(grid.size);
+        }
+        // Panels whose lines can be read to the end of their last vector.
+        let whole = (count - done).div_ceil(grid.height);
+        let whole = if readable < done + width { 0 } else { whole.min((readable - done - width) / grid.height + 1) };
+        if let (Words::Pairs, Some(high)) = (words, high) {
+            for _ in 0..whole {
+                for v in 0..V {
+                    let at = done + v * S::LANES;
+                    S::store(target.add(v * S::LANES), S::read_pair(low.add(at), high.add(at)));
+                }
+                (done, target) = (done + grid.height, target.wrapping_add(grid.size));
+            }
+        } else if words != Words::Pairs {
+            for _ in 0..whole {
+                for v in 0..V {
+                    let vector = S::read(low.add(done + v * S::LANES));
+                    S::store(target.add(v * S::LANES), rounded::<S, E>(words, vector));
+                }
+                (done, target) = (done + grid.height, target.wrapping_add(grid.size));
+            }
+        }
+        while done < count {
+            let high = if let Some(high) = high { Some(high.add(done)) } else { None };
+            fill::<S, E>(words, Line { low: low.add(done), high, readable: readable - done }, target, width);
+            (done, target) = (done + grid.height, target.wrapping_add(grid.size));
         }
     }
 }
@@ -208,7 +226,8 @@ pub(super) fn pack_lines<E: Float>(
     if depth == 0 || count == 0 {
         return;
     }
-    let steps = depth.div_ceil(how.words.numbers());
+    let (steps, lanes) = (depth.div_ceil(how.words.numbers()), how.isa.lanes());
+    assert!(grid.stride == lanes || grid.stride == 2 * lanes, "a line is one vector or two");
     let end = (count - 1) / grid.height * grid.size + steps * grid.stride;
     assert!(source.len() >= (depth - 1) * stride + count && panel.len() >= end, "a block lies outside its operand");
     how.isa.run(Lines { words: how.words, source, stride, depth, count, panel, grid });
@@ -227,13 +246,16 @@ struct Lines<'a, E> {
 impl<E: Float> Vectorised for Lines<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // A loop for each kind of words, which is then known in it.
+        // A loop for each kind of words and width of a line, which are then known in it.
         // SAFETY: the caller's promise.
         unsafe {
-            match self.words {
-                Words::Plain => self.sweep::<S>(Words::Plain),
-                Words::Rounded => self.sweep::<S>(Words::Rounded),
-                Words::Pairs => self.sweep::<S>(Words::Pairs),
+            match (self.words, self.grid.stride == 2 * S::LANES) {
+                (Words::Plain, false) => self.sweep::<S, 1>(Words::Plain),
+                (Words::Plain, true) => self.sweep::<S, 2>(Words::Plain),
+                (Words::Rounded, false) => self.sweep::<S, 1>(Words::Rounded),
+                (Words::Rounded, true) => self.sweep::<S, 2>(Words::Rounded),
+                (Words::Pairs, false) => self.sweep::<S, 1>(Words::Pairs),
+                (Words::Pairs, true) => self.sweep::<S, 2>(Words::Pairs),
             }
         }
     }
@@ -241,31 +263,17 @@ impl<E: Float> Vectorised for Lines<'_, E> {
 
 impl<E: Float> Lines<'_, E> {
     /// # Safety
-    /// The machine has the instructions of `S`, and what [`pack_lines`] asserts.
+    /// The machine has the instructions of `S`, and what [`pack_lines`] asserts; a line is `V` vectors.
     #[inline(always)]
-    unsafe fn sweep<S: Simd>(self, words: Words) {
+    unsafe fn sweep<S: Simd, const V: usize>(self, words: Words) {
         let Self { source, stride, depth, count, panel, grid, .. } = self;
-        // Panels whose lines can be read to the end of their last vector.
-        let whole = if count < grid.stride { 0 } else { (count - grid.stride) / grid.height + 1 };
         for (index, step) in (0..depth).step_by(words.numbers()).enumerate() {
             // SAFETY: the caller's promise.
             unsafe {
                 let low = source.as_ptr().add(step * stride);
-                let high = (words == Words::Pairs && step + 1 < depth).then(|| low.add(stride));
-                let mut target = panel.as_mut_ptr().add(index * grid.stride);
-                let mut done = 0;
-                for _ in 0..whole {
-                    let high = high.map(|high| high.add(done));
-                    let line = Line { low: low.add(done), high, readable: grid.stride };
-                    fill::<S, E>(words, line, target, grid.stride);
-                    (done, target) = (done + grid.height, target.add(grid.size));
-                }
-                while done < count {
-                    let high = high.map(|high| high.add(done));
-                    let line = Line { low: low.add(done), high, readable: count - done };
-                    fill::<S, E>(words, line, target, grid.stride);
-                    (done, target) = (done + grid.height, target.wrapping_add(grid.size));
-                }
+                let high = if words == Words::Pairs && step + 1 < depth { Some(low.add(stride)) } else { None };
+                let target = panel.as_mut_ptr().add(index * V * S::LANES);
+                scatter::<S, E, V>(words, Line { low, high, readable: count }, count, (target, 0), grid);
             }
         }
     }
