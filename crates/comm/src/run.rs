@@ -94,6 +94,8 @@ pub struct Machine<'a> {
     done: Vec<usize>,
     lanes: Vec<Lane>,
     scratch: Vec<f32>,
+    /// Heads of the lanes' sends, sorted; kept between passes.
+    order: Vec<(usize, usize)>,
 }
 
 impl<'a> Machine<'a> {
@@ -126,7 +128,7 @@ impl<'a> Machine<'a> {
         let longest = list.iter().filter(|transfer| transfer.action == Action::Reduce).map(|transfer| transfer.length);
         let scratch_bytes = (longest.max().unwrap_or(0) * job.kind.bytes()).min(PORTION_BYTES) + 8;
         let scratch = vec![0.0; scratch_bytes.max(WITH_HEADER_BYTES + HEADER_BYTES).div_ceil(4)];
-        Self { list, kind: job.kind, done: vec![0; list.len()], lanes, scratch }
+        Self { list, kind: job.kind, done: vec![0; list.len()], lanes, scratch, order: Vec::new() }
     }
 
     /// Whether every transfer is done.
@@ -185,8 +187,24 @@ impl<'a> Machine<'a> {
     /// When a peer is gone or sent something else than expected.
     pub fn pass(&mut self, transport: &mut Transport, buffer: &mut Bytes<'_>, talk: &Talk) -> Result<bool, CommError> {
         let mut moved = false;
+        // Sends of the earliest step that moves go first: others wait for them, and links may share a card.
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        let heads = self.lanes.iter().enumerate().filter_map(|(lane, queues)| Some((*queues.sends.front()?, lane)));
+        order.extend(heads);
+        order.sort_unstable();
+        let mut step = u32::MAX;
+        for &(index, lane) in &order {
+            if self.list[index].step > step {
+                break;
+            }
+            if self.send(lane, transport, buffer.read(), talk)? {
+                step = self.list[index].step;
+                moved = true;
+            }
+        }
+        self.order = order;
         for lane in 0..self.lanes.len() {
-            moved |= self.send(lane, transport, buffer.read(), talk)?;
             moved |= self.lanes[lane].expects() && self.receive(lane, transport, buffer.write(), talk)?;
         }
         Ok(moved)
