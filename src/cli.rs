@@ -157,9 +157,12 @@ pub struct Train {
     /// normal | low: compute again what is cheap, instead of keeping it for the backward pass
     #[arg(long, help_heading = "Machine and output")]
     pub memory: Option<MemoryUse>,
-    /// Compute threads [default: all cores]
+    /// Compute threads [default: all cores; of more than four, less one for each loader, up to a quarter]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub threads: Option<usize>,
+    /// Whether compute threads stay each on a core of its own, if they take most of the cores: on | off [default: on]
+    #[arg(long, value_name = "SWITCH", value_parser = parse::switch, help_heading = "Machine and output")]
+    pub pin: Option<bool>,
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::On, help_heading = "Machine and output")]
     pub calibrate: Calibrate,
@@ -346,6 +349,10 @@ pub struct BenchStep {
     /// Compute threads [default: all cores]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,
+    /// Whether compute threads stay each on a core of its own, if they take most of the cores: on | off
+    #[arg(long, value_name = "SWITCH", default_value = "on", value_parser = parse::switch)]
+    #[arg(action = clap::ArgAction::Set)]
+    pub pin: bool,
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::On)]
     pub calibrate: Calibrate,

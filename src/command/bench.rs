@@ -55,7 +55,7 @@ fn replica(
         memory: arguments.memory,
         clip_norm,
     };
-    let cpu = Arc::new(Cpu::new(arguments.threads.unwrap_or_else(threads::available)));
+    let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
     let replica = Replica::new(model, options, &cpu)?;
     tell(&calibrate(&cpu, replica.plans(), arguments.calibrate));
     Ok(replica)

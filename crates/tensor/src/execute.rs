@@ -90,6 +90,9 @@ impl Executor {
     pub fn new(device: &Device, plan: Plan) -> Self {
         let mut executor = Self::without_arena(device, plan);
         executor.arena = Buffer::zeroed(executor.arena_words());
+        if let Device::Cpu(cpu) = &executor.device {
+            cpu::touch(cpu, &executor.plan, &mut executor.arena);
+        }
         executor
     }
 

@@ -236,7 +236,7 @@ impl Plan {
     }
 
     /// Bytes `start..end` of a value in the arena.
-    fn arena_range(&self, value: Value) -> Option<Range<usize>> {
+    pub(crate) fn arena_range(&self, value: Value) -> Option<Range<usize>> {
         match self.place(value) {
             Place::Arena(start) => Some(start..start + self.graph.info(value).bytes()),
             _ => None,

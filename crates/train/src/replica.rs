@@ -165,6 +165,9 @@ impl Replica {
         let needed = arena + (1 + gradients + optimizer) * elements * size_of::<f32>();
         check_memory(needed as u64, Host::look().memory_bytes)?;
         let mut store = Store::new(plan);
+        let mut optimizer_state = if trains { options.rule.new_state(elements) } else { Vec::new() };
+        let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(&mut optimizer_state);
+        given.for_each(|buffer| device.pool().touch(buffer));
         for (index, parameter) in parameters.iter().enumerate() {
             parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
         }
@@ -175,7 +178,7 @@ impl Replica {
         let segments =
             segments.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect();
         Ok(Self {
-            optimizer_state: if trains { options.rule.new_state(elements) } else { Vec::new() },
+            optimizer_state,
             accumulated: Buffer::zeroed(if trains && options.accumulate > 1 { elements } else { 0 }),
             options,
             device: Arc::clone(device),

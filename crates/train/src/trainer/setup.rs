@@ -142,7 +142,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         memory: config.memory,
         clip_norm: None,
     };
-    let cpu = Arc::new(Cpu::new(config.threads.unwrap_or_else(threads::available)));
+    let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     let mut replica = Replica::for_evaluation(entry, options, &cpu)?;
     load_weights(&around.disk, weights, &mut replica, &[])?;
     Ok(Examined { replica, val })
@@ -199,7 +199,7 @@ fn assemble(
         memory: config.memory,
         clip_norm: config.clip_norm,
     };
-    let cpu = Arc::new(Cpu::new(config.threads.unwrap_or_else(threads::available)));
+    let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     let mut replica = Replica::new(model, options, &cpu)?;
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
     if let Some(file) = &config.weights {
