@@ -4,7 +4,6 @@
 //! [`super::conv`]. Bits depend on shapes, strides and the instruction set, never on the number of threads.
 #![allow(unsafe_code)]
 
-#[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
 mod cut;
 pub(super) mod kernel;

@@ -7,6 +7,7 @@
 //! that do not fill a tile are left to the vector kernel, which also finishes the sums.
 //!
 //! The compiler does not know these registers (its intrinsics are not stable), so it never touches them between the pieces of assembly.
+#![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 
 use std::arch::asm;
