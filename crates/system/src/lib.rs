@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod disk;
+pub mod entropy;
 pub mod event;
 pub mod host;
 pub mod lock;
