@@ -52,6 +52,7 @@ fn replica(
         seed: 1,
         rule,
         precision: arguments.dtype,
+        memory: arguments.memory,
         clip_norm,
     };
     let cpu = Arc::new(Cpu::new(arguments.threads.unwrap_or_else(threads::available)));

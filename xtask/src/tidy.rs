@@ -23,6 +23,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/tensor/src/device/cpu/simd.rs",
     "crates/tensor/src/device/cpu/stream.rs",
     "crates/tensor/src/device/cpu/vectorize.rs",
+    "crates/train/tests/allocations.rs",
 ];
 
 /// Folders of kernels that work on raw panels and vector registers.

@@ -3,7 +3,7 @@
 use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
-use paceline_tensor::Precision;
+use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
@@ -65,6 +65,8 @@ pub struct Config {
     pub seed: u64,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
     pub dtype: Precision,
+    /// Whether what is cheap to compute again is kept. Changes no bit.
+    pub memory: MemoryUse,
     /// Compute threads; all cores if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
@@ -110,6 +112,7 @@ impl Default for Config {
             damaged_max: 0,
             seed: 1,
             dtype: Precision::F32,
+            memory: MemoryUse::Normal,
             threads: None,
             loader_threads: 1,
             weights: None,

@@ -20,7 +20,7 @@ use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
 use paceline_tensor::execute::{Profile, Turn};
 use paceline_tensor::plan::{Bucket, Updates};
-use paceline_tensor::{Buffer, Executor, Pass, Plan, Precision, Store, Wanted};
+use paceline_tensor::{Buffer, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
 
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -59,6 +59,8 @@ pub struct ReplicaOptions {
     pub rule: Rule,
     /// What activations are stored as.
     pub precision: Precision,
+    /// Whether what is cheap to compute again is kept for the backward pass. Changes no bit, and nothing in an evaluation.
+    pub memory: MemoryUse,
     /// Gradients are scaled down to this norm over all parameters. Infinity changes nothing, and keeps them to be looked at.
     pub clip_norm: Option<f64>,
 }
@@ -152,9 +154,9 @@ impl Replica {
         let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
         let train = train.map(|network| {
             let updates = updates(&network, &options);
-            Planned::new(network, updates, options.precision)
+            Planned::new(network, updates, &options)
         });
-        let eval = Planned::new(eval, Updates::AtEnd, options.precision);
+        let eval = Planned::new(eval, Updates::AtEnd, &options);
         let plan = train.as_ref().map_or(&eval.plan, |train| &train.plan);
         let (elements, trains) = (plan.parameters().length(), train.is_some());
         let optimizer = if trains { options.rule.optimizer().state_slots() } else { 0 };
@@ -403,7 +405,7 @@ fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> 
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     Err(TrainError::Refused(format!(
         "a step needs {:.1} GB of memory and this machine has {:.1} GB; \
-         type a smaller --batch or --size, or compute the batch in parts with --accumulate 4",
+         type --memory low, a smaller --batch or --size, or compute the batch in parts with --accumulate 4",
         gigabytes(needed_bytes),
         gigabytes(memory_bytes)
     )))

@@ -68,7 +68,7 @@ fn show(
     let gflops = report.flops as f64 / median / 1e9;
     if arguments.json {
         let mut value = json!({
-            "model": arguments.model, "input": input, "batch": batch, "dtype": arguments.dtype,
+            "model": arguments.model, "input": input, "batch": batch, "dtype": arguments.dtype, "memory": arguments.memory,
             "isa": replica.device().isa().name(), "threads": replica.device().pool().threads(), "steps": arguments.steps,
             "step_s": median, "step_s_min": seconds[0], "step_s_max": seconds[seconds.len() - 1],
             "images_per_s": images_per_s, "gflops": gflops, "step_gflop": report.flops as f64 / 1e9,
