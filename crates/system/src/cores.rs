@@ -50,11 +50,13 @@ pub fn bind(core: usize) -> Option<Bound> {
 
 /// A thread that was bound to a core, and may run where it might before once this is dropped by it.
 #[derive(Debug)]
-pub struct Bound(linux::Mask);
+pub struct Bound(Option<linux::Mask>);
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        linux::restore(&self.0);
+        if let Some(mask) = &self.0 {
+            linux::restore(mask);
+        }
     }
 }
 
@@ -88,14 +90,18 @@ mod linux {
         (0..CpuSet::MAX_CPU).filter(|&core| mask.is_set(core)).collect()
     }
 
-    pub fn bind(core: usize) -> Option<Mask> {
+    /// The mask before, or nothing if it was this one.
+    pub fn bind(core: usize) -> Option<Option<Mask>> {
         let before = sched_getaffinity(None).ok()?;
         if core >= CpuSet::MAX_CPU || !before.is_set(core) {
             return None;
         }
+        if before.count() == 1 {
+            return Some(None);
+        }
         let mut mask = CpuSet::new();
         mask.set(core);
-        sched_setaffinity(None, &mask).ok().map(|()| before)
+        sched_setaffinity(None, &mask).ok().map(|()| Some(before))
     }
 
     pub fn restore(mask: &Mask) {
@@ -112,7 +118,7 @@ mod linux {
         Vec::new()
     }
 
-    pub fn bind(_: usize) -> Option<Mask> {
+    pub fn bind(_: usize) -> Option<Option<Mask>> {
         None
     }
 
@@ -166,6 +172,8 @@ mod tests {
         let started_bound = std::thread::spawn(allowed).join().unwrap();
         assert_eq!(started_bound, [last], "a thread starts where its parent may run: bind only around work");
         assert!(before.len() == 1 || bind(before[0].number).is_none(), "outside of the mask");
+        drop(bind(last.number).unwrap());
+        assert_eq!(allowed(), [last], "the inner of two frees nothing");
         drop(bound);
         assert_eq!(allowed(), before);
     }

@@ -7,6 +7,7 @@
 pub mod clock;
 pub mod cores;
 pub mod disk;
+pub mod entropy;
 pub mod event;
 pub mod host;
 pub mod lock;

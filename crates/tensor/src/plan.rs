@@ -125,6 +125,8 @@ pub struct Plan {
     forward_nodes: usize,
     buckets: Vec<Bucket>,
     dues: Vec<Due>,
+    /// Which bucket is needed before which node, in order.
+    needs: Vec<(usize, usize)>,
     parameters: Layout,
     states: Layout,
     outputs: Vec<Value>,
@@ -170,6 +172,7 @@ impl Plan {
             activation_bytes,
             forward_nodes,
             dues: bucket::dues(&buckets),
+            needs: bucket::needs(&buckets),
             buckets,
             parameters,
             states,
@@ -223,6 +226,11 @@ impl Plan {
     /// What is to be done with the buckets from a node on, in order.
     pub(crate) fn dues_from(&self, node: usize) -> &[Due] {
         &self.dues[self.dues.partition_point(|due| due.node < node)..]
+    }
+
+    /// The node before which each bucket's parameters are needed, and the bucket, in order.
+    pub fn needs(&self) -> &[(usize, usize)] {
+        &self.needs
     }
 
     /// The flat layout of parameters and of gradients.

@@ -223,6 +223,7 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> (Tally, Result<(), NotFinite>) {
+        let _bound = self.device.pool().enter();
         if self.plan().stores_gradients() {
             self.step_at_end(batch, moment, phases)
         } else {
