@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
-use paceline_system::{clock, threads};
+use paceline_system::{clock, cores};
 use rustix::cmsg_space;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::net::{
@@ -78,7 +78,7 @@ pub fn connect(membership: &Membership, wait: &Wait) -> Result<Port, CommError> 
         ended: vec![false; world],
         rounds: 0,
         buffers_end: layout.bytes().next_multiple_of(PAGE_BYTES) as u64,
-        spins: if threads::available_to_host() >= world { SPINS } else { 20 },
+        spins: if cores::online() >= world { SPINS } else { 20 },
     })
 }
 
