@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
-use paceline::tensor::Precision;
+use paceline::tensor::{MemoryUse, Precision};
 
 use crate::command::calibrate::Calibrate;
 
@@ -154,9 +154,15 @@ pub struct Train {
     /// What activations are stored as: f32 | bf16 (half the memory; weights and sums stay f32)
     #[arg(long, help_heading = "Machine and output")]
     pub dtype: Option<Precision>,
-    /// Compute threads [default: all cores]
+    /// normal | low: compute again what is cheap, instead of keeping it for the backward pass
+    #[arg(long, help_heading = "Machine and output")]
+    pub memory: Option<MemoryUse>,
+    /// Compute threads [default: all cores; of more than four, less one for each loader, up to a quarter]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub threads: Option<usize>,
+    /// Whether compute threads stay each on a core of its own, if they take most of the cores: on | off [default: on]
+    #[arg(long, value_name = "SWITCH", value_parser = parse::switch, help_heading = "Machine and output")]
+    pub pin: Option<bool>,
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::On, help_heading = "Machine and output")]
     pub calibrate: Calibrate,
@@ -243,11 +249,14 @@ pub struct Plan {
     /// What activations are stored as: f32 | bf16
     #[arg(long, default_value_t = Precision::F32)]
     pub dtype: Precision,
+    /// normal | low: compute again what is cheap, instead of keeping it for the backward pass
+    #[arg(long, default_value_t = MemoryUse::Normal)]
+    pub memory: MemoryUse,
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::Known)]
     pub calibrate: Calibrate,
-    /// Plan the evaluation instead of a training step
-    #[arg(long)]
+    /// Plan the evaluation, which keeps nothing for a backward pass, instead of a training step
+    #[arg(long, conflicts_with = "memory")]
     pub eval: bool,
     /// List every node
     #[arg(long)]
@@ -331,12 +340,19 @@ pub struct BenchStep {
     /// What activations are stored as: f32 | bf16
     #[arg(long, default_value_t = Precision::F32)]
     pub dtype: Precision,
+    /// normal | low: compute again what is cheap, instead of keeping it for the backward pass
+    #[arg(long, default_value_t = MemoryUse::Normal)]
+    pub memory: MemoryUse,
     /// Steps to time, after two that are not
     #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
     pub steps: usize,
     /// Compute threads [default: all cores]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,
+    /// Whether compute threads stay each on a core of its own, if they take most of the cores: on | off
+    #[arg(long, value_name = "SWITCH", default_value = "on", value_parser = parse::switch)]
+    #[arg(action = clap::ArgAction::Set)]
+    pub pin: bool,
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::On)]
     pub calibrate: Calibrate,

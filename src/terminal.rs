@@ -65,7 +65,7 @@ impl Terminal {
     /// A display for a run that is about to start.
     pub fn new(style: Style, trainer: &Trainer) -> Self {
         let config = trainer.config();
-        let threads = config.threads.unwrap_or_else(paceline::system::threads::available);
+        let threads = config.compute_threads();
         Self(Rc::new(RefCell::new(Display {
             style,
             bar: None,

@@ -27,6 +27,15 @@ pub fn count64(text: &str) -> Result<u64, String> {
     text.parse().ok().filter(|&number| number > 0).ok_or_else(|| "type a whole number from 1".into())
 }
 
+/// On or off.
+pub fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("type on or off".into()),
+    }
+}
+
 /// A whole number from 0.
 pub fn whole(text: &str) -> Result<usize, String> {
     text.parse().map_err(|_| "type 0 or a whole number above".into())

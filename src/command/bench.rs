@@ -52,9 +52,10 @@ fn replica(
         seed: 1,
         rule,
         precision: arguments.dtype,
+        memory: arguments.memory,
         clip_norm,
     };
-    let cpu = Arc::new(Cpu::new(arguments.threads.unwrap_or_else(threads::available)));
+    let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
     let replica = Replica::new(model, options, &cpu)?;
     tell(&calibrate(&cpu, replica.plans(), arguments.calibrate));
     Ok(replica)

@@ -9,7 +9,7 @@ use paceline::system::threads;
 use paceline::tensor::device::cpu::Cpu;
 use paceline::tensor::device::cpu::conv::{Algorithm, ConvPass};
 use paceline::tensor::device::cpu::trial::Kernel;
-use paceline::tensor::{Graph, Node, Plan as Planned, Wanted};
+use paceline::tensor::{Graph, MemoryUse, Node, Plan as Planned, Wanted};
 use paceline::train::config::SIDE_MAX;
 use paceline::train::replica;
 use serde_json::{Value, json};
@@ -26,8 +26,10 @@ pub fn run(arguments: &Plan) -> Outcome {
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let network = Network::new(entry, mode, batch, input, arguments.classes.unwrap_or(entry.classes), 0.0)?;
     let wanted = Wanted { precision: arguments.dtype, ..replica::wanted(&network, replica::early(false)) };
-    let plan = Planned::new(network.graph, &wanted);
+    let planned = |memory| Planned::new(network.graph.clone(), &Wanted { memory, ..wanted.clone() });
+    let plan = planned(arguments.memory);
     let report = plan.report();
+    let choices = MemoryUse::ALL.map(|memory| MemoryChoice::new(memory, &planned(memory)));
     let cpu = Cpu::new(threads::available());
     tell(&calibrate(&cpu, [&plan].into_iter(), arguments.calibrate));
     let algorithms = algorithms(&cpu, plan.graph());
@@ -36,6 +38,8 @@ pub fn run(arguments: &Plan) -> Outcome {
         value["model"] = json!(entry.name);
         value["batch"] = json!(batch);
         value["dtype"] = json!(arguments.dtype);
+        value["memory"] = json!(arguments.memory);
+        value["memory_choices"] = choices.iter().map(MemoryChoice::to_json).collect();
         value["convolutions"] = algorithms.iter().map(Computed::to_json).collect();
         print(&format!("{value}\n"));
         return Ok(ExitCode::SUCCESS);
@@ -44,6 +48,10 @@ pub fn run(arguments: &Plan) -> Outcome {
     let (summary, nodes) = text.split_once("\nnodes, in order").unwrap_or((&text, ""));
     let (name, input, dtype) = (entry.name, describe(input), arguments.dtype);
     print(&format!("model            {name} at {input}, batch {batch}, {dtype}\n{summary}"));
+    if !arguments.eval {
+        print("\nmemory of a step\n");
+        choices.iter().for_each(|choice| print(&choice.line(&choices[0])));
+    }
     print(&summary_of(&algorithms));
     if arguments.nodes {
         print("\nconvolutions, in order\n");
@@ -53,6 +61,43 @@ pub fn run(arguments: &Plan) -> Outcome {
         print(&format!("\n{} nodes (--nodes lists them)\n", report.nodes.len()));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a use of memory comes to.
+struct MemoryChoice {
+    memory: MemoryUse,
+    arena_bytes: u64,
+    activation_bytes: u64,
+    flops: u64,
+}
+
+impl MemoryChoice {
+    fn new(memory: MemoryUse, plan: &Planned) -> Self {
+        let graph = plan.graph();
+        let flops = graph.nodes().iter().map(|node| graph.flops(node)).sum();
+        Self { memory, arena_bytes: plan.arena_bytes() as u64, activation_bytes: plan.activation_bytes() as u64, flops }
+    }
+
+    fn to_json(&self) -> Value {
+        let Self { memory, arena_bytes, activation_bytes, flops } = self;
+        json!({"memory": memory, "arena_bytes": arena_bytes, "activation_bytes": activation_bytes, "flops": flops})
+    }
+
+    /// Its figures, and what they are of those of `normal`.
+    fn line(&self, normal: &Self) -> String {
+        let mib = |bytes: u64| bytes as f64 / 1024.0 / 1024.0;
+        let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+        format!(
+            "  {:<8} arena {:.1} MiB ({:.0}%), activations {:.1} MiB ({:.0}%), {:.3} GFLOP ({:.1}%)\n",
+            self.memory,
+            mib(self.arena_bytes),
+            share(self.arena_bytes, normal.arena_bytes),
+            mib(self.activation_bytes),
+            share(self.activation_bytes, normal.activation_bytes),
+            self.flops as f64 / 1e9,
+            share(self.flops, normal.flops)
+        )
+    }
 }
 
 /// How one pass of a layer's convolution will be computed.

@@ -103,7 +103,9 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.optimizer, &arguments.optimizer);
     set(&mut config.seed, &arguments.seed);
     set(&mut config.dtype, &arguments.dtype);
+    set(&mut config.memory, &arguments.memory);
     set_some(&mut config.threads, &arguments.threads);
+    set(&mut config.pin, &arguments.pin);
     set(&mut config.loader_threads, &arguments.loader_threads);
     set_some(&mut config.checkpoint_every, &arguments.checkpoint_every);
     set(&mut config.keep, &arguments.keep);

@@ -4,15 +4,24 @@
 //! tested; one small interpreter runs it on any transport. Nothing a peer sends is trusted, every wait has a deadline
 //! and looks at the shared [`Stop`], and a fault names the rank and the phase.
 
+pub mod choose;
+pub mod collective;
+pub mod cost;
+pub mod describe;
 pub mod error;
 pub mod rank;
 pub mod stop;
 pub mod token;
+pub mod transfer;
 pub mod wait;
 pub mod wire;
 
+pub use choose::Choice;
+pub use collective::{Algorithm, Collective, Nodes};
+pub use cost::{Link, Links};
 pub use error::CommError;
 pub use rank::{Generation, Rank};
 pub use stop::Stop;
 pub use token::Token;
+pub use transfer::{Action, Transfer};
 pub use wait::Wait;

@@ -5,6 +5,7 @@
 //! What is deliberately absent: networking (transports own it) and compute threads (the CPU device owns its pool).
 
 pub mod clock;
+pub mod cores;
 pub mod disk;
 pub mod entropy;
 pub mod event;

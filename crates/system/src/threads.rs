@@ -13,7 +13,33 @@ pub fn spawn<T: Send + 'static>(
     std::thread::Builder::new().name(name.to_owned()).spawn(body)
 }
 
+/// How many compute threads leave room for so many loaders: on more than four cores a core for each, up to a quarter of
+/// them. A loader that shares a core with a compute thread makes all the others wait for that one; with few cores, their
+/// work is worth more than the wait.
+pub fn beside_loaders(loaders: usize) -> usize {
+    compute(available(), loaders)
+}
+
+const fn compute(cores: usize, loaders: usize) -> usize {
+    let spare = if cores <= 4 { 0 } else { cores / 4 };
+    cores - if loaders < spare { loaders } else { spare }
+}
+
 /// How many threads can run at once here, by the scheduler's affinity mask and the container's quota.
 pub fn available() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loaders_get_cores_where_there_are_many() {
+        let table =
+            [(1, 1, 1), (2, 1, 2), (4, 4, 4), (5, 1, 4), (8, 1, 7), (8, 2, 6), (8, 8, 6), (64, 4, 60), (64, 0, 64)];
+        for (cores, loaders, expected) in table {
+            assert_eq!(compute(cores, loaders), expected, "{loaders} loaders on {cores} cores");
+        }
+    }
 }

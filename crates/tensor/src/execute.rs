@@ -90,6 +90,9 @@ impl Executor {
     pub fn new(device: &Device, plan: Plan) -> Self {
         let mut executor = Self::without_arena(device, plan);
         executor.arena = Buffer::zeroed(executor.arena_words());
+        if let Device::Cpu(cpu) = &executor.device {
+            cpu::touch(cpu, &executor.plan, &mut executor.arena);
+        }
         executor
     }
 
@@ -218,6 +221,32 @@ impl Executor {
     /// When the store has another layout than the plan.
     pub fn forward(&mut self, store: &mut Store, pass: Pass) {
         self.run_nodes(0..self.plan.forward_nodes(), store, pass, &mut |_| true);
+    }
+
+    /// As [`Executor::forward`]. Before the first node that reads the parameters of a bucket, `need` is called with its number and
+    /// those parameters, to bring them up to date, and says whether to go on.
+    ///
+    /// # Errors
+    /// The first that `need` gives.
+    ///
+    /// # Panics
+    /// As [`Executor::forward`].
+    pub fn forward_with<E>(
+        &mut self,
+        store: &mut Store,
+        pass: Pass,
+        need: &mut dyn FnMut(usize, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (mut done, end) = (0, self.plan.forward_nodes());
+        for index in 0..self.plan.needs().len() {
+            let (node, bucket) = self.plan.needs()[index];
+            let node = node.min(end);
+            self.run_nodes(done..node, store, pass, &mut |_| true);
+            done = node;
+            need(bucket, &mut store.parameters[self.plan.buckets()[bucket].elements.clone()])?;
+        }
+        self.run_nodes(done..end, store, pass, &mut |_| true);
+        Ok(())
     }
 
     /// Runs the backward pass. `turn` is called when the turn of a bucket has come, to send it and to apply it, and says

@@ -58,6 +58,8 @@ pub enum Op {
     BatchNorm(BatchNorm),
     /// x, beta, running mean, running variance, `[gamma]`, `[residual]` → y, from the running statistics.
     BatchNormInference(BatchNorm),
+    /// x, beta, mean, 1/deviation, `[gamma]`, `[residual]` → y: what a batch-norm gave with these statistics, once more.
+    BatchNormAgain(BatchNorm),
     /// dy, x, mean, 1/deviation, `[gamma]`, `[beta or y, as the mask says]` → dx, dbeta, `[dgamma]`, `[dresidual]`
     BatchNormGrad(BatchNormGrad),
     /// x, gamma, beta → y, mean, 1/deviation, over the last dim.
@@ -246,6 +248,7 @@ impl Op {
             Self::BatchNorm(BatchNorm { residual: true, rectifier: Rectifier::None, .. }) => "batch_norm+add",
             Self::BatchNorm(BatchNorm { residual: true, .. }) => "batch_norm+add+relu",
             Self::BatchNormInference(_) => "batch_norm.inference",
+            Self::BatchNormAgain(_) => "batch_norm.again",
             Self::BatchNormGrad(BatchNormGrad { mask: ReluMask::None, .. }) => "batch_norm.grad",
             Self::BatchNormGrad(BatchNormGrad { residual: false, .. }) => "batch_norm+relu.grad",
             Self::BatchNormGrad(BatchNormGrad { residual: true, .. }) => "batch_norm+add+relu.grad",

@@ -19,6 +19,7 @@ use crate::dtype::DType;
 use crate::fuse;
 use crate::graph::{Graph, Source, Value};
 use crate::mixed::{self, Precision};
+use crate::recompute::{self, MemoryUse};
 use crate::shape::Shape;
 use crate::split::{self, Part};
 
@@ -55,6 +56,8 @@ pub struct Wanted {
     pub unfused: bool,
     /// What activations and their gradients are stored as.
     pub precision: Precision,
+    /// Whether what is cheap to make again is kept.
+    pub memory: MemoryUse,
 }
 
 /// When gradients become steps.
@@ -122,6 +125,8 @@ pub struct Plan {
     forward_nodes: usize,
     buckets: Vec<Bucket>,
     dues: Vec<Due>,
+    /// Which bucket is needed before which node, in order.
+    needs: Vec<(usize, usize)>,
     parameters: Layout,
     states: Layout,
     outputs: Vec<Value>,
@@ -143,6 +148,11 @@ impl Plan {
             Precision::Bf16 => mixed::mix(graph, &keep),
         };
         memory::check_gradients(&graph, &wanted.gradients);
+        let forward_nodes = forward_nodes(&graph, &wanted.outputs);
+        let graph = match wanted.memory {
+            MemoryUse::Normal => graph,
+            MemoryUse::Low => recompute::recompute(graph, forward_nodes, &keep),
+        };
         let (graph, parts) = match wanted.updates {
             Updates::Early { part_bytes_max: Some(bytes_max) } => split::split(graph, &wanted.gradients, bytes_max),
             _ => {
@@ -150,11 +160,6 @@ impl Plan {
                 (graph, parts)
             }
         };
-        let node_of = |value: Value| match graph.info(value).source {
-            Source::Node { node, .. } => node,
-            _ => 0,
-        };
-        let forward_nodes = wanted.outputs.iter().map(|&value| node_of(value) + 1).max().unwrap_or(graph.nodes().len());
         let shapes = |values: &[Value]| Layout::new(values.iter().map(|&value| graph.shape(value)));
         let (parameters, states) = (shapes(graph.parameters()), shapes(graph.states()));
         let mut buckets = bucket::buckets(&graph, &parameters, &parts, wanted.bucket_bytes_max);
@@ -167,6 +172,7 @@ impl Plan {
             activation_bytes,
             forward_nodes,
             dues: bucket::dues(&buckets),
+            needs: bucket::needs(&buckets),
             buckets,
             parameters,
             states,
@@ -222,6 +228,11 @@ impl Plan {
         &self.dues[self.dues.partition_point(|due| due.node < node)..]
     }
 
+    /// The node before which each bucket's parameters are needed, and the bucket, in order.
+    pub fn needs(&self) -> &[(usize, usize)] {
+        &self.needs
+    }
+
     /// The flat layout of parameters and of gradients.
     pub fn parameters(&self) -> &Layout {
         &self.parameters
@@ -233,7 +244,7 @@ impl Plan {
     }
 
     /// Bytes `start..end` of a value in the arena.
-    fn arena_range(&self, value: Value) -> Option<Range<usize>> {
+    pub(crate) fn arena_range(&self, value: Value) -> Option<Range<usize>> {
         match self.place(value) {
             Place::Arena(start) => Some(start..start + self.graph.info(value).bytes()),
             _ => None,
@@ -295,4 +306,13 @@ impl Plan {
             }
         }
     }
+}
+
+/// How many nodes there are up to the last one that gives a wanted output: the forward pass.
+fn forward_nodes(graph: &Graph, outputs: &[Value]) -> usize {
+    let node_of = |value: &Value| match graph.info(*value).source {
+        Source::Node { node, .. } => node,
+        _ => 0,
+    };
+    outputs.iter().map(|value| node_of(value) + 1).max().unwrap_or(graph.nodes().len())
 }

@@ -146,6 +146,8 @@ fn batch_norms() {
             cases.push(Case::of(&name, Op::BatchNorm(norm(scale, false, Rectifier::None)), &inputs));
             let inference = Op::BatchNormInference(norm(scale, false, Rectifier::None));
             cases.push(Case::of(format!("{name}, inference"), inference, &inputs).forward_only());
+            let again = Op::BatchNormAgain(norm(scale, false, Rectifier::None));
+            cases.push(Case::of(format!("{name}, again"), again, &inputs).forward_only());
             inputs.push((Any, shape));
             for rectifier in [Rectifier::None, Rectifier::Relu, Rectifier::Relu6] {
                 let fused = norm(scale, true, rectifier);
@@ -154,6 +156,7 @@ fn batch_norms() {
                 cases.push(
                     Case::of(format!("{name}, inference"), Op::BatchNormInference(fused), &inputs).forward_only(),
                 );
+                cases.push(Case::of(format!("{name}, again"), Op::BatchNormAgain(fused), &inputs).forward_only());
             }
         }
     }

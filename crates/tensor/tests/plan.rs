@@ -4,6 +4,7 @@
 mod graphs {
     pub mod accept;
     pub mod random_net;
+    pub mod recompute;
     pub mod refuse;
     pub mod updates;
 }

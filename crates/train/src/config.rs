@@ -3,7 +3,8 @@
 use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
-use paceline_tensor::Precision;
+use paceline_system::threads;
+use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
@@ -65,9 +66,13 @@ pub struct Config {
     pub seed: u64,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
     pub dtype: Precision,
-    /// Compute threads; all cores if not given.
+    /// Whether what is cheap to compute again is kept. Changes no bit.
+    pub memory: MemoryUse,
+    /// Compute threads. If not given, all cores; where there are more than four, less one for each loader, up to a quarter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// Whether compute threads stay each on a core of its own, if they take most of the cores. Changes no bit.
+    pub pin: bool,
     /// Threads that read, decode and augment.
     pub loader_threads: usize,
     /// A weights file to start from.
@@ -110,7 +115,9 @@ impl Default for Config {
             damaged_max: 0,
             seed: 1,
             dtype: Precision::F32,
+            memory: MemoryUse::Normal,
             threads: None,
+            pin: true,
             loader_threads: 1,
             weights: None,
             weights_except: Vec::new(),
@@ -185,6 +192,11 @@ impl Config {
         }
         self.learning_rate.check().map_err(|error| TrainError::Refused(error.to_string()))?;
         self.hyper_parameters.check().map_err(|error| TrainError::Refused(error.to_string()))
+    }
+
+    /// How many compute threads there will be on this machine.
+    pub fn compute_threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| threads::beside_loaders(self.loader_threads))
     }
 
     /// Samples that are computed at once.

@@ -10,8 +10,8 @@ use paceline_data::pixels::Pixels;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::{Input, zoo};
 use paceline_system::disk::Disk;
-use paceline_tensor::Precision;
 use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::{MemoryUse, Precision};
 
 use crate::checkpoint::{Card, load_weights, read_card};
 use crate::error::TrainError;
@@ -65,6 +65,7 @@ impl Predictor {
             seed: 0,
             rule,
             precision,
+            memory: MemoryUse::Normal,
             clip_norm: None,
         };
         let mut replica = Replica::for_evaluation(entry, options, &Arc::new(Cpu::new(threads)))?;

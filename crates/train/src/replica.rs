@@ -20,7 +20,7 @@ use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
 use paceline_tensor::execute::{Profile, Turn};
 use paceline_tensor::plan::{Bucket, Updates};
-use paceline_tensor::{Buffer, Executor, Pass, Plan, Precision, Store, Wanted};
+use paceline_tensor::{Buffer, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
 
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -59,6 +59,8 @@ pub struct ReplicaOptions {
     pub rule: Rule,
     /// What activations are stored as.
     pub precision: Precision,
+    /// Whether what is cheap to compute again is kept for the backward pass. Changes no bit, and nothing in an evaluation.
+    pub memory: MemoryUse,
     /// Gradients are scaled down to this norm over all parameters. Infinity changes nothing, and keeps them to be looked at.
     pub clip_norm: Option<f64>,
 }
@@ -152,9 +154,9 @@ impl Replica {
         let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
         let train = train.map(|network| {
             let updates = updates(&network, &options);
-            Planned::new(network, updates, options.precision)
+            Planned::new(network, updates, &options)
         });
-        let eval = Planned::new(eval, Updates::AtEnd, options.precision);
+        let eval = Planned::new(eval, Updates::AtEnd, &options);
         let plan = train.as_ref().map_or(&eval.plan, |train| &train.plan);
         let (elements, trains) = (plan.parameters().length(), train.is_some());
         let optimizer = if trains { options.rule.optimizer().state_slots() } else { 0 };
@@ -163,6 +165,9 @@ impl Replica {
         let needed = arena + (1 + gradients + optimizer) * elements * size_of::<f32>();
         check_memory(needed as u64, Host::look().memory_bytes)?;
         let mut store = Store::new(plan);
+        let mut optimizer_state = if trains { options.rule.new_state(elements) } else { Vec::new() };
+        let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(&mut optimizer_state);
+        given.for_each(|buffer| device.pool().touch(buffer));
         for (index, parameter) in parameters.iter().enumerate() {
             parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
         }
@@ -173,7 +178,7 @@ impl Replica {
         let segments =
             segments.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect();
         Ok(Self {
-            optimizer_state: if trains { options.rule.new_state(elements) } else { Vec::new() },
+            optimizer_state,
             accumulated: Buffer::zeroed(if trains && options.accumulate > 1 { elements } else { 0 }),
             options,
             device: Arc::clone(device),
@@ -218,6 +223,7 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> (Tally, Result<(), NotFinite>) {
+        let _bound = self.device.pool().enter();
         if self.plan().stores_gradients() {
             self.step_at_end(batch, moment, phases)
         } else {
@@ -403,7 +409,7 @@ fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> 
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     Err(TrainError::Refused(format!(
         "a step needs {:.1} GB of memory and this machine has {:.1} GB; \
-         type a smaller --batch or --size, or compute the batch in parts with --accumulate 4",
+         type --memory low, a smaller --batch or --size, or compute the batch in parts with --accumulate 4",
         gigabytes(needed_bytes),
         gigabytes(memory_bytes)
     )))

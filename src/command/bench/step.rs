@@ -7,6 +7,7 @@ use paceline::nn::optim::Moment;
 use paceline::nn::zoo;
 use paceline::system::clock::Clock;
 use paceline::system::host;
+use paceline::tensor::device::cpu::pool::Pool;
 use paceline::train::phases::Phases;
 use paceline::train::replica::Replica;
 use serde_json::json;
@@ -66,10 +67,11 @@ fn show(
     let (report, batch) = (replica.plan().report(), replica.options().micro_batch);
     let images_per_s = batch as f64 / median;
     let gflops = report.flops as f64 / median / 1e9;
+    let pool = replica.device().pool();
     if arguments.json {
         let mut value = json!({
-            "model": arguments.model, "input": input, "batch": batch, "dtype": arguments.dtype,
-            "isa": replica.device().isa().name(), "threads": replica.device().pool().threads(), "steps": arguments.steps,
+            "model": arguments.model, "input": input, "batch": batch, "dtype": arguments.dtype, "memory": arguments.memory,
+            "isa": replica.device().isa().name(), "threads": pool.threads(), "cores": pool.cores(), "steps": arguments.steps,
             "step_s": median, "step_s_min": seconds[0], "step_s_max": seconds[seconds.len() - 1],
             "images_per_s": images_per_s, "gflops": gflops, "step_gflop": report.flops as f64 / 1e9,
             "peak_bytes": peak, "arena_bytes": report.arena_bytes, "activation_bytes": report.activation_bytes,
@@ -81,15 +83,35 @@ fn show(
     } else {
         let spread = 100.0 * (seconds[seconds.len() - 1] / seconds[0] - 1.0);
         print(&format!(
-            "{} {input} batch {batch} {}: {images_per_s:.2} images/s, {:.1} ms a step (spread {spread:.0}% over {}), {gflops:.1} GFLOP/s, peak {:.2} GB\n",
+            "{} {input} batch {batch} {}: {images_per_s:.2} images/s, {:.1} ms a step (spread {spread:.0}% over {}), {gflops:.1} GFLOP/s, peak {:.2} GB, {}\n",
             arguments.model,
             arguments.dtype,
             median * 1e3,
             arguments.steps,
-            peak as f64 / 1e9
+            peak as f64 / 1e9,
+            placement(pool)
         ));
         if let Some(profile) = profile {
             profile.show(replica.plan().graph());
         }
     }
+}
+
+/// How many threads compute, and where.
+fn placement(pool: &Pool) -> String {
+    let threads = format!("{} thread{}", pool.threads(), if pool.threads() == 1 { "" } else { "s" });
+    match (pool.cores(), pool.nodes()) {
+        ([], _) => format!("{threads}, not pinned"),
+        (cores, 1) => format!("{threads} pinned to cores {}", ranges(cores)),
+        (cores, nodes) => format!("{threads} pinned to cores {} on {nodes} nodes", ranges(cores)),
+    }
+}
+
+/// Numbers as in `0-3,8-11`.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [one] => one.to_string(),
+        run => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    runs.collect::<Vec<_>>().join(",")
 }

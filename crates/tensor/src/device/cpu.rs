@@ -31,6 +31,7 @@ pub mod trial;
 pub mod update;
 mod vectorize;
 
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError, RwLock};
 
@@ -72,6 +73,23 @@ impl Cpu {
         Self { pool: Pool::new(threads), isa, scratch: Mutex::default(), chosen: RwLock::default() }
     }
 
+    /// As [`Cpu::new`], each thread on a core of its own if they take most of those that this process may use; see
+    /// [`Pool::pinned`].
+    ///
+    /// # Panics
+    /// As [`Cpu::new`].
+    pub fn pinned(threads: usize) -> Self {
+        Self { pool: Pool::pinned(threads), ..Self::new(1) }
+    }
+
+    /// [`Cpu::pinned`] or [`Cpu::new`].
+    ///
+    /// # Panics
+    /// As [`Cpu::new`].
+    pub fn placed(threads: usize, pin: bool) -> Self {
+        if pin { Self::pinned(threads) } else { Self::new(threads) }
+    }
+
     /// The compute threads.
     pub fn pool(&self) -> &Pool {
         &self.pool
@@ -80,6 +98,19 @@ impl Cpu {
     /// The instructions in use.
     pub fn isa(&self) -> Isa {
         self.isa
+    }
+}
+
+/// Has the pages of an untouched arena taken near the threads that will work on them: the largest tensors decide.
+pub(crate) fn touch(cpu: &Cpu, plan: &Plan, arena: &mut Buffer) {
+    if cpu.pool.nodes() < 2 {
+        return;
+    }
+    let mut ranges: Vec<Range<usize>> = plan.graph().values().filter_map(|value| plan.arena_range(value)).collect();
+    ranges.sort_by_key(|range| (Reverse(range.len()), range.start));
+    for range in ranges {
+        let words = range.start / size_of::<f32>()..range.end.div_ceil(size_of::<f32>()).min(arena.len());
+        cpu.pool.touch(&mut arena[words]);
     }
 }
 
@@ -92,6 +123,7 @@ pub(crate) fn run(
     pass: Pass,
     watch: &mut dyn FnMut(Progress<'_>) -> bool,
 ) {
+    let _bound = cpu.pool.enter();
     let chosen = cpu.chosen.read().unwrap_or_else(PoisonError::into_inner);
     let mut scratch = cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
     let mut context = Context { pool: &cpu.pool, isa: cpu.isa, scratch: &mut scratch };

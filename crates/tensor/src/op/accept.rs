@@ -49,7 +49,9 @@ impl Op {
         let norm_inputs = |norm: &BatchNorm, last: bool| 4 + usize::from(norm.scale) + usize::from(last);
         Some(match self {
             Self::Conv2d { bias, .. } | Self::MatMul { bias, .. } => 2 + usize::from(*bias),
-            Self::BatchNorm(norm) | Self::BatchNormInference(norm) => norm_inputs(norm, norm.residual),
+            Self::BatchNorm(norm) | Self::BatchNormInference(norm) | Self::BatchNormAgain(norm) => {
+                norm_inputs(norm, norm.residual)
+            }
             Self::BatchNormGrad(BatchNormGrad { scale, mask, .. }) => {
                 4 + usize::from(*scale) + usize::from(*mask != ReluMask::None)
             }

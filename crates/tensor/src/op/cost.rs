@@ -20,6 +20,7 @@ impl Op {
             Self::Lstm => lstm_flops(inputs[0], inputs[1], inputs[2]),
             Self::LstmGrad => 2 * lstm_flops(inputs[1], inputs[2], inputs[3]),
             Self::BatchNorm(_) | Self::LayerNorm { .. } => 8 * y,
+            Self::BatchNormAgain(_) => 4 * y,
             Self::BatchNormGrad(_) | Self::LayerNormGrad => 10 * y,
             Self::Reshape(_) | Self::Slice { .. } | Self::Pad { .. } | Self::Concat { .. } | Self::Permute { .. } => 0,
             Self::Embedding => 0,

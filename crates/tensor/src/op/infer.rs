@@ -34,7 +34,9 @@ impl Op {
                 self.infer_conv(inputs)
             }
             Self::MatMul { .. } => self.infer_matmul(inputs),
-            Self::BatchNorm(_) | Self::BatchNormInference(_) | Self::BatchNormGrad(_) => self.infer_batch_norm(inputs),
+            Self::BatchNorm(_) | Self::BatchNormInference(_) | Self::BatchNormAgain(_) | Self::BatchNormGrad(_) => {
+                self.infer_batch_norm(inputs)
+            }
             Self::LayerNorm { .. } | Self::LayerNormGrad => self.infer_layer_norm(inputs),
             Self::Unary(_) | Self::Scale(_) => one(x),
             Self::Dropout { probability, .. } => {
@@ -126,11 +128,11 @@ impl Op {
         let small = |inputs: &Inputs<'_>| inputs.iter().all(|input| *input.0 == channels);
         let y = (inputs[0].0.clone(), inputs[0].1);
         match self {
-            Self::BatchNorm(norm) | Self::BatchNormInference(norm) => {
+            Self::BatchNorm(norm) | Self::BatchNormInference(norm) | Self::BatchNormAgain(norm) => {
                 let (fixed, residual) = inputs.split_at(4 + usize::from(norm.scale));
                 let fits = small(&fixed[1..]) && residual.iter().all(|input| *input.0 == y.0);
                 require(fits, || mismatch(inputs))?;
-                if matches!(self, Self::BatchNormInference(_)) {
+                if !matches!(self, Self::BatchNorm(_)) {
                     return Ok(vec![y]);
                 }
                 // The variance of one value is 0 over n and nothing at all over n − 1.

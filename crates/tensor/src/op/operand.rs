@@ -26,7 +26,7 @@ impl Op {
         match self {
             Self::Conv2d { .. } | Self::Conv2dGradInput { .. } if index > 0 => Full,
             Self::MatMul { .. } => [Free, Free, Full][index],
-            Self::BatchNorm(norm) | Self::BatchNormInference(norm) => {
+            Self::BatchNorm(norm) | Self::BatchNormInference(norm) | Self::BatchNormAgain(norm) => {
                 if (1..4 + usize::from(norm.scale)).contains(&index) { Full } else { Common }
             }
             Self::BatchNormGrad(norm) => match index.checked_sub(2) {

@@ -21,6 +21,8 @@ pub struct Bucket {
     pub ready_after: usize,
     /// The node after which, besides, no node reads the parameters: they may be changed.
     pub apply_after: usize,
+    /// The node that reads one of the parameters first: they have to be up to date before it.
+    pub needed_before: usize,
     /// Where the gradients stand, one after the other as in `elements`: in the arena, or in the gradients from a
     /// parameter's on.
     pub place: Place,
@@ -31,7 +33,7 @@ pub struct Bucket {
 /// Groups gradients from the last to the first, because the last layer's gradient is usually final first; what a model
 /// declares and uses in different orders is put right by the sort.
 pub(super) fn buckets(graph: &Graph, layout: &Layout, parts: &[Part], bytes_max: usize) -> Vec<Bucket> {
-    let last_readers = last_readers(graph);
+    let readers = readers(graph);
     let mut buckets: Vec<Bucket> = Vec::new();
     for (index, &Part { parameter, ref elements, value }) in parts.iter().enumerate().rev() {
         let bytes = elements.len() * DType::F32.bytes();
@@ -40,7 +42,8 @@ pub(super) fn buckets(graph: &Graph, layout: &Layout, parts: &[Part], bytes_max:
             Source::Node { node, .. } => node,
             _ => 0,
         });
-        let apply_after = ready_after.max(last_readers[parameter]);
+        let apply_after = ready_after.max(readers[parameter].end.saturating_sub(1));
+        let needed_before = readers[parameter].start;
         match buckets.last_mut() {
             Some(bucket) if bucket.bytes + bytes <= bytes_max => {
                 bucket.parameters.start = parameter;
@@ -48,6 +51,7 @@ pub(super) fn buckets(graph: &Graph, layout: &Layout, parts: &[Part], bytes_max:
                 bucket.bytes += bytes;
                 bucket.ready_after = bucket.ready_after.max(ready_after);
                 bucket.apply_after = bucket.apply_after.max(apply_after);
+                bucket.needed_before = bucket.needed_before.min(needed_before);
                 bucket.place = Place::Gradient(parameter);
                 bucket.parts.start = index;
             }
@@ -57,6 +61,7 @@ pub(super) fn buckets(graph: &Graph, layout: &Layout, parts: &[Part], bytes_max:
                 bytes,
                 ready_after,
                 apply_after,
+                needed_before,
                 place: Place::Gradient(parameter),
                 parts: index..index + 1,
             }),
@@ -66,18 +71,21 @@ pub(super) fn buckets(graph: &Graph, layout: &Layout, parts: &[Part], bytes_max:
     buckets
 }
 
-/// The node that reads each parameter last, 0 if none does.
-fn last_readers(graph: &Graph) -> Vec<usize> {
-    let mut last = vec![0; graph.parameters().len()];
+/// From the node that reads each parameter first to behind the one that reads it last; if none does, from behind all nodes to 0.
+fn readers(graph: &Graph) -> Vec<Range<usize>> {
+    let mut readers = vec![graph.nodes().len()..0; graph.parameters().len()];
     let mut origin = vec![None; graph.values.len()];
     graph.parameters().iter().enumerate().for_each(|(index, value)| origin[value.index()] = Some(index));
     for (index, node) in graph.nodes().iter().enumerate() {
-        node.inputs.iter().filter_map(|input| origin[input.index()]).for_each(|parameter| last[parameter] = index);
+        for parameter in node.inputs.iter().filter_map(|input| origin[input.index()]) {
+            let Range { start, end } = &mut readers[parameter];
+            (*start, *end) = (index.min(*start), index + 1);
+        }
         if matches!(node.op, Op::Reshape(_)) {
             origin[node.outputs[0].index()] = origin[node.inputs[0].index()];
         }
     }
-    last
+    readers
 }
 
 /// Something to be done with a bucket.
@@ -99,4 +107,11 @@ pub(super) fn dues(buckets: &[Bucket]) -> Vec<Due> {
     let mut dues: Vec<Due> = buckets.iter().enumerate().flat_map(due).collect();
     dues.sort();
     dues
+}
+
+/// Which bucket is needed before which node, in order.
+pub(super) fn needs(buckets: &[Bucket]) -> Vec<(usize, usize)> {
+    let mut needs: Vec<_> = buckets.iter().enumerate().map(|(index, bucket)| (bucket.needed_before, index)).collect();
+    needs.sort();
+    needs
 }

@@ -41,7 +41,7 @@ impl Net {
         Self::with_gradients(graph, result)
     }
 
-    fn with_gradients(mut graph: Graph, result: Value) -> Self {
+    pub fn with_gradients(mut graph: Graph, result: Value) -> Self {
         let dy = graph.input("dy", graph.shape(result).clone(), DType::F32);
         let parameters = graph.parameters().to_vec();
         let gradients = gradient::differentiate(&mut graph, result, dy, &parameters).expect("every layer has one");
@@ -111,7 +111,7 @@ pub fn chain(widths: &[usize]) -> Net {
     Net::with_gradients(graph, result)
 }
 
-fn push(graph: &mut Graph, layer: &str, op: Op, inputs: &[Value]) -> Value {
+pub fn push(graph: &mut Graph, layer: &str, op: Op, inputs: &[Value]) -> Value {
     graph.push_one(layer, op, inputs).expect("the shapes were chosen to fit")
 }
 
@@ -167,7 +167,7 @@ fn block(graph: &mut Graph, name: &str, x: Value, other: Value, choice: [u8; 3])
     if choice[2] >> 3 & 3 == 0 { sum } else { push(graph, name, Op::Unary(Unary::Relu), &[sum]) }
 }
 
-fn batch_norm(graph: &mut Graph, name: &str, x: Value, scale: bool) -> Value {
+pub fn batch_norm(graph: &mut Graph, name: &str, x: Value, scale: bool) -> Value {
     let channels = [graph.shape(x).last()];
     let mut inputs = vec![x, graph.parameter(&format!("{name}.beta"), channels)];
     inputs.extend(["mean", "variance"].map(|state| graph.state(&format!("{name}.{state}"), channels)));

@@ -20,6 +20,7 @@ pub fn eval(op: &Op, inputs: &[&Array]) -> Vec<Array> {
         }
         Op::BatchNorm(norm) => normalise::batch_norm(norm, inputs),
         Op::BatchNormInference(norm) => vec![normalise::batch_norm_inference(norm, inputs)],
+        Op::BatchNormAgain(norm) => vec![normalise::apply(norm, inputs, inputs[2], inputs[3])],
         Op::LayerNorm { epsilon } => normalise::layer_norm(*epsilon, x, inputs[1], inputs[2]),
         Op::Unary(kind) => vec![x.map(|x| unary(*kind, x))],
         Op::Add => vec![broadcast(x, inputs[1], |a, b| a + b)],

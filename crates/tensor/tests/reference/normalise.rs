@@ -39,7 +39,8 @@ pub fn batch_norm_inference(norm: &BatchNorm, inputs: &[&Array]) -> Array {
     apply(norm, inputs, inputs[2], &inverses)
 }
 
-fn apply(norm: &BatchNorm, inputs: &[&Array], means: &Array, inverses: &Array) -> Array {
+/// y from these means and inverse deviations.
+pub fn apply(norm: &BatchNorm, inputs: &[&Array], means: &Array, inverses: &Array) -> Array {
     let x = inputs[0];
     let mut y = x.clone();
     for (position, y) in y.data.iter_mut().enumerate() {

@@ -6,9 +6,9 @@ use paceline_data::batch::Batch;
 use paceline_nn::Network;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::plan::Updates;
-use paceline_tensor::{Device, Executor, Plan, Precision, Value, Wanted};
+use paceline_tensor::{Device, Executor, Plan, Value, Wanted};
 
-use super::wanted;
+use super::{ReplicaOptions, wanted};
 use crate::metrics::Tally;
 
 /// A network whose plan is made and whose memory is not yet taken.
@@ -18,10 +18,10 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    pub fn new(network: Network, updates: Updates, precision: Precision) -> Self {
+    pub fn new(network: Network, updates: Updates, options: &ReplicaOptions) -> Self {
         let seed = network.gradients.as_ref().map(|(seed, _)| *seed);
         let ends = Ends { x: network.x, targets: network.targets, logits: network.logits, seed };
-        let wanted = Wanted { precision, ..wanted(&network, updates) };
+        let wanted = Wanted { precision: options.precision, memory: options.memory, ..wanted(&network, updates) };
         Self { plan: Plan::new(network.graph, &wanted), ends }
     }
 }

@@ -130,11 +130,19 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
     let val = Loader::new(Arc::new(val), evaluation, options, around.clock.clone())?;
     let rule =
         config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
-    let (classes, seed) = (card.class_names.len(), config.seed);
-    let (precision, clip_norm) = (config.dtype, None);
-    let options =
-        ReplicaOptions { input, classes, micro_batch, accumulate: 1, smoothing: 0.0, seed, rule, precision, clip_norm };
-    let cpu = Arc::new(Cpu::new(config.threads.unwrap_or_else(threads::available)));
+    let options = ReplicaOptions {
+        input,
+        classes: card.class_names.len(),
+        micro_batch,
+        accumulate: 1,
+        smoothing: 0.0,
+        seed: config.seed,
+        rule,
+        precision: config.dtype,
+        memory: config.memory,
+        clip_norm: None,
+    };
+    let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     let mut replica = Replica::for_evaluation(entry, options, &cpu)?;
     load_weights(&around.disk, weights, &mut replica, &[])?;
     Ok(Examined { replica, val })
@@ -188,9 +196,10 @@ fn assemble(
         seed: config.seed,
         rule,
         precision: config.dtype,
+        memory: config.memory,
         clip_norm: config.clip_norm,
     };
-    let cpu = Arc::new(Cpu::new(config.threads.unwrap_or_else(threads::available)));
+    let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     let mut replica = Replica::new(model, options, &cpu)?;
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
     if let Some(file) = &config.weights {

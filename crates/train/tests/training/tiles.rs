@@ -7,8 +7,8 @@ use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::{Input, zoo};
 use paceline_system::clock::Clock;
 use paceline_system::random::Random;
-use paceline_tensor::Precision;
 use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::{MemoryUse, Precision};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
 
@@ -30,8 +30,9 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
     let rule = Optimizer::Momentum.rule(&HyperParameters::default()).unwrap();
     let (input, classes, micro_batch) = (Input::Image { size: [SIZE; 2], channels: 3 }, 10, BATCH);
     let (accumulate, smoothing, seed, clip_norm) = (1, 0.0, 3, None);
+    let memory = MemoryUse::Normal;
     let options =
-        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, clip_norm };
+        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, memory, clip_norm };
     let cpu = Arc::new(Cpu::new(2));
     let mut replica = Replica::new(zoo::find("resnet20").unwrap(), options, &cpu).unwrap();
     cpu.hold_to(replica.plan(), |candidates| {

@@ -8,9 +8,8 @@ use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::{Input, Model, Net};
 use paceline_system::clock::Clock;
 use paceline_system::random::Random;
-use paceline_tensor::Precision;
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::{GraphError, Value};
+use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
 
@@ -38,12 +37,22 @@ fn varied(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> 
 }
 
 fn replica(model: &dyn Model, optimizer: Optimizer, clip_norm: Option<f64>, micro_batch: usize) -> Replica {
+    replica_with(model, (optimizer, clip_norm), micro_batch, Precision::F32, MemoryUse::Normal)
+}
+
+fn replica_with(
+    model: &dyn Model,
+    (optimizer, clip_norm): (Optimizer, Option<f64>),
+    micro_batch: usize,
+    precision: Precision,
+    memory: MemoryUse,
+) -> Replica {
     let hyper = HyperParameters { weight_decay: Some(0.01), ..HyperParameters::default() };
     let rule = optimizer.rule(&hyper).unwrap();
     let (classes, accumulate, smoothing, seed) = (10, 1, 0.1, 7);
-    let (input, precision) = (INPUT, Precision::F32);
+    let input = INPUT;
     let options =
-        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, clip_norm };
+        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, memory, clip_norm };
     Replica::new(model, options, &Arc::new(Cpu::new(2))).unwrap()
 }
 
@@ -76,6 +85,25 @@ fn twenty_steps_give_the_bits_of_updates_at_the_end() {
         }
         let [early, at_end] = replicas.each_ref().map(bits);
         assert!(early == at_end, "{optimizer}");
+    }
+}
+
+#[test]
+fn twenty_steps_in_less_memory_give_the_same_bits() {
+    for (precision, clip_norm) in [(Precision::F32, None), (Precision::F32, Some(1.0)), (Precision::Bf16, None)] {
+        let how = (Optimizer::Adam, clip_norm);
+        let mut replicas = MemoryUse::ALL.map(|memory| replica_with(&varied, how, 4, precision, memory));
+        let [kept, remade] = replicas.each_ref().map(|replica| replica.plan().activation_bytes());
+        assert!(remade < kept, "{remade} against {kept} bytes");
+        for number in 0..20 {
+            let (batch, moment) = (batch(4, number), Moment { step: number, learning_rate: 0.01 });
+            for replica in &mut replicas {
+                step(replica, &batch, moment).unwrap();
+            }
+            assert_eq!(replicas[0].evaluate(&batch).0, replicas[1].evaluate(&batch).0);
+        }
+        let [normal, low] = replicas.each_ref().map(bits);
+        assert!(normal == low, "{precision}, clipped to {clip_norm:?}");
     }
 }
 

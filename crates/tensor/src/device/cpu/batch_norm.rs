@@ -105,6 +105,17 @@ pub fn infer<E: Float>(
     apply((context.pool, context.isa), input, affine, y);
 }
 
+/// Normalises once more with the statistics that [`train`] gave out: the same bits.
+pub fn again<E: Float>(
+    context: &mut Context<'_>,
+    input: &BatchNorm<'_, E>,
+    (mean, inv_std): (&[f32], &[f32]),
+    y: &mut [E],
+) {
+    let affine = Affine::new(&mut context.scratch.floats, input.gamma, mean, |channel| inv_std[channel], input.beta);
+    apply((context.pool, context.isa), input, affine, y);
+}
+
 /// `N` rows of values per channel, each as long as a widened one.
 fn wide_rows<const N: usize>(floats: &mut Vec<f32>, channels: usize) -> [&mut [f32]; N] {
     let length = wide_length(channels);

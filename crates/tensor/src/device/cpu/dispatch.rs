@@ -74,6 +74,10 @@ fn typed<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass, cho
             let input = batch_norm_input::<E>(at, *norm);
             batch_norm::infer(context, &input, (at.input(2), at.input(3)), at.output(0));
         }
+        Op::BatchNormAgain(norm) => {
+            let input = batch_norm_input::<E>(at, *norm);
+            batch_norm::again(context, &input, (at.input(2), at.input(3)), at.output(0));
+        }
         Op::BatchNormGrad(norm) => batch_norm_grad::<E>(context, at, *norm),
         Op::LayerNorm { epsilon } => {
             let (x, gamma, beta) = (at.input::<E>(0), at.input(1), at.input(2));

@@ -4,6 +4,7 @@
 //! [`super::conv`]. Bits depend on shapes, strides and the instruction set, never on the number of threads.
 #![allow(unsafe_code)]
 
+pub(super) mod amx;
 mod cut;
 pub(super) mod kernel;
 mod lines;

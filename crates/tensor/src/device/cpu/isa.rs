@@ -17,6 +17,8 @@ pub enum Isa {
     Avx512,
     /// The same and AVX512_BF16.
     Avx512Bf16,
+    /// The same and AMX with bf16 tiles, on Linux.
+    Amx,
 }
 
 /// `PACELINE_ISA` cannot be followed.
@@ -34,7 +36,7 @@ fn available() -> String {
 
 impl Isa {
     /// Every set, the slowest first.
-    pub const ALL: [Self; 4] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// The name in files, tables and `PACELINE_ISA`.
     pub const fn name(self) -> &'static str {
@@ -43,6 +45,7 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512-bf16",
+            Self::Amx => "amx",
         }
     }
 
@@ -76,6 +79,7 @@ impl Isa {
                     && is_x86_feature_detected!("fma")
             }
             Self::Avx512Bf16 => Self::Avx512.available() && is_x86_feature_detected!("avx512bf16"),
+            Self::Amx => Self::Avx512Bf16.available() && super::gemm::amx::available(),
         };
         #[cfg(not(target_arch = "x86_64"))]
         return self == Self::Portable;
@@ -86,8 +90,13 @@ impl Isa {
         match self {
             Self::Portable => 4,
             Self::Avx2 => 8,
-            Self::Avx512 | Self::Avx512Bf16 => 16,
+            Self::Avx512 | Self::Avx512Bf16 | Self::Amx => 16,
         }
+    }
+
+    /// Whether it multiplies pairs of bf16.
+    pub(crate) const fn multiplies_pairs(self) -> bool {
+        matches!(self, Self::Avx512Bf16 | Self::Amx)
     }
 
     /// Runs `work` compiled for this set.
@@ -99,7 +108,7 @@ impl Isa {
         match self {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `available` has seen the features that the function is compiled with.
-            Self::Avx512Bf16 => unsafe { avx512_bf16(work) },
+            Self::Avx512Bf16 | Self::Amx => unsafe { avx512_bf16(work) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             Self::Avx512 => unsafe { avx512(work) },

@@ -47,7 +47,16 @@ impl Cpu {
         };
         let isa = self.isa();
         let f32_flops = flops(isa.lanes(), &|| isa.run(MultiplyAdd));
-        let bf16_flops = (isa == Isa::Avx512Bf16).then(|| flops(2 * isa.lanes(), &pairs_of_bf16));
+        let bf16_flops = match isa {
+            Isa::Avx512Bf16 => Some(flops(2 * isa.lanes(), &pairs_of_bf16)),
+            #[cfg(target_arch = "x86_64")]
+            // A product of tiles is sixteen steps of sixteen rows: one in sixteen repeats, each worth 256 times a vector.
+            Isa::Amx => {
+                let repeats = REPEATS * SUMS / super::gemm::amx::SIDE;
+                Some(flops(2 * isa.lanes() * super::gemm::amx::SIDE, &|| super::gemm::amx::spin(repeats)))
+            }
+            _ => None,
+        };
         Peak { f32_flops, bf16_flops, bytes: self.read_speed() }
     }
 
@@ -153,7 +162,7 @@ mod tests {
             let peak = Cpu::with_isa(1, isa).peak();
             assert!(peak.f32_flops > 1e8 && peak.f32_flops < 1e13, "{isa:?}: {peak:?}");
             assert!(peak.bytes > 1e8 && peak.bytes < 1e13, "{isa:?}: {peak:?}");
-            assert_eq!(peak.bf16_flops.is_some(), isa == Isa::Avx512Bf16);
+            assert_eq!(peak.bf16_flops.is_some(), isa.multiplies_pairs());
         }
     }
 }

@@ -3,16 +3,29 @@
 //! A kernel cuts its work into tasks whose results do not depend on who runs them; the pool hands task numbers out one
 //! by one. So the bits of a result depend on the cut (a function of the shape) and never on the number of threads.
 //! The caller works too. A waiting thread spins for a moment, because the next kernel is microseconds away, and then sleeps.
+//!
+//! Nobody waits for a thread that is not there: a helper joins a job while there are tasks left, the caller closes the job
+//! when there are none, and waits for those that joined. A helper that the system keeps from running costs its share of
+//! the speed and no more.
+//!
+//! Threads may be bound to cores. Where these lie on several NUMA nodes, each node's threads begin with a part of the
+//! tasks of their own, the same part of every kernel, so that they mostly meet memory that they touched before.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use paceline_system::cores::{self, Bound, Core};
+
 /// How often a waiting thread looks before it sleeps: about 50 µs, longer than the gap between two kernels of a step.
 const SPINS: usize = 10_000;
+
+/// Nodes that are told apart; the cores of more share numbers.
+const NODES_MAX: usize = 16;
 
 type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
@@ -21,21 +34,77 @@ type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// The core of each thread, the caller's first; empty if they are not bound.
+    cores: Vec<usize>,
     /// Held while a kernel runs: two callers take turns, and a kernel that calls the pool again is a bug.
     turn: Mutex<()>,
 }
 
 struct Shared {
-    /// Counts jobs; a change tells the threads that `job` is new.
-    epoch: AtomicU64,
+    gate: Gate,
     job: UnsafeCell<Option<Job>>,
-    next: AtomicUsize,
-    /// Helper threads that have not finished the current job.
-    running: AtomicUsize,
+    /// The next task of each node's part.
+    next: [Counter; NODES_MAX],
+    /// The node of each worker, from 0 on without gaps.
+    node_of: Vec<usize>,
+    nodes: usize,
     panicked: AtomicBool,
     stop: AtomicBool,
-    sleepers: Mutex<usize>,
+    sleepers: AtomicUsize,
+    bed: Mutex<()>,
     wake: Condvar,
+}
+
+/// A counter on a cache line of its own.
+#[repr(align(64))]
+#[derive(Default)]
+struct Counter(AtomicUsize);
+
+/// The number of the current job, how many helpers may still join it, and how many are at it, in one word:
+/// 32, 16 and 16 bits.
+#[derive(Default)]
+struct Gate(AtomicU64);
+
+impl Gate {
+    const PLACE: u64 = 1 << 16;
+    const PLACES: u64 = 0xffff << 16;
+    const INSIDE: u64 = 0xffff;
+
+    const fn number(state: u64) -> u64 {
+        state >> 32
+    }
+
+    /// Begins the next job. Nobody is inside.
+    fn open(&self, places: usize) {
+        let number = Self::number(self.0.load(Ordering::Relaxed)) + 1;
+        self.0.store(number << 32 | (places.min(0xffff) as u64 * Self::PLACE), Ordering::SeqCst);
+    }
+
+    /// Joins job `number`, if it is still open.
+    fn join(&self, number: u64) -> bool {
+        let enter =
+            |state: u64| (Self::number(state) == number && state & Self::PLACES > 0).then(|| state - Self::PLACE + 1);
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, enter).is_ok()
+    }
+
+    fn leave(&self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Lets nobody in any more and waits for those inside. All that they wrote is seen afterwards.
+    fn close(&self) {
+        let mut spins = 0;
+        let mut state = self.0.fetch_and(!Self::PLACES, Ordering::AcqRel);
+        while state & Self::INSIDE > 0 {
+            spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
+            state = self.0.load(Ordering::Acquire);
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -44,45 +113,93 @@ struct Job {
     tasks: usize,
 }
 
-// SAFETY: `job` is written only by the caller that holds `turn`, while no helper runs (`running` is 0), and read by helpers
-// after they saw the new `epoch` with acquire ordering. `Body` is Sync, so it may be called from any thread.
+// SAFETY: `job` is written only by the caller that holds `turn`, while the gate is closed and nobody inside, and read by
+// helpers that have joined through it with acquire ordering. `Body` is Sync, so it may be called from any thread.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the raw pointer inside is only used while the caller of `Pool::run` keeps its target alive.
 unsafe impl Send for Shared {}
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Shared").field("epoch", &self.epoch).finish_non_exhaustive()
+        formatter.debug_struct("Shared").field("nodes", &self.nodes).finish_non_exhaustive()
     }
 }
 
 impl Pool {
-    /// A pool in which `threads` threads work, the caller being one of them.
+    /// A pool in which `threads` threads work, the caller being one of them. The system decides where they run.
     ///
     /// # Panics
     /// When `threads` is 0 or the operating system refuses a thread.
     pub fn new(threads: usize) -> Self {
+        Self::placed(threads, &[])
+    }
+
+    /// As [`Pool::new`], each thread bound to a core of its own among those that this process may use, if they are most of
+    /// them; see [`cores::for_threads`]. The caller is bound while it is inside [`Pool::enter`].
+    ///
+    /// # Panics
+    /// As [`Pool::new`].
+    pub fn pinned(threads: usize) -> Self {
+        let cores = cores::for_threads(&cores::allowed(), threads);
+        Self::placed(threads, cores.as_deref().unwrap_or_default())
+    }
+
+    /// A pool on these cores, one for each thread, or anywhere if there are none.
+    fn placed(threads: usize, cores: &[Core]) -> Self {
         assert!(threads > 0, "a pool needs at least one thread");
+        let node_of = if cores.is_empty() { vec![0; threads] } else { node_numbers(cores) };
         let shared = Arc::new(Shared {
-            epoch: AtomicU64::new(0),
+            gate: Gate::default(),
             job: UnsafeCell::new(None),
-            next: AtomicUsize::new(0),
-            running: AtomicUsize::new(0),
+            next: std::array::from_fn(|_| Counter::default()),
+            nodes: node_of.iter().max().map_or(1, |last| last + 1),
+            node_of,
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            sleepers: Mutex::new(0),
+            sleepers: AtomicUsize::new(0),
+            bed: Mutex::new(()),
             wake: Condvar::new(),
         });
+        let cores: Vec<usize> = cores.iter().map(|core| core.number).collect();
         let threads = (1..threads)
             .map(|worker| {
-                let shared = Arc::clone(&shared);
+                let (shared, core) = (Arc::clone(&shared), cores.get(worker).copied());
                 std::thread::Builder::new()
                     .name(format!("compute-{worker}"))
-                    .spawn(move || shared.work(worker))
+                    .spawn(move || {
+                        let _bound = core.and_then(cores::bind);
+                        shared.work(worker);
+                    })
                     .expect("the operating system refused a compute thread")
             })
             .collect();
-        Self { shared, threads, turn: Mutex::new(()) }
+        Self { shared, threads, cores, turn: Mutex::new(()) }
+    }
+
+    /// The cores that the threads are bound to; none if the system decides.
+    pub fn cores(&self) -> &[usize] {
+        &self.cores
+    }
+
+    /// On how many NUMA nodes the threads are bound.
+    pub fn nodes(&self) -> usize {
+        self.shared.nodes
+    }
+
+    /// Binds the calling thread to its core as long as the answer lives, if the pool's threads are bound. Around a step
+    /// and not around a kernel, because it costs system calls; not around the start of threads, which would be bound too.
+    pub fn enter(&self) -> Option<Bound> {
+        self.cores.first().copied().and_then(cores::bind)
+    }
+
+    /// Has memory that was not touched before touched by the threads that work on that part of a tensor, so that it lies
+    /// near them. The memory is zeros, and stays so.
+    pub fn touch(&self, zeros: &mut [f32]) {
+        const PAGE: usize = 4096 / size_of::<f32>();
+        if self.nodes() > 1 {
+            let _bound = self.enter();
+            self.chunks(zeros, 64 * PAGE, |_, piece| piece.iter_mut().step_by(PAGE).for_each(|first| *first = 0.0));
+        }
     }
 
     /// How many threads work, the caller included. Worker numbers given to tasks are below this.
@@ -109,7 +226,7 @@ impl Pool {
         let job = Job { body, tasks };
         self.shared.start(job, self.threads.len());
         let mine = catch_unwind(AssertUnwindSafe(|| self.shared.take_tasks(job, 0)));
-        self.shared.wait();
+        self.shared.gate.close();
         let panicked = self.shared.panicked.swap(false, Ordering::SeqCst);
         drop(turn);
         if let Err(panic) = mine {
@@ -202,8 +319,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
-        drop(self.shared.sleepers.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.shared.bed.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.wake.notify_all();
         for thread in self.threads.drain(..) {
             // A helper's panic was reported by `run` already.
@@ -212,72 +328,101 @@ impl Drop for Pool {
     }
 }
 
+/// Nodes counted from 0 without gaps, in the order of the cores.
+fn node_numbers(cores: &[Core]) -> Vec<usize> {
+    let mut known = Vec::new();
+    let number = |core: &Core| {
+        known.iter().position(|&node| node == core.node).unwrap_or_else(|| {
+            known.push(core.node);
+            known.len() - 1
+        })
+    };
+    cores.iter().map(number).map(|number: usize| number % NODES_MAX).collect()
+}
+
 impl Shared {
     fn start(&self, job: Job, helpers: usize) {
-        // SAFETY: the caller holds `turn` and the previous job has ended, so nobody reads `job` now.
+        // SAFETY: the caller holds `turn` and the previous job was closed, so nobody reads `job` now.
         unsafe { *self.job.get() = Some(job) };
-        self.next.store(0, Ordering::Relaxed);
-        self.running.store(helpers, Ordering::Relaxed);
-        self.epoch.fetch_add(1, Ordering::SeqCst);
-        if *self.sleepers.lock().unwrap_or_else(PoisonError::into_inner) > 0 {
-            self.wake.notify_all();
+        for node in 0..self.nodes {
+            self.next[node].0.store(self.part(job.tasks, node).start, Ordering::Relaxed);
+        }
+        let places = helpers.min(job.tasks - 1);
+        self.gate.open(places);
+        // Whoever goes to sleep counts itself first and then looks at the gate once more, so that one of the two sees the other.
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.bed.lock().unwrap_or_else(PoisonError::into_inner));
+            (0..places).for_each(|_| self.wake.notify_one());
         }
     }
 
+    /// The tasks with which a node's threads begin.
+    fn part(&self, tasks: usize, node: usize) -> Range<usize> {
+        node * tasks / self.nodes..(node + 1) * tasks / self.nodes
+    }
+
+    /// Runs tasks until there are none: those of the own node, then those of others.
     fn take_tasks(&self, job: Job, worker: usize) {
-        // SAFETY: `Pool::run` keeps the body alive until `running` is 0 and its own call of this function has ended.
+        // SAFETY: `Pool::run` keeps the body alive until its own call of this function has ended and all that joined
+        // have left.
         let body = unsafe { &*job.body };
-        loop {
-            let task = self.next.fetch_add(1, Ordering::Relaxed);
-            if task >= job.tasks {
-                return;
+        for distance in 0..self.nodes {
+            let node = (self.node_of[worker] + distance) % self.nodes;
+            let end = self.part(job.tasks, node).end;
+            loop {
+                let task = self.next[node].0.fetch_add(1, Ordering::Relaxed);
+                if task >= end {
+                    break;
+                }
+                body(task, worker);
             }
-            body(task, worker);
-        }
-    }
-
-    fn wait(&self) {
-        let mut spins = 0;
-        while self.running.load(Ordering::Acquire) > 0 {
-            spins += 1;
-            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
     }
 
     fn work(&self, worker: usize) {
         let mut seen = 0;
-        loop {
-            seen = self.next_epoch(seen);
-            if self.stop.load(Ordering::SeqCst) {
-                return;
+        while let Some(number) = self.next_job(seen) {
+            seen = number;
+            if !self.gate.join(number) {
+                continue;
             }
-            // SAFETY: the epoch changed, so `start` has written the job and will not touch it before `running` is 0.
-            let job = unsafe { *self.job.get() }.expect("an epoch begins with a job");
+            // SAFETY: this thread has joined, so `start` has written the job and does not touch it before it leaves.
+            let job = unsafe { *self.job.get() }.expect("a gate opens for a job");
             if catch_unwind(AssertUnwindSafe(|| self.take_tasks(job, worker))).is_err() {
                 self.panicked.store(true, Ordering::SeqCst);
             }
-            self.running.fetch_sub(1, Ordering::Release);
+            self.gate.leave();
         }
     }
 
-    fn next_epoch(&self, seen: u64) -> u64 {
+    /// Waits for a job with another number; none when the pool ends.
+    fn next_job(&self, seen: u64) -> Option<u64> {
+        let look = || {
+            let number = Gate::number(self.gate.0.load(Ordering::SeqCst));
+            (number != seen).then_some(number)
+        };
         for _ in 0..SPINS {
-            let epoch = self.epoch.load(Ordering::SeqCst);
-            if epoch != seen {
-                return epoch;
+            if self.stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            if let Some(number) = look() {
+                return Some(number);
             }
             std::hint::spin_loop();
         }
-        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        *sleepers += 1;
-        loop {
-            let epoch = self.epoch.load(Ordering::SeqCst);
-            if epoch != seen {
-                *sleepers -= 1;
-                return epoch;
+        let mut bed = self.bed.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let found = loop {
+            if self.stop.load(Ordering::SeqCst) {
+                break None;
             }
-            sleepers = self.wake.wait(sleepers).unwrap_or_else(PoisonError::into_inner);
-        }
+            if let Some(number) = look() {
+                break Some(number);
+            }
+            bed = self.wake.wait(bed).unwrap_or_else(PoisonError::into_inner);
+        };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        found
     }
 }
 
@@ -355,5 +500,62 @@ mod tests {
         let mut data = vec![1u64; 1000];
         pool.chunks(&mut data, 10, |index, piece| piece.fill(index as u64));
         assert_eq!(data[999], 99);
+    }
+
+    /// A pool on cores that lie on as many nodes as there are different numbers; they may not exist.
+    fn on_nodes(nodes: &[usize]) -> Pool {
+        let cores = nodes.iter().enumerate().map(|(index, &node)| Core { number: 1 << 20 | index, node, sibling: 0 });
+        Pool::placed(nodes.len(), &cores.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn threads_of_several_nodes_run_every_task_once_and_begin_with_their_own() {
+        let pool = on_nodes(&[4, 4, 7]);
+        assert_eq!((pool.nodes(), &pool.shared.node_of[..]), (2, &[0, 0, 1][..]));
+        assert_eq!([0, 1].map(|node| pool.shared.part(7, node)), [0..3, 3..7]);
+        for tasks in [1, 2, 3, 7, 100] {
+            let mut hits = vec![0u8; tasks];
+            pool.chunks(&mut hits, 1, |_, piece| piece[0] += 1);
+            assert!(hits.iter().all(|&hit| hit == 1));
+        }
+        let mut zeros = vec![0.0; 1 << 20];
+        pool.touch(&mut zeros);
+        assert!(zeros.iter().all(|&x| x == 0.0));
+    }
+
+    #[test]
+    fn a_caller_does_not_wait_for_a_helper_that_does_not_come() {
+        let gate = Gate::default();
+        gate.open(3);
+        let late = Gate::number(gate.0.load(Ordering::SeqCst));
+        assert!(gate.join(late));
+        gate.leave();
+        gate.close();
+        assert!(!gate.join(late), "the job is over");
+        gate.open(1);
+        assert!(!gate.join(late), "another job");
+        assert!(gate.join(late + 1) && !gate.join(late + 1), "one place");
+        gate.leave();
+        gate.close();
+    }
+
+    #[test]
+    fn bound_threads_run_on_their_cores_and_the_caller_is_freed() {
+        let before = cores::allowed();
+        let pool = Pool::pinned(before.len());
+        if pool.cores().is_empty() {
+            eprintln!("skipped: this process may use one core only, or the system does not say which");
+            return;
+        }
+        assert_eq!(pool.cores().len(), before.len());
+        let bound = pool.enter().expect("an allowed core");
+        let meeting = std::sync::Barrier::new(pool.threads());
+        pool.run(pool.threads(), |_, worker| {
+            meeting.wait();
+            let here: Vec<usize> = cores::allowed().iter().map(|core| core.number).collect();
+            assert_eq!(here, [pool.cores()[worker]]);
+        });
+        drop(bound);
+        assert_eq!(cores::allowed(), before);
     }
 }

@@ -125,7 +125,13 @@ struct Plain<'a, E> {
 
 impl<E: Float> Body for Plain<'_, E> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(
+        &mut self,
+        column: usize,
+        starts: [usize; R],
+        ahead: usize,
+        lanes: Lanes,
+    ) {
         // SAFETY: `walk` has seen that the elements lie in x, and a strip's columns are those of its accumulators.
         unsafe {
             let mut sum = S::splat(0.0);

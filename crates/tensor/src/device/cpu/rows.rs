@@ -176,7 +176,13 @@ mod tests {
 
     impl<E: Float> Body for AddColumn<'_, E> {
         #[inline(always)]
-        unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], _: usize, lanes: Lanes) {
+        unsafe fn vector<S: Simd, const R: usize>(
+            &mut self,
+            column: usize,
+            starts: [usize; R],
+            _: usize,
+            lanes: Lanes,
+        ) {
             // SAFETY: `walk` has seen that the elements lie inside.
             unsafe {
                 let added = get::<S, _>(self.column.as_ptr(), column, lanes);

@@ -29,7 +29,7 @@ macro_rules! vectorized {
                 assert!(isa.available(), "this machine has no {isa:?}");
                 match isa {
                     // SAFETY: `available` has seen the features that the function is compiled with.
-                    Isa::Avx512 | Isa::Avx512Bf16 => return unsafe { avx512($($argument),*) },
+                    Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => return unsafe { avx512($($argument),*) },
                     // SAFETY: as above.
                     Isa::Avx2 => return unsafe { avx2($($argument),*) },
                     Isa::Portable => {}

@@ -27,7 +27,13 @@ struct Moments<'a, E> {
 
 impl<E: Float> Body for Moments<'_, E> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(
+        &mut self,
+        column: usize,
+        starts: [usize; R],
+        ahead: usize,
+        lanes: Lanes,
+    ) {
         // SAFETY: `walk` has seen that the elements lie in x; there are as many shifts and accumulators as columns.
         unsafe {
             let shift = get::<S, f32>(self.shift.as_ptr(), column, lanes);
@@ -89,7 +95,13 @@ struct Applying<'a, E, const ADD: bool, const CUT: bool>(Apply<'a, E>);
 
 impl<E: Float, const ADD: bool, const CUT: bool> Body for Applying<'_, E, ADD, CUT> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(
+        &mut self,
+        column: usize,
+        starts: [usize; R],
+        ahead: usize,
+        lanes: Lanes,
+    ) {
         let Apply { affine, x, added, y, ceiling, past } = self.0;
         // SAFETY: `walk` has seen that the elements lie in all three, which have one length; rows are as wide as the values
         // per column, and where `past` is set, every vector starts on a multiple of its size.
@@ -172,7 +184,13 @@ struct Summing<'a, E, const MASK: u8, const KEEP: bool>(Gradients<'a, E>);
 
 impl<E: Float, const MASK: u8, const KEEP: bool> Body for Summing<'_, E, MASK, KEEP> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(
+        &mut self,
+        column: usize,
+        starts: [usize; R],
+        ahead: usize,
+        lanes: Lanes,
+    ) {
         let Gradients { dy, x, y, kept, affine, ceiling, ref mut sums } = self.0;
         // SAFETY: `walk` has seen that the elements lie in all tensors, which have one length, and whoever gave `kept` that its
         // rows are this call's own; there are as many values and accumulators as columns.
@@ -239,7 +257,13 @@ struct ApplyingGradient<'a, E, const CUT: bool>(Applied<'a, E>);
 
 impl<E: Float, const CUT: bool> Body for ApplyingGradient<'_, E, CUT> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(
+        &mut self,
+        column: usize,
+        starts: [usize; R],
+        ahead: usize,
+        lanes: Lanes,
+    ) {
         let Applied { backward: Backward { affine, mean_dy, slope, ceiling }, dy, x, dx, past } = self.0;
         // SAFETY: as in `Applying`; an element of dy is read before it is written as one of dx.
         unsafe {

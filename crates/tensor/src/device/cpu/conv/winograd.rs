@@ -63,7 +63,7 @@ pub(super) fn pays(shape: &ConvShape) -> bool {
 
 /// What mapped values are kept as: for bf16 images in bf16 too, where the machine multiplies that twice as fast; else in f32.
 fn words<E: Float>(isa: Isa) -> Words {
-    if !is_f32::<E>() && isa == Isa::Avx512Bf16 { Words::Pairs } else { Words::Plain }
+    if !is_f32::<E>() && isa.multiplies_pairs() { Words::Pairs } else { Words::Plain }
 }
 
 /// The tiles of a batch of images: `rows` × `columns` per image.

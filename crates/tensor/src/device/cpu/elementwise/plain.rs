@@ -130,7 +130,13 @@ struct Each<E, B, F> {
 
 impl<E: Float, B: Float, F: Function> Body for Each<E, B, F> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(
+        &mut self,
+        column: usize,
+        starts: [usize; R],
+        ahead: usize,
+        lanes: Lanes,
+    ) {
         // SAFETY: `walk` has seen that the elements lie in all that is read, which has one length; an element is read before
         // it is written; where `past` is set, every vector starts on a multiple of its size.
         unsafe {
@@ -173,7 +179,13 @@ struct PerColumn<'a, E, F> {
 
 impl<E: Float, F: Function> Body for PerColumn<'_, E, F> {
     #[inline(always)]
-    unsafe fn vector<S: Simd, const R: usize>(&mut self, column: usize, starts: [usize; R], ahead: usize, lanes: Lanes) {
+    unsafe fn vector<S: Simd, const R: usize>(
+        &mut self,
+        column: usize,
+        starts: [usize; R],
+        ahead: usize,
+        lanes: Lanes,
+    ) {
         // SAFETY: as in `Each`; rows are as wide as `b`.
         unsafe {
             let b = get::<S, f32>(self.b.as_ptr(), column, lanes);

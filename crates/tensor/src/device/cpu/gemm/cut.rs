@@ -4,8 +4,8 @@
 //! depth lies in the second-level cache, a left panel of a few rows in the first, and the task's part of the result
 //! stays in the second until it is done.
 
-use super::super::isa::Isa;
 use super::kernel::{DEPTH_MAX, Layout, height};
+use super::pack::How;
 
 /// Enough tasks that the last one to end does not leave other threads idle for long.
 const TASKS: usize = 32;
@@ -44,8 +44,8 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    pub fn new(isa: Isa, layout: Layout, [batch, rows, columns, depth]: [usize; 4]) -> Self {
-        let (height, width) = (height(isa, columns), 2 * isa.lanes());
+    pub fn new(How { isa, words }: How, layout: Layout, [batch, rows, columns, depth]: [usize; 4]) -> Self {
+        let (height, width) = (height(isa, words, columns), 2 * isa.lanes());
         let shared = layout == Layout::AlongDepth && rows > ROWS_OWN && batch * columns * depth <= SHARED_MAX;
         let (row_most, column_most) = if shared { (ROWS_SHARED, COLUMNS_SHARED) } else { (ROWS_OWN, COLUMNS_OWN) };
         let mut row_block = even(rows, row_most, height);
@@ -109,10 +109,12 @@ fn even(total: usize, most: usize, unit: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::isa::Isa;
+    use super::super::kernel::Words;
     use super::*;
 
     fn cut(layout: Layout, shape: [usize; 4]) -> Cut {
-        Cut::new(Isa::Avx512, layout, shape)
+        Cut::new(How { isa: Isa::Avx512, words: Words::Plain }, layout, shape)
     }
 
     #[test]

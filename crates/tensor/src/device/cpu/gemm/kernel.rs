@@ -6,7 +6,8 @@
 //! ragged block of rows; 24×1 serves results of at most one vector's width.
 //!
 //! A word is an `f32`, or with AVX512_BF16 two bf16 that follow each other in the depth: one instruction multiplies both and adds
-//! them to a sum in `f32`. It takes denormal numbers for zero and rounds after each of the two.
+//! them to a sum in `f32`. It takes denormal numbers for zero and rounds after each of the two. Where the machine has AMX, tiles of
+//! pairs with more than eight rows are computed there (`amx.rs`).
 #![allow(unsafe_code)]
 // Index loops over constant bounds unroll into registers; iterators over these arrays do not always.
 #![allow(clippy::needless_range_loop)]
@@ -15,10 +16,15 @@ use std::mem::MaybeUninit;
 
 use super::super::isa::Isa;
 use super::super::simd::{Portable, Simd, Vectorised};
+#[cfg(target_arch = "x86_64")]
+use super::amx::amx;
 use crate::bf16::Bf16;
 
 /// Most rows any tile has.
-pub(crate) const ROWS_MAX: usize = 24;
+pub(crate) const ROWS_MAX: usize = 32;
+
+/// Rows of the tallest tile of one vector.
+const TALL: usize = 24;
 
 /// Most words of the depth that one tile run covers: a panel of the tallest tile then fills about half of a first-level cache.
 pub(crate) const DEPTH_MAX: usize = 320;
@@ -92,22 +98,24 @@ pub(crate) struct Tile<'a> {
 pub(crate) type TileFunction = unsafe fn(&Tile<'_>);
 
 /// Rows of the tallest tile for a result of `columns`.
-pub(crate) fn height(isa: Isa, columns: usize) -> usize {
+pub(crate) fn height(isa: Isa, words: Words, columns: usize) -> usize {
     match isa {
-        Isa::Avx512 | Isa::Avx512Bf16 if columns <= 16 => ROWS_MAX,
-        Isa::Avx512 | Isa::Avx512Bf16 => 14,
+        Isa::Amx if words == Words::Pairs => 32,
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx if columns <= 16 => TALL,
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => 14,
         Isa::Avx2 => 6,
         Isa::Portable => 4,
     }
 }
 
 /// Rows of the smallest tile with at least `rows` rows.
-pub(crate) fn tile_rows(isa: Isa, rows: usize) -> usize {
+pub(crate) fn tile_rows(isa: Isa, words: Words, rows: usize) -> usize {
     match (isa, rows) {
-        (Isa::Avx512 | Isa::Avx512Bf16, 0..=4) => 4,
-        (Isa::Avx512 | Isa::Avx512Bf16, 5..=8) => 8,
-        (Isa::Avx512 | Isa::Avx512Bf16, 9..=14) => 14,
-        (Isa::Avx512 | Isa::Avx512Bf16, _) => ROWS_MAX,
+        (Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx, 0..=4) => 4,
+        (Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx, 5..=8) => 8,
+        (Isa::Amx, _) if words == Words::Pairs => rows.next_multiple_of(16),
+        (Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx, 9..=14) => 14,
+        (Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx, _) => TALL,
         (Isa::Avx2, 0..=3) => 3,
         (Isa::Avx2, _) => 6,
         (Isa::Portable, _) => 4,
@@ -129,12 +137,12 @@ pub(crate) fn tile(isa: Isa, words: Words, rows: usize, vectors: usize, layout: 
     #[cfg(target_arch = "x86_64")]
     macro_rules! pick_512 {
         ($function:ident) => {
-            match (tile_rows(isa, rows), layout) {
+            match (tile_rows(isa, Words::Plain, rows), layout) {
                 (4, _) => pick!($function, 4),
                 (8, _) => pick!($function, 8),
                 (14, _) => pick!($function, 14),
-                (_, Layout::AlongDepth) => $function::<ROWS_MAX, 1, true>,
-                (_, Layout::AlongRows) => $function::<ROWS_MAX, 1, false>,
+                (_, Layout::AlongDepth) => $function::<TALL, 1, true>,
+                (_, Layout::AlongRows) => $function::<TALL, 1, false>,
             }
         };
     }
@@ -142,9 +150,13 @@ pub(crate) fn tile(isa: Isa, words: Words, rows: usize, vectors: usize, layout: 
     let _ = rows;
     match (isa, words) {
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512Bf16, Words::Pairs) => pick_512!(avx512_bf16),
+        (Isa::Amx, Words::Pairs) if rows > 16 => pick!(amx, 2),
         #[cfg(target_arch = "x86_64")]
-        (Isa::Avx512 | Isa::Avx512Bf16, _) => pick_512!(avx512),
+        (Isa::Amx, Words::Pairs) if rows > 8 => pick!(amx, 1),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512Bf16 | Isa::Amx, Words::Pairs) => pick_512!(avx512_bf16),
+        #[cfg(target_arch = "x86_64")]
+        (Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx, _) => pick_512!(avx512),
         #[cfg(target_arch = "x86_64")]
         (Isa::Avx2, _) if rows <= 3 => pick!(avx2, 3),
         #[cfg(target_arch = "x86_64")]
@@ -191,7 +203,7 @@ impl Vectorised for Fence {
 }
 
 /// The product of two vectors of words.
-trait Arithmetic<S: Simd> {
+pub(super) trait Arithmetic<S: Simd> {
     /// a · b + c.
     ///
     /// # Safety
@@ -212,7 +224,7 @@ impl<S: Simd> Arithmetic<S> for Floats {
 
 /// Words are pairs of bf16.
 #[cfg(target_arch = "x86_64")]
-struct Pairs;
+pub(super) struct Pairs;
 
 #[cfg(target_arch = "x86_64")]
 impl Arithmetic<super::super::simd::Avx512Bf16> for Pairs {
@@ -231,11 +243,33 @@ impl Arithmetic<super::super::simd::Avx512Bf16> for Pairs {
 /// The machine has the instructions of `S` and `A`; `left` holds `R` rows and `right` `V` vectors for `depth` steps; each of `rows`
 /// may be read (if `load`) and written (if not `narrow`) for `columns` numbers, each of `narrow` written, and `bias` read.
 #[inline(always)]
-unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const ALONG_DEPTH: bool>(tile: &Tile<'_>) {
+pub(super) unsafe fn run<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const ALONG_DEPTH: bool>(
+    tile: &Tile<'_>,
+) {
+    // SAFETY: as promised by the caller.
+    unsafe { run_from::<S, A, R, V, ALONG_DEPTH>(tile, None) }
+}
+
+/// As [`run`], adding to the sums that `start` holds, row after row of `V` vectors.
+///
+/// # Safety
+/// As [`run`]; `start` can be read for `R` rows.
+#[inline(always)]
+pub(super) unsafe fn run_from<S: Simd, A: Arithmetic<S>, const R: usize, const V: usize, const ALONG_DEPTH: bool>(
+    tile: &Tile<'_>,
+    start: Option<*const f32>,
+) {
     debug_assert!(tile.rows.len() <= R && tile.columns <= V * S::LANES);
     // SAFETY: as promised by the caller.
     unsafe {
         let mut sums = [[S::splat(0.0); V]; R];
+        if let Some(start) = start {
+            for r in 0..R {
+                for v in 0..V {
+                    sums[r][v] = S::load(start.add((r * V + v) * S::LANES));
+                }
+            }
+        }
         let (mut left, mut right, stride) = (tile.left, tile.right, tile.left_stride);
         let (pieces, mut done) = (tile.ahead.len().max(1), 0);
         for piece in 0..pieces {

@@ -1,5 +1,7 @@
 //! The copies behind packing: runs of numbers that become words, side by side, in pairs or transposed.
 #![allow(unsafe_code)]
+// Closures of `Option::map` are not always inlined into functions compiled for one instruction set.
+#![allow(clippy::manual_map)]
 
 use super::super::simd::{Simd, Vectorised, is_f32};
 use super::kernel::Words;

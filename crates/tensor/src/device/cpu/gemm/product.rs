@@ -74,7 +74,7 @@ pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Pro
     let how = How { isa: context.isa, words: product.words(context.isa) };
     let layout = product.left.layout();
     let depth = product.depth.div_ceil(how.words.numbers());
-    let cut = Cut::new(context.isa, layout, [batch, rows, columns, depth]);
+    let cut = Cut::new(how, layout, [batch, rows, columns, depth]);
     let (direct, narrow) = (cut.splits == 1, !is_f32::<C>());
     let sums = narrow && direct && (cut.depth_blocks > 1 || product.accumulate);
     let room = Room::new(&cut, layout, sums);
@@ -115,7 +115,7 @@ impl Product<'_> {
     fn words(&self, isa: Isa) -> Words {
         if self.left.dtype() == DType::F32 && self.right.dtype() == DType::F32 {
             Words::Plain
-        } else if isa == Isa::Avx512Bf16 {
+        } else if isa.multiplies_pairs() {
             Words::Pairs
         } else {
             Words::Rounded
@@ -387,7 +387,7 @@ impl<C: Float> Run<'_, C> {
         for (index, start) in rows.clone().step_by(self.cut.height).enumerate() {
             let rows = start..(start + self.cut.height).min(rows.end);
             // A tile reads all its rows, so they must all be there.
-            let whole = rows.len() == kernel::tile_rows(self.how.isa, rows.len());
+            let whole = rows.len() == kernel::tile_rows(self.how.isa, self.how.words, rows.len());
             let (left, left_stride) = if packed {
                 (left[index * grid.size..].as_ptr(), grid.stride)
             } else {

@@ -142,9 +142,8 @@ impl Simd for Portable {
         second: (Self::Vector, Self::Vector),
     ) -> (Self::Vector, Self::Vector) {
         let won = |lane: usize| first.0[lane] > second.0[lane] || first.0[lane].is_nan();
-        let choose = |a: Self::Vector, b: Self::Vector| {
-            std::array::from_fn(|lane| if won(lane) { a[lane] } else { b[lane] })
-        };
+        let choose =
+            |a: Self::Vector, b: Self::Vector| std::array::from_fn(|lane| if won(lane) { a[lane] } else { b[lane] });
         (choose(first.0, second.0), choose(first.1, second.1))
     }
 

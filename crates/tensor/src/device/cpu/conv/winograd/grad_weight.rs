@@ -300,7 +300,7 @@ impl Part<'_> {
         for position in self.group * positions..(self.group + 1) * positions {
             let left = &mapped_x[position * lines * cut.input_stride()..][..lines * cut.input_stride()];
             let right = &mapped_dy[position * lines * cut.padded()..][..lines * cut.padded()];
-            let height = kernel::height(cut.isa, cut.outputs);
+            let height = kernel::height(cut.isa, cut.words, cut.outputs);
             for start in columns.clone().step_by(2 * cut.isa.lanes()) {
                 let width = cut.width(start);
                 for first in rows.clone().step_by(height) {

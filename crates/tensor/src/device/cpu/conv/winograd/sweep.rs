@@ -113,7 +113,7 @@ impl Cut {
         let depth_blocks = depth.div_ceil(depth_most);
         let depth_block = depth.div_ceil(depth_blocks).next_multiple_of(isa.lanes());
         let depth_blocks = depth.div_ceil(depth_block);
-        let height = kernel::height(isa, columns);
+        let height = kernel::height(isa, words, columns);
         let bytes = POSITIONS * size_of::<f32>();
         let (columns, most) = match order {
             Order::Tiles => {

@@ -1,0 +1,83 @@
+//! The memory of every model's step: less is kept where that was asked for, and gradients do not pile up.
+
+use paceline_nn::{Input, Mode, Network, zoo};
+use paceline_system::random::Random;
+use paceline_tensor::plan::Updates;
+use paceline_tensor::{DType, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
+
+fn network(name: &str, side: usize, batch: usize) -> Network {
+    let entry = zoo::find(name).unwrap();
+    let input = match entry.native {
+        Input::Image { channels, .. } => Input::Image { size: [side, side], channels },
+        Input::Tokens { .. } => Input::Tokens { sequence: side },
+    };
+    Network::new(entry, Mode::Train, batch, input, 10, 0.0).unwrap()
+}
+
+#[test]
+fn no_model_needs_more_memory_when_it_keeps_less() {
+    for entry in zoo::all() {
+        let network = network(entry.name, entry.smallest.max(64), 2);
+        let updates = Updates::Early { part_bytes_max: Some(1 << 20) };
+        let wanted = Wanted { updates, ..network.wanted(1 << 20) };
+        let [normal, low] =
+            MemoryUse::ALL.map(|memory| Plan::new(network.graph.clone(), &Wanted { memory, ..wanted.clone() }));
+        assert!(low.activation_bytes() <= normal.activation_bytes(), "{}", entry.name);
+        assert!(low.arena_bytes() <= normal.arena_bytes(), "{}", entry.name);
+    }
+}
+
+/// Loss, gradients and running statistics of one step, as bits.
+fn step(network: &Network, wanted: &Wanted) -> Vec<u32> {
+    let plan = Plan::new(network.graph.clone(), wanted);
+    let (mut store, mut executor) = (Store::new(&plan), Executor::new(&Device::cpu(2), plan));
+    let mut random = Random::new(&[5]);
+    // Small numbers over and over: the largest models have more parameters than a test has time to draw.
+    let small: Vec<f32> = (0..4093).map(|_| 0.1 * random.uniform() - 0.05).collect();
+    store.parameters.iter_mut().zip(small.iter().cycle()).for_each(|(weight, small)| *weight = *small);
+    network.states.iter().enumerate().for_each(|(index, state)| store.state_mut(index).fill(state.start));
+    executor.poison();
+    for &input in network.graph.inputs() {
+        let (count, dtype) = (network.graph.shape(input).elements(), network.graph.dtype(input));
+        if dtype == DType::I32 {
+            executor.write(input, &(0..count).map(|_| random.below(10) as i32).collect::<Vec<_>>());
+        } else {
+            executor.write(input, &(0..count).map(|_| random.normal()).collect::<Vec<_>>());
+        }
+    }
+    executor.run(&mut store, Pass { seed: 1, step: 2 });
+    let loss = executor.read::<f32>(network.loss);
+    loss.iter().chain(store.gradients.iter()).chain(store.states.iter()).map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn every_model_computes_the_same_bits_in_less_memory() {
+    for entry in zoo::all() {
+        let network = network(entry.name, entry.smallest.max(16), 2);
+        for precision in Precision::ALL {
+            let [normal, low] =
+                MemoryUse::ALL.map(|memory| step(&network, &Wanted { precision, memory, ..network.wanted(1 << 20) }));
+            assert!(normal == low, "{} in {precision}", entry.name);
+        }
+    }
+}
+
+#[test]
+fn resnet50_keeps_a_third_less() {
+    for precision in Precision::ALL {
+        let network = network("resnet50", 128, 8);
+        let wanted = Wanted { precision, ..network.wanted(1 << 20) };
+        let arena = |memory| Plan::new(network.graph.clone(), &Wanted { memory, ..wanted.clone() }).arena_bytes();
+        let (normal, low) = (arena(MemoryUse::Normal), arena(MemoryUse::Low));
+        assert!(3 * low <= 2 * normal, "{precision}: {low} of {normal} bytes");
+    }
+}
+
+#[test]
+fn the_gradients_of_vgg16_do_not_pile_up() {
+    let network = network("vgg16", 64, 2);
+    let arena =
+        |updates| Plan::new(network.graph.clone(), &Wanted { updates, ..network.wanted(4 << 20) }).arena_bytes();
+    let (at_end, early) = (arena(Updates::AtEnd), arena(Updates::Early { part_bytes_max: Some(8 << 20) }));
+    assert!(early < at_end + (20 << 20), "{early} against {at_end} bytes, and 537 MB of gradients in the store");
+}
