@@ -188,8 +188,8 @@ impl Simulation {
         let mut random = Random::new(&[seed, 77]);
         let mut hub = Membership::hub(world, "host0", Limits::default(), ms(0));
         let hosts: Vec<String> = (0..world).map(|index| format!("host{index}")).collect();
-        for index in 1..world {
-            hub.on(Event::Arrived { rank: rank(index), host: hosts[index].clone() }, ms(0));
+        for (index, host) in hosts.iter().enumerate().skip(1) {
+            hub.on(Event::Arrived { rank: rank(index), host: host.clone() }, ms(0));
         }
         let spoke = |index| Some(Membership::spoke(rank(index), hosts.clone(), Limits::default(), ms(0)));
         let members = std::iter::once(Some(hub)).chain((1..world).map(spoke)).collect();
