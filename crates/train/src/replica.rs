@@ -409,7 +409,7 @@ fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> 
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     Err(TrainError::Refused(format!(
         "a step needs {:.1} GB of memory and this machine has {:.1} GB; \
-         type --memory low, a smaller --batch or --size, or compute the batch in parts with --accumulate 4",
+         type a smaller --batch or --size, --memory low, or compute the batch in parts with --accumulate 4",
         gigabytes(needed_bytes),
         gigabytes(memory_bytes)
     )))
