@@ -199,7 +199,25 @@ impl Config {
         self.threads.unwrap_or_else(|| threads::beside_loaders(self.loader_threads))
     }
 
-    /// Samples that are computed at once.
+    /// Whether so many workers can share a batch.
+    ///
+    /// # Errors
+    /// When their parts would not be equal; the sentence says what to type.
+    pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
+        let unit = world * self.accumulate;
+        if self.batch.is_multiple_of(unit) {
+            return Ok(());
+        }
+        let (less, more) = (self.batch / unit * unit, self.batch.next_multiple_of(unit));
+        let what = if less > 0 { format!("{less} or {more}") } else { more.to_string() };
+        let parts = if self.accumulate > 1 { format!(" in {} parts each", self.accumulate) } else { String::new() };
+        refuse(format!(
+            "--batch {} cannot be shared equally by {world} workers{parts}; type --batch {what}",
+            self.batch
+        ))
+    }
+
+    /// Samples that are computed at once by all workers.
     pub fn micro_batch(&self) -> usize {
         self.batch / self.accumulate
     }

@@ -12,6 +12,7 @@ pub mod phases;
 pub mod predict;
 pub mod replica;
 pub mod run;
+pub mod serve;
 pub mod sizing;
 pub mod step;
 pub mod trainer;

@@ -60,6 +60,16 @@ impl RunDir {
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
+    /// The folder of a run that another rank of the same run has made and holds; this one only adds its events. It may be on
+    /// another machine, where the folder is made.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn join(disk: &Disk, path: &Path) -> Result<Self, TrainError> {
+        disk.create_dir(path)?;
+        Ok(Self { path: path.to_owned(), _lock: None })
+    }
+
     /// The folder of a run that exists, to go on with it.
     ///
     /// # Errors

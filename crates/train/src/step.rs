@@ -54,9 +54,9 @@ pub fn step(
 
     // nn + tensor: the planned graph, forward and backward, and the optimizer as soon as a gradient is final.
     let learning_rate = rules.learning_rate.rate(step, rules.length);
-    let (tally, updated) = replica.step(&batch, Moment { step, learning_rate }, &mut phases);
+    let (tally, updated) = replica.step(&batch, Moment { step, learning_rate }, &mut phases)?;
 
-    let samples = batch.size as u64;
+    let samples = batch.size as u64 * replica.world() as u64;
     let not_finite = match updated {
         Ok(()) => {
             epoch.recycle(batch);
