@@ -5,10 +5,12 @@ mod parse;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use paceline::cluster::Job;
 use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
 use paceline::tensor::{MemoryUse, Precision};
+use paceline::train::together::{Agree, Carry, Staleness};
 
 use crate::command::calibrate::Calibrate;
 
@@ -24,6 +26,7 @@ pub struct Cli {
 const EXAMPLES: &str = "Examples:
   paceline train                                             a small network on built-in data, no downloads
   paceline train --model resnet20 --data cifar10:DIR --epochs 10
+  paceline train --model resnet20 --data cifar10:DIR --workers 4          the same training, four processes
   paceline train recipes/cifar10-resnet20.toml --data cifar10:DIR
   paceline train --resume runs/NAME                          after Ctrl-C or a crash
   paceline plan --model resnet50 --batch 32                  memory, arithmetic and messages before anything runs
@@ -150,6 +153,40 @@ pub struct Train {
     /// Decides initial weights, order, augmentation and dropout
     #[arg(long, value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Learning")]
     pub seed: Option<u64>,
+
+    /// Processes on this machine that share every batch, each on cores of its own [default: 1; without any argument, 2]
+    #[arg(long, short, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub workers: Option<usize>,
+    /// How they agree on the weights: all-reduce | parameter-server
+    #[arg(long, help_heading = "Many processes")]
+    pub agree: Option<Agree>,
+    /// How bytes travel: auto | shm | tcp
+    #[arg(long, help_heading = "Many processes")]
+    pub carry: Option<Carry>,
+    /// Processes that hold parameters, for a parameter server
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub servers: Option<usize>,
+    /// Steps that a worker of a parameter server may be ahead of the slowest: 0 for synchronous, none for no bound
+    #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
+    pub staleness: Option<Staleness>,
+    /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
+    #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
+    pub hosts: Option<String>,
+    /// A JSON file {"worker": ["host:port", …], "ps": […]}; each process is started by hand with its --job and --task
+    #[arg(long, value_name = "FILE", help_heading = "Many processes")]
+    pub cluster: Option<PathBuf>,
+    /// What this process is in the cluster file: worker | ps
+    #[arg(long, requires = "cluster", help_heading = "Many processes")]
+    pub job: Option<Job>,
+    /// Its number among those of its job, from 0
+    #[arg(long, requires = "cluster", help_heading = "Many processes")]
+    pub task: Option<usize>,
+    /// The port that rank 0 listens on, with --hosts
+    #[arg(long, help_heading = "Many processes")]
+    pub port: Option<u16>,
+    /// The address that rank 0 listens on [default: loopback, or what the other machines have to reach]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Many processes")]
+    pub bind: Option<std::net::IpAddr>,
 
     /// What activations are stored as: f32 | bf16 (half the memory; weights and sums stay f32)
     #[arg(long, help_heading = "Machine and output")]

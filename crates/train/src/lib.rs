@@ -15,6 +15,7 @@ pub mod run;
 pub mod serve;
 pub mod sizing;
 pub mod step;
+pub mod together;
 pub mod trainer;
 
 pub use config::Config;

@@ -111,6 +111,11 @@ pub fn read_config(disk: &Disk, path: &Path) -> Result<Config, TrainError> {
         .map_err(|error| TrainError::Refused(format!("{}: {error}", file.display())))
 }
 
+/// A name for a new run that is free now.
+pub fn free_name(disk: &Disk, model: &str) -> PathBuf {
+    free_names(model).find(|path| !disk.exists(path)).expect("an endless list")
+}
+
 /// `runs/2026-11-15-083000-resnet20`, then with numbers behind it.
 fn free_names(model: &str) -> impl Iterator<Item = PathBuf> {
     let time = clock::format_utc(clock::unix_seconds()).replace(' ', "-").replace(':', "");

@@ -24,7 +24,7 @@ use crate::replica::{NotFinite, Replica};
 use crate::run::{RunDir, read_config};
 use crate::step::{Rules, Stepped, step};
 
-pub use setup::{Examined, Prepared, Surroundings, prepare, prepare_evaluation, prepare_with};
+pub use setup::{Examined, Prepared, Surroundings, Watch, prepare, prepare_evaluation, prepare_with};
 
 /// Why a run ended without failing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,6 +220,7 @@ impl Trainer {
                 return Ok((reason, evaluation));
             }
             let stop = self.journal.stop.clone();
+            self.journal.watch.enter("evaluate", self.journal.position.step);
             let tally = match evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested()) {
                 Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
                 tally => tally?,
@@ -244,7 +245,8 @@ impl Trainer {
     fn epoch(&mut self) -> Result<Option<Reason>, TrainError> {
         let Self { replica, train, journal, .. } = self;
         let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
-        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock };
+        let watch = journal.watch.clone();
+        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, watch: &watch };
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);

@@ -8,7 +8,7 @@ use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
 use paceline_system::host::{self, Host};
 use paceline_system::signal::Stop;
 
-use super::{Observer, Reason, Surroundings};
+use super::{Observer, Reason, Surroundings, Watch};
 use crate::checkpoint::{Card, Checkpoints, Position};
 use crate::config::Config;
 use crate::error::TrainError;
@@ -20,6 +20,7 @@ pub(super) struct Journal {
     pub config: Config,
     pub clock: Clock,
     pub stop: Stop,
+    pub watch: Watch,
     pub run: RunDir,
     pub checkpoints: Checkpoints,
     pub length: RunLength,
@@ -44,7 +45,7 @@ impl Journal {
         run: RunDir,
         (length, samples): (RunLength, u64),
     ) -> Result<Self, TrainError> {
-        let Surroundings { disk, clock, stop, shard, .. } = around;
+        let Surroundings { disk, clock, stop, shard, watch, .. } = around;
         let log = EventLog::open(&disk, clock.clone(), run.path(), shard.rank as u32)
             .map_err(|error| TrainError::Refused(format!("{error}; a run needs a folder that can be written")))?;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
@@ -52,6 +53,7 @@ impl Journal {
             config,
             clock,
             stop,
+            watch,
             run,
             checkpoints,
             length,
@@ -221,6 +223,7 @@ impl Journal {
             self.saved = Some(self.position.clone());
             return Ok(());
         }
+        self.watch.enter("checkpoint", step);
         let start = self.clock.seconds();
         let card = Card { step, ..self.card.clone() };
         let path = self.checkpoints.save(replica, &self.position, &card, best, self.config.keep).map_err(|source| {

@@ -35,11 +35,44 @@ pub struct Surroundings {
     pub data_home: Option<PathBuf>,
     /// Which rank of how many this process is.
     pub shard: Shard,
+    /// Hears of every phase of a step.
+    pub watch: Watch,
 }
 
 impl Default for Surroundings {
     fn default() -> Self {
-        Self { disk: Disk::real(), clock: Clock::real(), stop: Stop::new(), data_home: None, shard: Shard::WHOLE }
+        Self {
+            disk: Disk::real(),
+            clock: Clock::real(),
+            stop: Stop::new(),
+            data_home: None,
+            shard: Shard::WHOLE,
+            watch: Watch::default(),
+        }
+    }
+}
+
+/// Hears of every phase of a step as it begins, with the number of updates done: for heartbeats.
+#[derive(Clone, Default)]
+pub struct Watch(Option<Arc<dyn Fn(&'static str, u64) + Send + Sync>>);
+
+impl Watch {
+    /// One that calls `listener`.
+    pub fn new(listener: impl Fn(&'static str, u64) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(listener)))
+    }
+
+    /// Tells it.
+    pub fn enter(&self, phase: &'static str, step: u64) {
+        if let Some(listener) = &self.0 {
+            listener(phase, step);
+        }
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watch")
     }
 }
 
