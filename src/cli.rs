@@ -4,8 +4,9 @@ mod parse;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use paceline::cluster::Job;
+use paceline::comm::Algorithm;
 use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
@@ -357,6 +358,59 @@ pub enum BenchCommand {
     Step(BenchStep),
     /// Time every convolution and matrix product of a training step by itself, with every algorithm that can compute it
     Kernels(BenchKernels),
+    /// Time all-reduces between processes of this machine: algorithm by size by ranks by carry, against the link
+    Collectives(BenchCollectives),
+    /// One rank of `bench collectives`, started by it
+    #[command(hide = true)]
+    CollectivesRank(BenchCollectivesRank),
+}
+
+/// `paceline bench collectives`
+#[derive(Debug, Clone, Args)]
+pub struct BenchCollectives {
+    /// How many processes; a list such as 2,4 measures each
+    #[arg(long, default_value = "2", value_delimiter = ',', value_parser = parse::workers, allow_negative_numbers = true)]
+    pub workers: Vec<usize>,
+    /// How bytes travel: thread | shm | tcp; a list measures each
+    #[arg(long, default_value = "shm,tcp", value_delimiter = ',')]
+    pub carry: Vec<Carry>,
+    /// Bytes of the buffer; a list measures each
+    #[arg(long, default_value = "4096,1000000,100000000", value_delimiter = ',', value_parser = parse::bytes, allow_negative_numbers = true)]
+    pub bytes: Vec<usize>,
+    /// ring | halving-doubling | recursive-doubling | double-tree | hierarchical | direct [default: each]
+    #[arg(long, value_delimiter = ',', value_parser = parse::algorithm)]
+    pub algorithm: Vec<Algorithm>,
+    /// TCP connections between every two ranks
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub sockets: u16,
+    /// Bytes the kernel may hold for each connection and direction [default: the kernel's choice]
+    #[arg(long)]
+    pub buffer_bytes: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline bench collectives-rank`
+#[derive(Debug, Args)]
+pub struct BenchCollectivesRank {
+    /// This rank.
+    #[arg(long)]
+    pub rank: u32,
+    /// What is measured; one number of workers and one carry.
+    #[command(flatten)]
+    pub bench: BenchCollectives,
+}
+
+/// How the bytes of a measurement travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Carry {
+    /// Threads of one process
+    Thread,
+    /// Processes that share memory
+    Shm,
+    /// Processes joined by sockets
+    Tcp,
 }
 
 /// `paceline bench step`
