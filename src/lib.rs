@@ -20,6 +20,8 @@
 //! # Ok::<(), TrainError>(())
 //! ```
 
+pub use paceline_cluster as cluster;
+pub use paceline_comm as comm;
 pub use paceline_data as data;
 pub use paceline_lab as lab;
 pub use paceline_nn as nn;
