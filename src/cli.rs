@@ -1,5 +1,6 @@
 //! What can be typed: commands, flags and their help. Lifted into checked values by `command/`.
 
+pub mod launch;
 mod parse;
 
 use std::path::PathBuf;
@@ -38,6 +39,8 @@ const EXAMPLES: &str = "Examples:
 pub enum Command {
     /// Train a model; without arguments, a small network on the built-in `shapes` set
     Train(Box<Train>),
+    /// Start the processes of a run: on this machine, over ssh, with mpirun, Slurm or Kubernetes
+    Launch(Box<launch::Launch>),
     /// Measure a trained model on the validation set of its data
     Evaluate(Evaluate),
     /// Name what is in image files, best guesses first

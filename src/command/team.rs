@@ -11,7 +11,7 @@ use paceline::cluster::launch::Output;
 use paceline::cluster::launch::group::{self, Ended, Start};
 use paceline::cluster::launch::{child, local, ssh};
 use paceline::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
-use paceline::cluster::{ClusterError, Control, Log, Member, Phase, Seat, join};
+use paceline::cluster::{Control, Log, Member, Phase, Seat, join};
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
 use paceline::comm::{Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait};
 use paceline::data::order::Shard;
@@ -295,13 +295,4 @@ fn measure(communicator: &mut Communicator) -> Result<Link, CommError> {
     let mut found = [latency_s as f32, bytes_per_s as f32];
     communicator.broadcast(Rank(0), &mut found)?;
     Ok(Link::new(f64::from(found[0]), f64::from(found[1])))
-}
-
-impl From<ClusterError> for Failure {
-    fn from(error: ClusterError) -> Self {
-        match error {
-            ClusterError::Refused(sentence) => Self::refused(sentence),
-            error => Self::failed(error),
-        }
-    }
 }
