@@ -12,7 +12,7 @@ use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
 use paceline::tensor::{MemoryUse, Precision};
-use paceline::train::together::{Agree, Carry, Staleness};
+use paceline::train::together::{self, Agree, Staleness};
 
 use crate::command::calibrate::Calibrate;
 
@@ -166,7 +166,7 @@ pub struct Train {
     pub agree: Option<Agree>,
     /// How bytes travel: auto | shm | tcp
     #[arg(long, help_heading = "Many processes")]
-    pub carry: Option<Carry>,
+    pub carry: Option<together::Carry>,
     /// Processes that hold parameters, for a parameter server
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub servers: Option<usize>,
