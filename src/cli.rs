@@ -296,10 +296,19 @@ pub struct Plan {
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::Known)]
     pub calibrate: Calibrate,
+    /// Share the batch between so many processes, and show what they send each other
+    #[arg(long, short, default_value_t = 1, value_parser = parse::count, allow_negative_numbers = true)]
+    pub workers: usize,
+    /// Latency of the links between them, in microseconds
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50.0, value_parser = parse::positive)]
+    pub link_latency: f64,
+    /// Bandwidth of the links, in Gbit/s
+    #[arg(long, value_name = "GBIT", default_value_t = 1.0, value_parser = parse::positive)]
+    pub link_bandwidth: f64,
     /// Plan the evaluation, which keeps nothing for a backward pass, instead of a training step
     #[arg(long, conflicts_with = "memory")]
     pub eval: bool,
-    /// List every node
+    /// List every node, and every transfer between workers
     #[arg(long)]
     pub nodes: bool,
     /// Print one JSON object
@@ -363,9 +372,43 @@ pub enum BenchCommand {
     Kernels(BenchKernels),
     /// Time all-reduces between processes of this machine: algorithm by size by ranks by carry, against the link
     Collectives(BenchCollectives),
+    /// Train with more and more processes of this machine: images per second, speed-up, efficiency
+    Scaling(BenchScaling),
     /// One rank of `bench collectives`, started by it
     #[command(hide = true)]
     CollectivesRank(BenchCollectivesRank),
+}
+
+/// `paceline bench scaling`
+#[derive(Debug, Clone, Args)]
+pub struct BenchScaling {
+    /// How many processes, one after the other; the first is what the others are compared with
+    #[arg(long, default_value = "1,2,4", value_delimiter = ',', value_parser = parse::workers, allow_negative_numbers = true)]
+    pub workers: Vec<usize>,
+    /// A model that `paceline models` lists
+    #[arg(long, short, default_value = "resnet50")]
+    pub model: String,
+    /// Side of the images
+    #[arg(long, default_value_t = 32, value_parser = parse::count, allow_negative_numbers = true)]
+    pub size: usize,
+    /// Samples per step of each process
+    #[arg(long, short, default_value_t = 32, value_parser = parse::count, allow_negative_numbers = true)]
+    pub batch: usize,
+    /// Steps to time, after a few that are not
+    #[arg(long, default_value_t = 15, value_parser = parse::count, allow_negative_numbers = true)]
+    pub steps: usize,
+    /// Let a single process have one thread instead of all cores
+    #[arg(long)]
+    pub one_core: bool,
+    /// How they agree on the weights: all-reduce | parameter-server
+    #[arg(long)]
+    pub agree: Option<Agree>,
+    /// How bytes travel: auto | shm | tcp
+    #[arg(long)]
+    pub carry: Option<together::Carry>,
+    /// Print one JSON object for each
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `paceline bench collectives`
