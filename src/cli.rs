@@ -5,11 +5,14 @@ mod parse;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use paceline::cluster::Job;
+use paceline::comm::Algorithm;
 use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
 use paceline::tensor::{MemoryUse, Precision};
+use paceline::train::together::{self, Agree, Staleness};
 
 use crate::command::calibrate::Calibrate;
 
@@ -25,6 +28,7 @@ pub struct Cli {
 const EXAMPLES: &str = "Examples:
   paceline train                                             a small network on built-in data, no downloads
   paceline train --model resnet20 --data cifar10:DIR --epochs 10
+  paceline train --model resnet20 --data cifar10:DIR --workers 4          the same training, four processes
   paceline train recipes/cifar10-resnet20.toml --data cifar10:DIR
   paceline train --resume runs/NAME                          after Ctrl-C or a crash
   paceline plan --model resnet50 --batch 32                  memory, arithmetic and messages before anything runs
@@ -153,6 +157,40 @@ pub struct Train {
     /// Decides initial weights, order, augmentation and dropout
     #[arg(long, value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Learning")]
     pub seed: Option<u64>,
+
+    /// Processes on this machine that share every batch, each on cores of its own [default: 1; without any argument, 2]
+    #[arg(long, short, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub workers: Option<usize>,
+    /// How they agree on the weights: all-reduce | parameter-server
+    #[arg(long, help_heading = "Many processes")]
+    pub agree: Option<Agree>,
+    /// How bytes travel: auto | shm | tcp
+    #[arg(long, help_heading = "Many processes")]
+    pub carry: Option<together::Carry>,
+    /// Processes that hold parameters, for a parameter server
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub servers: Option<usize>,
+    /// Steps that a worker of a parameter server may be ahead of the slowest: 0 for synchronous, none for no bound
+    #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
+    pub staleness: Option<Staleness>,
+    /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
+    #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
+    pub hosts: Option<String>,
+    /// A JSON file {"worker": ["host:port", …], "ps": […]}; each process is started by hand with its --job and --task
+    #[arg(long, value_name = "FILE", help_heading = "Many processes")]
+    pub cluster: Option<PathBuf>,
+    /// What this process is in the cluster file: worker | ps
+    #[arg(long, requires = "cluster", help_heading = "Many processes")]
+    pub job: Option<Job>,
+    /// Its number among those of its job, from 0
+    #[arg(long, requires = "cluster", help_heading = "Many processes")]
+    pub task: Option<usize>,
+    /// The port that rank 0 listens on, with --hosts
+    #[arg(long, help_heading = "Many processes")]
+    pub port: Option<u16>,
+    /// The address that rank 0 listens on [default: loopback, or what the other machines have to reach]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Many processes")]
+    pub bind: Option<std::net::IpAddr>,
 
     /// What activations are stored as: f32 | bf16 (half the memory; weights and sums stay f32)
     #[arg(long, help_heading = "Machine and output")]
@@ -323,6 +361,59 @@ pub enum BenchCommand {
     Step(BenchStep),
     /// Time every convolution and matrix product of a training step by itself, with every algorithm that can compute it
     Kernels(BenchKernels),
+    /// Time all-reduces between processes of this machine: algorithm by size by ranks by carry, against the link
+    Collectives(BenchCollectives),
+    /// One rank of `bench collectives`, started by it
+    #[command(hide = true)]
+    CollectivesRank(BenchCollectivesRank),
+}
+
+/// `paceline bench collectives`
+#[derive(Debug, Clone, Args)]
+pub struct BenchCollectives {
+    /// How many processes; a list such as 2,4 measures each
+    #[arg(long, default_value = "2", value_delimiter = ',', value_parser = parse::workers, allow_negative_numbers = true)]
+    pub workers: Vec<usize>,
+    /// How bytes travel: thread | shm | tcp; a list measures each
+    #[arg(long, default_value = "shm,tcp", value_delimiter = ',')]
+    pub carry: Vec<Carry>,
+    /// Bytes of the buffer; a list measures each
+    #[arg(long, default_value = "4096,1000000,100000000", value_delimiter = ',', value_parser = parse::bytes, allow_negative_numbers = true)]
+    pub bytes: Vec<usize>,
+    /// ring | halving-doubling | recursive-doubling | double-tree | hierarchical | direct [default: each]
+    #[arg(long, value_delimiter = ',', value_parser = parse::algorithm)]
+    pub algorithm: Vec<Algorithm>,
+    /// TCP connections between every two ranks
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub sockets: u16,
+    /// Bytes the kernel may hold for each connection and direction [default: the kernel's choice]
+    #[arg(long)]
+    pub buffer_bytes: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline bench collectives-rank`
+#[derive(Debug, Args)]
+pub struct BenchCollectivesRank {
+    /// This rank.
+    #[arg(long)]
+    pub rank: u32,
+    /// What is measured; one number of workers and one carry.
+    #[command(flatten)]
+    pub bench: BenchCollectives,
+}
+
+/// How the bytes of a measurement travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Carry {
+    /// Threads of one process
+    Thread,
+    /// Processes that share memory
+    Shm,
+    /// Processes joined by sockets
+    Tcp,
 }
 
 /// `paceline bench step`

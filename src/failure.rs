@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::process::ExitCode;
 
 use paceline::cluster::ClusterError;
+use paceline::comm::CommError;
 use paceline::data::DataError;
 use paceline::lab::LabError;
 use paceline::system::disk::DiskError;
@@ -38,6 +39,12 @@ impl Failure {
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
         Self { refused: error.is_refusal(), message: error.to_string() }
+    }
+}
+
+impl From<CommError> for Failure {
+    fn from(error: CommError) -> Self {
+        Self::failed(error)
     }
 }
 

@@ -1,5 +1,6 @@
 //! From a typed word to a checked value. Each refusal says what to type.
 
+use paceline::comm::Algorithm;
 use paceline::data::AugmentChoice;
 use paceline::nn::schedule::Schedule;
 use paceline::train::config::THREADS_MAX;
@@ -15,6 +16,23 @@ pub fn count(text: &str) -> Result<usize, String> {
 /// A number of threads.
 pub fn threads(text: &str) -> Result<usize, String> {
     at_most(text, THREADS_MAX)
+}
+
+/// A number of processes of one machine that are measured together.
+pub fn workers(text: &str) -> Result<usize, String> {
+    at_most(text, 64)
+}
+
+/// A number of bytes: whole numbers of four bytes, up to sixteen gigabytes.
+pub fn bytes(text: &str) -> Result<usize, String> {
+    let bytes = at_most(text, 1 << 34)?;
+    if bytes.is_multiple_of(4) { Ok(bytes) } else { Err("type a multiple of 4: numbers have four bytes".into()) }
+}
+
+/// An algorithm of collectives.
+pub fn algorithm(text: &str) -> Result<Algorithm, String> {
+    let names: Vec<&str> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
+    Algorithm::from_name(text).ok_or_else(|| format!("type one of: {}", names.join(", ")))
 }
 
 fn at_most(text: &str, most: usize) -> Result<usize, String> {

@@ -2,6 +2,7 @@
 
 mod bound;
 mod check;
+mod collectives;
 mod kernels;
 mod profile;
 mod step;
@@ -32,6 +33,8 @@ pub fn run(arguments: &Bench) -> Outcome {
             None => step::run(arguments),
         },
         BenchCommand::Kernels(arguments) => kernels::run(arguments),
+        BenchCommand::Collectives(arguments) => collectives::run(arguments),
+        BenchCommand::CollectivesRank(arguments) => collectives::rank::run(arguments),
     }
 }
 

@@ -25,6 +25,11 @@ impl Choice {
         self
     }
 
+    /// Whether an algorithm was named.
+    pub const fn is_forced(&self) -> bool {
+        self.forced.is_some()
+    }
+
     /// The links it decides by.
     pub const fn links(&self) -> &Links {
         &self.links

@@ -131,6 +131,20 @@ impl Collective {
     }
 }
 
+impl Collective {
+    /// A number that tells it from the others in a message's header.
+    pub(crate) const fn code(self) -> u16 {
+        match self {
+            Self::AllReduce => 0,
+            Self::ReduceScatter => 1,
+            Self::AllGather => 2,
+            Self::Broadcast { .. } => 3,
+            Self::Barrier => 4,
+            Self::AllToAll => 5,
+        }
+    }
+}
+
 impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())

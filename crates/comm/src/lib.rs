@@ -6,22 +6,31 @@
 
 pub mod choose;
 pub mod collective;
+pub mod communicator;
 pub mod cost;
 pub mod describe;
 pub mod error;
 pub mod rank;
+pub mod reduce;
+pub mod run;
+pub mod shared;
 pub mod stop;
 pub mod token;
 pub mod transfer;
+pub mod transport;
 pub mod wait;
 pub mod wire;
 
 pub use choose::Choice;
 pub use collective::{Algorithm, Collective, Nodes};
+pub use communicator::{Communicator, Options};
 pub use cost::{Link, Links};
 pub use error::CommError;
 pub use rank::{Generation, Rank};
+pub use reduce::Kind;
+pub use shared::SharedBuffer;
 pub use stop::Stop;
 pub use token::Token;
 pub use transfer::{Action, Transfer};
+pub use transport::Transport;
 pub use wait::Wait;

@@ -29,6 +29,11 @@ pub fn allowed() -> Vec<Core> {
         .collect()
 }
 
+/// How many cores the machine has, whatever part of them this process may use; zero where the system does not say.
+pub fn online() -> usize {
+    list("/sys/devices/system/cpu/online").len()
+}
+
 /// The cores for so many threads: one each, whole physical cores before second threads, neighbours on the same node. None
 /// unless the threads take more than half of the cores: a smaller pool may have company (another run, another container)
 /// that would choose the same ones, so the system places it.

@@ -44,6 +44,8 @@ pub struct Start {
     pub token: Token,
     /// The cores it stays on; empty for all.
     pub cores: Vec<usize>,
+    /// Whether it writes to this process's own output, and so may draw on a terminal; otherwise each line is marked with its rank.
+    pub inherits: bool,
     /// Whether Ctrl-C reaches it as a signal; otherwise as a line on its standard input.
     pub signals: bool,
 }
@@ -96,13 +98,15 @@ fn tend(index: usize, start: &Start, prefix: &str, out: Output, err: Output, new
     let status = begin(start).and_then(|mut child| {
         let pid = child.id();
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let (Some(mut stdin), Some(stdout), Some(stderr)) = pipes else { return Err("it has no pipes".into()) };
+        let (Some(mut stdin), stdout, stderr) = pipes else { return Err("it has no pipes".into()) };
         // The process may have ended already; its status says more than a broken pipe.
         let _ = stdin.write_all(format!("{}\n", start.token.to_hex()).as_bytes());
         let _ = news.send(News::Started { index, pid, stdin });
-        let copies = [(out, Box::new(stdout) as Box<dyn std::io::Read + Send>), (err, Box::new(stderr))];
-        let readers: Vec<_> = copies
+        let stdout = stdout.map(|stdout| (out, Box::new(stdout) as Box<dyn std::io::Read + Send>));
+        let stderr = stderr.map(|stderr| (err, Box::new(stderr) as Box<dyn std::io::Read + Send>));
+        let readers: Vec<_> = [stdout, stderr]
             .into_iter()
+            .flatten()
             .filter_map(|(target, source)| {
                 let prefix = prefix.to_owned();
                 threads::spawn("output", move || target.copy(&prefix, source)).ok()
@@ -124,7 +128,8 @@ fn begin(start: &Start) -> Result<Child, String> {
         process::stay_on(&start.cores).map_err(|error| format!("it cannot have cores {:?}: {error}", start.cores))?;
     }
     let mut command = Command::new(&start.program);
-    command.args(&start.arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let output = || if start.inherits { Stdio::inherit() } else { Stdio::piped() };
+    command.args(&start.arguments).stdin(Stdio::piped()).stdout(output()).stderr(output()).process_group(0);
     FOREIGN.iter().for_each(|name| {
         command.env_remove(name);
     });

@@ -44,6 +44,7 @@ impl Local {
             variables: self.variables(rank, port),
             token: token.clone(),
             cores,
+            inherits: false,
             signals: true,
         };
         Ok(shares.into_iter().enumerate().map(start).collect())

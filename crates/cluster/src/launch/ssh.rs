@@ -67,6 +67,7 @@ impl Ssh {
                 variables: Vec::new(),
                 token: token.clone(),
                 cores: Vec::new(),
+                inherits: false,
                 signals: false,
             })
         };

@@ -1,0 +1,108 @@
+//! How bytes travel: between any two ranks, first in, first out, without blocking. The interpreter does the rest.
+
+use std::time::Duration;
+
+use crate::rank::{Generation, Rank};
+use crate::token::Token;
+use crate::wire::hello::{Identity, Purpose};
+
+pub mod shm;
+pub mod sim;
+pub mod tcp;
+pub mod thread;
+
+/// A rank's place in a world, and what lets it in.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// The secret of the run.
+    pub token: Token,
+    /// This rank.
+    pub rank: Rank,
+    /// How many ranks there are.
+    pub world: usize,
+    /// The incarnation of the world.
+    pub generation: Generation,
+}
+
+impl Membership {
+    fn identity(&self, purpose: Purpose) -> Identity {
+        let world = u32::try_from(self.world).expect("a world fits 32 bits");
+        Identity { generation: self.generation, ..Identity::new(&self.token, purpose, self.rank, world) }
+    }
+}
+
+/// One peer a sleeping rank waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest {
+    /// Which.
+    pub peer: Rank,
+    /// Whether bytes from it would help.
+    pub receive: bool,
+    /// Whether room for bytes to it would help.
+    pub send: bool,
+}
+
+/// One rank's end of all its links.
+#[derive(Debug)]
+pub enum Transport {
+    /// Ranks are threads of one process.
+    Thread(thread::Port),
+    /// Ranks are processes of one host.
+    Shm(shm::Port),
+    /// Ranks are joined by sockets.
+    Tcp(tcp::Port),
+    /// Ranks, links and time are simulated.
+    Sim(sim::Port),
+}
+
+impl Transport {
+    /// Hands over as many of the bytes as fit; how many. The error says why the peer is gone.
+    pub(crate) fn try_send(&mut self, peer: Rank, bytes: &[u8]) -> Result<usize, String> {
+        match self {
+            Self::Thread(port) => port.try_send(peer, bytes),
+            Self::Shm(port) => port.try_send(peer, bytes),
+            Self::Tcp(port) => port.try_send(peer, bytes),
+            Self::Sim(port) => port.try_send(peer, bytes),
+        }
+    }
+
+    /// Takes as many bytes as have come and fit; how many. The error says why the peer is gone.
+    pub(crate) fn try_receive(&mut self, peer: Rank, bytes: &mut [u8]) -> Result<usize, String> {
+        match self {
+            Self::Thread(port) => port.try_receive(peer, bytes),
+            Self::Shm(port) => port.try_receive(peer, bytes),
+            Self::Tcp(port) => port.try_receive(peer, bytes),
+            Self::Sim(port) => port.try_receive(peer, bytes),
+        }
+    }
+
+    /// Whether bytes from the peer have come. The error says why the peer is gone.
+    pub(crate) fn has_bytes(&mut self, peer: Rank) -> Result<bool, String> {
+        match self {
+            Self::Thread(port) => port.has_bytes(peer),
+            Self::Shm(port) => port.has_bytes(peer),
+            Self::Tcp(port) => port.has_bytes(peer),
+            Self::Sim(port) => port.has_bytes(peer),
+        }
+    }
+
+    /// Sleeps until one of the interests may have come true, at most for `limit`. May return for no reason.
+    pub(crate) fn sleep(&mut self, interests: &[Interest], limit: Duration) {
+        match self {
+            Self::Thread(port) => port.sleep(limit),
+            Self::Shm(port) => port.sleep(interests, limit),
+            Self::Tcp(port) => port.sleep(interests, limit),
+            Self::Sim(_) => {}
+        }
+    }
+
+    /// The name on the command line.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Thread(_) => "thread",
+            Self::Shm(_) => "shm",
+            Self::Tcp(_) => "tcp",
+            Self::Sim(_) => "sim",
+        }
+    }
+}

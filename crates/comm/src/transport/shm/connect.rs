@@ -1,0 +1,191 @@
+//! How processes of one host come to share memory: rank 0 listens on a socket whose name only holders of the token can
+//! tell, greets each of the others and hands over the memory. The socket is in the abstract namespace and the memory
+//! has no name at all, so there is nothing to clean up, whoever is killed when.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use hmac::{Hmac, KeyInit, Mac};
+use paceline_system::{clock, cores};
+use rustix::cmsg_space;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sha2::Sha256;
+
+use super::layout::{FILE_BYTES, Layout, PAGE_BYTES, PROCESS, STATE, State};
+use super::{Memory, Port};
+use crate::error::CommError;
+use crate::rank::Rank;
+use crate::transport::Membership;
+use crate::wait::Wait;
+use crate::wire::hello::{Identity, Purpose, greet};
+use crate::wire::stream::{Talk, is_retry};
+
+const PHASE: &str = "sharing memory";
+/// A greeting takes two round trips on one host; whoever is slower does not keep the others waiting.
+const GREETING_MAX: Duration = Duration::from_secs(1);
+/// Looks at a word before sleeping, about twenty microseconds; almost none where ranks outnumber cores.
+const SPINS: u32 = 4000;
+
+/// Joins the memory of a world; all its ranks call this on the same host.
+///
+/// # Errors
+/// When a rank does not come in time, or the system has no memory to share.
+pub fn connect(membership: &Membership, wait: &Wait) -> Result<Port, CommError> {
+    let Membership { rank, world, .. } = *membership;
+    let system = |what| move |source: std::io::Error| CommError::System { rank, what, source };
+    let file = if rank.0 == 0 {
+        let file = create().map_err(|error| system("create shared memory")(error.into()))?;
+        hand_out(&file, membership, wait)?;
+        file
+    } else {
+        fetch(membership, wait)?
+    };
+    let layout = Layout::new(world);
+    let memory = Memory::map(&file, 0, layout.bytes()).map_err(|error| system("map shared memory")(error.into()))?;
+    let control = layout.control(rank.index());
+    memory.word32(control + PROCESS).store(std::process::id(), Ordering::Relaxed);
+    memory.word32(control + STATE).store(State::Here as u32, Ordering::Release);
+    let mut processes = Vec::with_capacity(world);
+    for peer in 0..world {
+        let state = memory.word32(layout.control(peer) + STATE);
+        while state.load(Ordering::Acquire) == 0 {
+            wait.check(rank, Rank::at(peer), PHASE)?;
+            clock::sleep(Duration::from_micros(100));
+        }
+        let id = memory.word32(layout.control(peer) + PROCESS).load(Ordering::Relaxed);
+        // A process that cannot be watched, say in another container, is still found out by the deadline.
+        let watched = Pid::from_raw(id.cast_signed()).filter(|_| id != std::process::id());
+        processes.push(watched.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok()));
+    }
+    Ok(Port {
+        rank: rank.index(),
+        world,
+        layout,
+        memory: Arc::new(memory),
+        file,
+        processes,
+        ended: vec![false; world],
+        rounds: 0,
+        buffers_end: layout.bytes().next_multiple_of(PAGE_BYTES) as u64,
+        spins: if cores::online() >= world { SPINS } else { 20 },
+    })
+}
+
+fn seals() -> SealFlags {
+    SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL
+}
+
+/// Memory that nobody can make smaller under the others.
+fn create() -> rustix::io::Result<OwnedFd> {
+    let file = memfd_create("paceline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, FILE_BYTES)?;
+    fcntl_add_seals(&file, seals())?;
+    Ok(file)
+}
+
+/// The name of the socket: told by the token, and does not tell it.
+fn address(membership: &Membership) -> std::io::Result<SocketAddr> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(membership.token.bytes()).expect("a key may have any length");
+    mac.update(b"shared memory");
+    mac.update(&membership.generation.0.to_le_bytes());
+    let digest = mac.finalize().into_bytes();
+    let name: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    SocketAddr::from_abstract_name(format!("paceline-{name}"))
+}
+
+/// Rank 0: greets the others in whatever order they come and gives each the memory.
+fn hand_out(file: &OwnedFd, membership: &Membership, wait: &Wait) -> Result<(), CommError> {
+    let rank = membership.rank;
+    let listen = || {
+        let listener = UnixListener::bind_addr(&address(membership)?)?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    let listener = listen().map_err(|source| CommError::System { rank, what: "listen for its own host", source })?;
+    let mut identity = membership.identity(Purpose::Memory);
+    while identity.taken.len() + 1 < membership.world {
+        let missing = (1..membership.world).map(Rank::at).find(|rank| !identity.taken.contains(rank));
+        wait.check(rank, missing.unwrap_or(rank), PHASE)?;
+        match listener.accept() {
+            Ok((mut stream, _)) => {
+                // Whoever is refused or leaves again is nobody; who belongs here comes again.
+                if let Ok(peer) = welcome(&mut stream, file, &identity, &wait.at_most(GREETING_MAX)) {
+                    identity.taken.push(peer);
+                }
+            }
+            Err(error) if is_retry(&error) => clock::sleep(Duration::from_micros(500)),
+            Err(source) => return Err(CommError::System { rank, what: "accept a connection", source }),
+        }
+    }
+    Ok(())
+}
+
+fn welcome(stream: &mut UnixStream, file: &OwnedFd, identity: &Identity, wait: &Wait) -> Result<Rank, CommError> {
+    let peer = greet(stream, identity, wait)?.rank;
+    let talk = Talk { rank: identity.rank, peer: peer.into(), phase: PHASE };
+    let files = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "the space is for one file");
+    sendmsg(&*stream, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL).map_err(|error| talk.gone(error))?;
+    Ok(peer)
+}
+
+/// The others: come until rank 0 is there and gives them the memory.
+fn fetch(membership: &Membership, wait: &Wait) -> Result<OwnedFd, CommError> {
+    let rank = membership.rank;
+    let talk = Talk { rank, peer: Rank(0).into(), phase: PHASE };
+    let mut identity = membership.identity(Purpose::Memory);
+    identity.expected = Some(Rank(0));
+    let address =
+        address(membership).map_err(|source| CommError::System { rank, what: "name a socket of its host", source })?;
+    loop {
+        talk.check(wait)?;
+        let Ok(mut stream) = UnixStream::connect_addr(&address) else {
+            clock::sleep(Duration::from_millis(1));
+            continue;
+        };
+        match greet(&mut stream, &identity, wait) {
+            Ok(_) => return receive_file(&stream, &talk, wait),
+            Err(refused) if refused.is_refusal() => return Err(refused),
+            // It ended while greeting us: perhaps another one comes.
+            Err(CommError::PeerGone { .. }) => clock::sleep(Duration::from_millis(1)),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn receive_file(stream: &UnixStream, talk: &Talk, wait: &Wait) -> Result<OwnedFd, CommError> {
+    loop {
+        talk.check(wait)?;
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        match recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(_) => {
+                let files = control.drain().find_map(|message| match message {
+                    RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+                    _ => None,
+                });
+                let file = files.ok_or_else(|| talk.gone("it sent no memory"))?;
+                // Only memory that cannot shrink under us is mapped: touching what is gone would end this process.
+                let sealed = fcntl_get_seals(&file).is_ok_and(|found| found.contains(seals()));
+                let whole = fstat(&file).is_ok_and(|about| about.st_size as u64 == FILE_BYTES);
+                return if sealed && whole { Ok(file) } else { Err(talk.violation("its memory is not sealed")) };
+            }
+            Err(error) if is_retry(&error.into()) => {}
+            Err(error) => return Err(talk.gone(error)),
+        }
+    }
+}

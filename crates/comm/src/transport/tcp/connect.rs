@@ -1,0 +1,211 @@
+//! The mesh: a rank dials those below it and is dialled by those above it, so many sockets for each pair.
+//!
+//! Listening begins before addresses are told to anyone. Each connection that comes in is greeted on its own thread,
+//! a bounded number at a time: one that stays silent or sends garbage keeps nobody else waiting.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use paceline_system::{clock, threads};
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size, set_tcp_congestion};
+
+use super::{Cable, Port};
+use crate::error::CommError;
+use crate::rank::Rank;
+use crate::transport::Membership;
+use crate::wait::Wait;
+use crate::wire::hello::{Identity, Peer, Purpose, greet};
+use crate::wire::stream::{Talk, is_retry};
+
+const PHASE: &str = "connecting";
+/// Greetings at a time beyond those that are expected.
+const STRANGERS_MAX: usize = 16;
+/// How long one greeting may take.
+const GREETING_MAX: Duration = Duration::from_secs(5);
+
+/// How to connect.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Connections between every two ranks, the same on all ranks.
+    pub sockets: u16,
+    /// Bytes the kernel may hold for each connection and direction; none leaves it to the kernel.
+    pub buffer_bytes: Option<usize>,
+}
+
+impl Default for Config {
+    /// One socket and the kernel's own buffers: the fastest on loopback; long or fast links want more of both.
+    fn default() -> Self {
+        Self { sockets: 1, buffer_bytes: None }
+    }
+}
+
+/// A port that waits for the ranks above.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Listens on an interface, by default loopback, on a port of the kernel's choice.
+    ///
+    /// # Errors
+    /// When the system refuses, say because the address is no interface of this machine.
+    pub fn bind(rank: Rank, interface: Option<IpAddr>) -> Result<Self, CommError> {
+        let bind = || {
+            let socket = TcpListener::bind((interface.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), 0))?;
+            socket.set_nonblocking(true)?;
+            let address = socket.local_addr()?;
+            Ok(Self { socket, address })
+        };
+        bind().map_err(|source| CommError::System { rank, what: "listen for other ranks", source })
+    }
+
+    /// Where it listens: what the others must be told.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// Connects a rank with all others, given everyone's address by rank.
+///
+/// # Errors
+/// When a rank does not come or answer in time, or refuses.
+///
+/// # Panics
+/// When the table of addresses is for another world: a bug.
+pub fn connect(
+    listener: Listener,
+    addresses: &[SocketAddr],
+    membership: &Membership,
+    config: Config,
+    wait: &Wait,
+) -> Result<Port, CommError> {
+    let Membership { rank, world, .. } = *membership;
+    assert_eq!(addresses.len(), world, "a table of addresses has one for each rank");
+    let (sender, greeted) = channel();
+    let mut sockets: Vec<Vec<Option<TcpStream>>> = Vec::new();
+    sockets.resize_with(world, || (0..config.sockets).map(|_| None).collect());
+    let mut accepting = Accepting { listener, membership, sender, active: 0 };
+    for peer in (0..rank.index()).map(Rank::at) {
+        for lane in 0..config.sockets {
+            // Those above must not wait for us while we wait for those below.
+            accepting.accept(wait);
+            let stream = dial(addresses[peer.index()], peer, lane, membership, wait)?;
+            sockets[peer.index()][usize::from(lane)] = Some(stream);
+        }
+    }
+    loop {
+        accepting.collect(&greeted, &mut sockets);
+        let empty = |lanes: &Vec<Option<TcpStream>>| lanes.iter().any(Option::is_none);
+        let missing = (rank.index() + 1..world).find(|&peer| empty(&sockets[peer]));
+        let Some(missing) = missing else { break };
+        wait.check(rank, Rank::at(missing), PHASE)?;
+        if !accepting.accept(wait) {
+            clock::sleep(Duration::from_micros(200));
+        }
+    }
+    let mut cables = Vec::with_capacity(world);
+    for (peer, lanes) in sockets.into_iter().enumerate() {
+        let lanes: Vec<TcpStream> = lanes.into_iter().flatten().collect();
+        for socket in &lanes {
+            prepare(socket, config).map_err(|error| {
+                let talk = Talk { rank, peer: Rank::at(peer).into(), phase: PHASE };
+                talk.gone(error)
+            })?;
+        }
+        cables.push((peer != rank.index()).then(|| Cable::new(lanes)));
+    }
+    Ok(Port { rank: rank.index(), cables })
+}
+
+fn prepare(socket: &TcpStream, config: Config) -> std::io::Result<()> {
+    socket.set_nodelay(true)?;
+    socket.set_nonblocking(true)?;
+    if socket.peer_addr()?.ip().is_loopback() {
+        // Nothing is lost inside a machine; algorithms that pace what they send only slow it down. Reno is always there.
+        let _ = set_tcp_congestion(socket, "reno");
+    }
+    if let Some(bytes) = config.buffer_bytes {
+        set_socket_send_buffer_size(socket, bytes)?;
+        set_socket_recv_buffer_size(socket, bytes)?;
+    }
+    Ok(())
+}
+
+/// Dials until somebody answers, and greets.
+fn dial(
+    address: SocketAddr,
+    peer: Rank,
+    lane: u16,
+    membership: &Membership,
+    wait: &Wait,
+) -> Result<TcpStream, CommError> {
+    let talk = Talk { rank: membership.rank, peer: peer.into(), phase: PHASE };
+    let identity = Identity { lane, expected: Some(peer), ..membership.identity(Purpose::Data) };
+    loop {
+        talk.check(wait)?;
+        match TcpStream::connect_timeout(&address, wait.slice().max(Duration::from_millis(10))) {
+            Ok(mut stream) => {
+                greet(&mut stream, &identity, wait)?;
+                return Ok(stream);
+            }
+            // Nobody there yet, or too far for one slice: try again until the deadline.
+            Err(_) => clock::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+type Greeted = Result<(Peer, TcpStream), CommError>;
+
+/// The side that is dialled.
+struct Accepting<'a> {
+    listener: Listener,
+    membership: &'a Membership,
+    sender: Sender<Greeted>,
+    active: usize,
+}
+
+impl Accepting<'_> {
+    /// Starts greeting one who has come; whether anyone had.
+    fn accept(&mut self, wait: &Wait) -> bool {
+        if self.active >= self.membership.world + STRANGERS_MAX {
+            return false;
+        }
+        let mut stream = match self.listener.socket.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock && is_retry(&error),
+        };
+        let (identity, sender) = (self.membership.identity(Purpose::Data), self.sender.clone());
+        let wait = wait.at_most(GREETING_MAX);
+        let body = move || {
+            // An accepted socket may have inherited that it does not block.
+            let greeted = stream.set_nonblocking(false).map_err(|source| CommError::System {
+                rank: identity.rank,
+                what: "prepare a socket",
+                source,
+            });
+            let greeted = greeted.and_then(|()| greet(&mut stream, &identity, &wait));
+            // Nobody listens any more when the mesh is complete or given up.
+            let _ = sender.send(greeted.map(|peer| (peer, stream)));
+        };
+        if threads::spawn("greeting", body).is_ok() {
+            self.active += 1;
+        }
+        true
+    }
+
+    /// Puts those who were greeted into their places. Strangers, and whoever has a place already, are turned away.
+    fn collect(&mut self, greeted: &Receiver<Greeted>, sockets: &mut [Vec<Option<TcpStream>>]) {
+        while let Ok(outcome) = greeted.try_recv() {
+            self.active -= 1;
+            if let Ok((Peer { rank, lane }, stream)) = outcome
+                && rank > self.membership.rank
+                && let Some(place @ None) = sockets[rank.index()].get_mut(usize::from(lane))
+            {
+                *place = Some(stream);
+            }
+        }
+    }
+}

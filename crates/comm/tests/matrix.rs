@@ -1,0 +1,175 @@
+//! Every collective by every algorithm over every transport, for worlds from 1 to 8 and lengths from nothing to a
+//! million, against sums made the slow and clear way. All ranks must hold the same bits.
+
+mod world;
+
+use paceline_comm::reduce::{round_bf16, widen_bf16};
+use paceline_comm::transfer::chunk;
+use paceline_comm::{Algorithm, Collective, Communicator, Rank};
+use world::{Carry, TIMEOUT, communicators, on_all, options};
+
+const WORLDS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
+const LENGTHS: [usize; 4] = [0, 1, 7919, 1_000_000];
+
+/// A number with few bits, so that sums are exact in any order.
+fn number(rank: usize, index: usize) -> f32 {
+    ((rank * 31 + index * 7) % 64) as f32 - 20.0
+}
+
+fn input(rank: usize, length: usize) -> Vec<f32> {
+    (0..length).map(|index| number(rank, index)).collect()
+}
+
+/// What a rank must hold, and in which range.
+fn expected(collective: Collective, rank: usize, world: usize, length: usize) -> (std::ops::Range<usize>, Vec<f32>) {
+    let sum = |index: usize| (0..world).map(|rank| number(rank, index)).sum::<f32>();
+    let all = 0..length;
+    match collective {
+        Collective::AllReduce => (all.clone(), all.map(sum).collect()),
+        Collective::ReduceScatter => {
+            let own = chunk(length, world, rank);
+            (own.clone(), own.map(sum).collect())
+        }
+        Collective::AllGather => {
+            let owned = |owner| chunk(length, world, owner).map(move |index| number(owner, index));
+            (all, (0..world).flat_map(owned).collect())
+        }
+        Collective::Broadcast { root } => (all.clone(), all.map(|index| number(root.index(), index)).collect()),
+        Collective::Barrier => (0..0, Vec::new()),
+        Collective::AllToAll => {
+            let each = length / world;
+            (all, (0..length).map(|index| number(index / each, rank * each + index % each)).collect())
+        }
+    }
+}
+
+fn run(comm: &mut Communicator, collective: Collective, buffer: &mut [f32]) {
+    match collective {
+        Collective::AllReduce => comm.all_reduce(buffer),
+        Collective::ReduceScatter => comm.reduce_scatter(buffer),
+        Collective::AllGather => comm.all_gather(buffer),
+        Collective::Broadcast { root } => comm.broadcast(root, buffer),
+        Collective::Barrier => comm.barrier(),
+        Collective::AllToAll => comm.all_to_all(buffer),
+    }
+    .unwrap();
+}
+
+fn matrix(carry: Carry) {
+    for world in WORLDS {
+        let mut ranks = communicators(carry, &options(world, None, TIMEOUT));
+        let links = ranks[0].choice().links().clone();
+        for collective in Collective::ALL {
+            for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| algorithm.supports(collective, world)) {
+                for length in LENGTHS {
+                    let length = if collective == Collective::AllToAll { length / world * world } else { length };
+                    let choice = paceline_comm::Choice::by_cost(links.clone()).forced(Some(algorithm));
+                    on_all(&mut ranks, |comm| {
+                        comm.set_choice(choice.clone());
+                        let rank = comm.rank().index();
+                        let mut buffer = input(rank, length);
+                        run(comm, collective, &mut buffer);
+                        let (range, expected) = expected(collective, rank, world, length);
+                        let same = buffer[range].iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
+                        assert!(same, "{collective} by {algorithm} on {carry:?}, {world} ranks, {length} elements");
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn collectives_by_every_algorithm_over_threads() {
+    matrix(Carry::Thread);
+}
+
+#[test]
+fn collectives_by_every_algorithm_over_shared_memory() {
+    matrix(Carry::Shm);
+}
+
+#[test]
+fn collectives_by_every_algorithm_over_sockets() {
+    matrix(Carry::Tcp);
+}
+
+#[test]
+fn collectives_by_every_algorithm_over_several_sockets_for_each_pair() {
+    matrix(Carry::TcpStriped);
+}
+
+#[test]
+fn rounded_sums_are_the_same_bits_on_all_ranks() {
+    for carry in Carry::ALL {
+        for world in [2, 3, 8] {
+            for algorithm in Algorithm::ALL {
+                let mut ranks = communicators(carry, &options(world, Some(algorithm), TIMEOUT));
+                let results = on_all(&mut ranks, |comm| {
+                    let value = |index: usize| ((comm.rank().index() + 3) * (index + 1)) as f32 * 0.37;
+                    let mut numbers: Vec<f32> = (0..1001).map(value).collect();
+                    let mut halves: Vec<u16> = numbers.iter().map(|&number| round_bf16(number)).collect();
+                    comm.all_reduce(&mut numbers).unwrap();
+                    comm.all_reduce_bf16(&mut halves).unwrap();
+                    (numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>(), halves)
+                });
+                for (numbers, halves) in &results {
+                    assert_eq!((numbers, halves), (&results[0].0, &results[0].1), "{algorithm} on {carry:?}");
+                    for (index, (&bits, &half)) in numbers.iter().zip(halves).enumerate() {
+                        let exact: f64 = (0..world).map(|rank| ((rank + 3) * (index + 1)) as f64 * 0.37).sum();
+                        assert!((f64::from(f32::from_bits(bits)) / exact - 1.0).abs() < 1e-5);
+                        assert!((f64::from(widen_bf16(half)) / exact - 1.0).abs() < 0.03, "{half} {exact}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn shared_buffers_are_reduced_where_they_lie() {
+    for carry in [Carry::Thread, Carry::Shm] {
+        for world in [1, 2, 3, 5] {
+            let mut ranks = communicators(carry, &options(world, None, TIMEOUT));
+            on_all(&mut ranks, |comm| {
+                for length in LENGTHS {
+                    let rank = comm.rank().index();
+                    let mut buffer = comm.shared_buffer(length).unwrap();
+                    buffer.as_mut_slice().copy_from_slice(&input(rank, length));
+                    let part = length / 3..length;
+                    comm.all_reduce_shared(&mut buffer, part.clone()).unwrap();
+                    let sums = expected(Collective::AllReduce, rank, world, length).1;
+                    assert_eq!(buffer.as_slice()[part.clone()], sums[part.clone()]);
+                    assert_eq!(buffer.as_slice()[..part.start], input(rank, length)[..part.start]);
+                    comm.barrier().unwrap();
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn two_ranks_exchange_tagged_messages_and_a_server_hears_whoever_comes_first() {
+    for carry in Carry::ALL {
+        let mut ranks = communicators(carry, &options(3, None, TIMEOUT));
+        on_all(&mut ranks, |comm| {
+            let large = 3_000_001;
+            if comm.rank() == Rank(0) {
+                let mut waiting = vec![Rank(1), Rank(2)];
+                while !waiting.is_empty() {
+                    let from = comm.wait_any(&waiting).unwrap();
+                    let mut bytes = vec![0; large];
+                    comm.recv(from, 7, &mut bytes).unwrap();
+                    assert!(bytes.iter().all(|&byte| byte == from.0 as u8));
+                    comm.send(from, 8, &bytes).unwrap();
+                    waiting.retain(|&rank| rank != from);
+                }
+            } else {
+                let mut bytes = vec![comm.rank().0 as u8; large];
+                comm.send(Rank(0), 7, &bytes).unwrap();
+                comm.recv(Rank(0), 8, &mut bytes).unwrap();
+            }
+            comm.barrier().unwrap();
+        });
+    }
+}
