@@ -1,15 +1,18 @@
 //! What can be typed: commands, flags and their help. Lifted into checked values by `command/`.
 
+pub mod launch;
 mod parse;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use paceline::cluster::Job;
 use paceline::comm::Algorithm;
 use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
 use paceline::tensor::{MemoryUse, Precision};
+use paceline::train::together::{self, Agree, Staleness};
 
 use crate::command::calibrate::Calibrate;
 
@@ -25,6 +28,7 @@ pub struct Cli {
 const EXAMPLES: &str = "Examples:
   paceline train                                             a small network on built-in data, no downloads
   paceline train --model resnet20 --data cifar10:DIR --epochs 10
+  paceline train --model resnet20 --data cifar10:DIR --workers 4          the same training, four processes
   paceline train recipes/cifar10-resnet20.toml --data cifar10:DIR
   paceline train --resume runs/NAME                          after Ctrl-C or a crash
   paceline plan --model resnet50 --batch 32                  memory, arithmetic and messages before anything runs
@@ -35,6 +39,8 @@ const EXAMPLES: &str = "Examples:
 pub enum Command {
     /// Train a model; without arguments, a small network on the built-in `shapes` set
     Train(Box<Train>),
+    /// Start the processes of a run: on this machine, over ssh, with mpirun, Slurm or Kubernetes
+    Launch(Box<launch::Launch>),
     /// Measure a trained model on the validation set of its data
     Evaluate(Evaluate),
     /// Name what is in image files, best guesses first
@@ -152,6 +158,40 @@ pub struct Train {
     #[arg(long, value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Learning")]
     pub seed: Option<u64>,
 
+    /// Processes on this machine that share every batch, each on cores of its own [default: 1; without any argument, 2]
+    #[arg(long, short, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub workers: Option<usize>,
+    /// How they agree on the weights: all-reduce | parameter-server
+    #[arg(long, help_heading = "Many processes")]
+    pub agree: Option<Agree>,
+    /// How bytes travel: auto | shm | tcp
+    #[arg(long, help_heading = "Many processes")]
+    pub carry: Option<together::Carry>,
+    /// Processes that hold parameters, for a parameter server
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub servers: Option<usize>,
+    /// Steps that a worker of a parameter server may be ahead of the slowest: 0 for synchronous, none for no bound
+    #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
+    pub staleness: Option<Staleness>,
+    /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
+    #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
+    pub hosts: Option<String>,
+    /// A JSON file {"worker": ["host:port", …], "ps": […]}; each process is started by hand with its --job and --task
+    #[arg(long, value_name = "FILE", help_heading = "Many processes")]
+    pub cluster: Option<PathBuf>,
+    /// What this process is in the cluster file: worker | ps
+    #[arg(long, requires = "cluster", help_heading = "Many processes")]
+    pub job: Option<Job>,
+    /// Its number among those of its job, from 0
+    #[arg(long, requires = "cluster", help_heading = "Many processes")]
+    pub task: Option<usize>,
+    /// The port that rank 0 listens on, with --hosts
+    #[arg(long, help_heading = "Many processes")]
+    pub port: Option<u16>,
+    /// The address that rank 0 listens on [default: loopback, or what the other machines have to reach]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Many processes")]
+    pub bind: Option<std::net::IpAddr>,
+
     /// What activations are stored as: f32 | bf16 (half the memory; weights and sums stay f32)
     #[arg(long, help_heading = "Machine and output")]
     pub dtype: Option<Precision>,
@@ -256,10 +296,19 @@ pub struct Plan {
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::Known)]
     pub calibrate: Calibrate,
+    /// Share the batch between so many processes, and show what they send each other
+    #[arg(long, short, default_value_t = 1, value_parser = parse::count, allow_negative_numbers = true)]
+    pub workers: usize,
+    /// Latency of the links between them, in microseconds
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50.0, value_parser = parse::positive)]
+    pub link_latency: f64,
+    /// Bandwidth of the links, in Gbit/s
+    #[arg(long, value_name = "GBIT", default_value_t = 1.0, value_parser = parse::positive)]
+    pub link_bandwidth: f64,
     /// Plan the evaluation, which keeps nothing for a backward pass, instead of a training step
     #[arg(long, conflicts_with = "memory")]
     pub eval: bool,
-    /// List every node
+    /// List every node, and every transfer between workers
     #[arg(long)]
     pub nodes: bool,
     /// Print one JSON object
@@ -323,9 +372,43 @@ pub enum BenchCommand {
     Kernels(BenchKernels),
     /// Time all-reduces between processes of this machine: algorithm by size by ranks by carry, against the link
     Collectives(BenchCollectives),
+    /// Train with more and more processes of this machine: images per second, speed-up, efficiency
+    Scaling(BenchScaling),
     /// One rank of `bench collectives`, started by it
     #[command(hide = true)]
     CollectivesRank(BenchCollectivesRank),
+}
+
+/// `paceline bench scaling`
+#[derive(Debug, Clone, Args)]
+pub struct BenchScaling {
+    /// How many processes, one after the other; the first is what the others are compared with
+    #[arg(long, default_value = "1,2,4", value_delimiter = ',', value_parser = parse::workers, allow_negative_numbers = true)]
+    pub workers: Vec<usize>,
+    /// A model that `paceline models` lists
+    #[arg(long, short, default_value = "resnet50")]
+    pub model: String,
+    /// Side of the images
+    #[arg(long, default_value_t = 32, value_parser = parse::count, allow_negative_numbers = true)]
+    pub size: usize,
+    /// Samples per step of each process
+    #[arg(long, short, default_value_t = 32, value_parser = parse::count, allow_negative_numbers = true)]
+    pub batch: usize,
+    /// Steps to time, after a few that are not
+    #[arg(long, default_value_t = 15, value_parser = parse::count, allow_negative_numbers = true)]
+    pub steps: usize,
+    /// Let a single process have one thread instead of all cores
+    #[arg(long)]
+    pub one_core: bool,
+    /// How they agree on the weights: all-reduce | parameter-server
+    #[arg(long)]
+    pub agree: Option<Agree>,
+    /// How bytes travel: auto | shm | tcp
+    #[arg(long)]
+    pub carry: Option<together::Carry>,
+    /// Print one JSON object for each
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `paceline bench collectives`

@@ -5,10 +5,12 @@ pub mod calibrate;
 pub mod data;
 pub mod evaluate;
 pub mod export;
+pub mod launch;
 pub mod models;
 pub mod plan;
 pub mod predict;
 pub mod report;
+pub mod team;
 pub mod train;
 
 use std::path::PathBuf;

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
+use paceline::cluster::ClusterError;
 use paceline::comm::CommError;
 use paceline::data::DataError;
 use paceline::lab::LabError;
@@ -44,6 +45,12 @@ impl From<TrainError> for Failure {
 impl From<CommError> for Failure {
     fn from(error: CommError) -> Self {
         Self::failed(error)
+    }
+}
+
+impl From<ClusterError> for Failure {
+    fn from(error: ClusterError) -> Self {
+        Self { refused: error.is_refusal(), message: error.to_string() }
     }
 }
 

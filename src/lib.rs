@@ -20,10 +20,12 @@
 //! # Ok::<(), TrainError>(())
 //! ```
 
+pub use paceline_cluster as cluster;
 pub use paceline_comm as comm;
 pub use paceline_data as data;
 pub use paceline_lab as lab;
 pub use paceline_nn as nn;
+pub use paceline_parallel as parallel;
 pub use paceline_system as system;
 pub use paceline_tensor as tensor;
 pub use paceline_train as train;

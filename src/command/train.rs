@@ -10,33 +10,82 @@ use paceline::system::disk::Disk;
 use paceline::system::host::Host;
 use paceline::system::signal::Stop;
 use paceline::train::trainer::Surroundings;
-use paceline::train::{Config, Reason, TrainError, Trainer};
+use paceline::train::{Config, Outcome as TrainOutcome, Reason, TrainError, Trainer};
 
 use super::calibrate::{calibrate, tell};
+use super::team::{self, Role, Team};
 use super::{Outcome, surroundings};
 use crate::cli::Train;
 use crate::failure::Failure;
 use crate::terminal::{Style, Terminal};
 
-/// Runs the command.
+/// Runs the command: alone, as the launcher of others, or as one of several.
 pub fn run(arguments: Train) -> Outcome {
-    let stop = Stop::on_signals().map_err(Failure::failed)?;
-    let around = Surroundings { stop, ..surroundings() };
-    let disk = around.disk.clone();
-    let mut trainer = match &arguments.resume {
-        Some(run) => Trainer::resume(run.clone(), around, |config| apply(&arguments, config))?,
-        None => {
-            let mut config = base(&disk, arguments.config.as_deref())?;
-            apply(&arguments, &mut config);
-            make_absolute(&mut config);
-            Trainer::start(config, around, arguments.run.clone())?
+    let config = resolve(&arguments)?;
+    match team::role(&arguments, &config, &team::variables())? {
+        Role::Launcher(starts) => {
+            config.check()?;
+            config.check_world(config.workers)?;
+            team::launch(&starts)
         }
+        Role::Alone => {
+            let stop = Stop::on_signals().map_err(Failure::failed)?;
+            train(&arguments, config, Surroundings { stop, ..surroundings() }, None)
+        }
+        Role::Member(member) => {
+            let stop = Stop::on_signals().map_err(Failure::failed)?;
+            config.check()?;
+            if member.world == 1 {
+                return train(&arguments, config, Surroundings { stop, ..surroundings() }, None);
+            }
+            let team = Team::meet(*member, &arguments, &config, &stop)?;
+            let around = Surroundings { stop, shard: team.shard(), watch: team.watch(), ..surroundings() };
+            if team.serves() { team.serve(&config, &around) } else { train(&arguments, config, around, Some(team)) }
+        }
+    }
+}
+
+/// The configuration that was asked for, of a new run or of one that goes on.
+fn resolve(arguments: &Train) -> Result<Config, Failure> {
+    let disk = surroundings().disk;
+    let mut config = match &arguments.resume {
+        Some(run) => paceline::train::run::read_config(&disk, run)?,
+        None => base(&disk, arguments.config.as_deref())?,
     };
+    apply(arguments, &mut config);
+    if arguments.resume.is_none() {
+        make_absolute(&mut config);
+    }
+    // Without any argument it shows what the project is for.
+    if std::env::args_os().len() == 2 {
+        config.workers = 2;
+    }
+    Ok(config)
+}
+
+/// Trains, as one of a team if there is one.
+fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<Team>) -> Outcome {
+    let disk = around.disk.clone();
+    let begun = match &arguments.resume {
+        Some(run) => Trainer::resume(run.clone(), around, |config| apply(arguments, config)),
+        None => Trainer::start(config, around, arguments.run.clone()),
+    };
+    let mut trainer = match &team {
+        Some(team) => team.guard(begun, None)?,
+        None => begun?,
+    };
+    if let Some(team) = &team {
+        team.join(&mut trainer)?;
+    }
     let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), arguments.calibrate);
+    let run = trainer.run_dir().path().to_owned();
+    if team.as_ref().is_some_and(|team| !team.speaks()) {
+        let ended = trainer.run();
+        return end(team, trainer, ended).map(|outcome| exit_code(&outcome));
+    }
     if !arguments.quiet && !arguments.json {
         tell(&calibration);
     }
-    let run = trainer.run_dir().path().to_owned();
     let mut board = TensorBoard::create(&disk, &run, clock::unix_seconds(), &Host::look().name)?;
     trainer.observe(Box::new(move |line| board.record(line)));
     let terminal = Terminal::new(Style::choose(arguments.quiet, arguments.json), &trainer);
@@ -45,9 +94,24 @@ pub fn run(arguments: Train) -> Outcome {
     terminal.close();
     // A report is worth having of a failed run too; if it cannot be written, the run's own end matters more.
     let page = report::write(&disk, &run);
-    let outcome = ended.map_err(Failure::from)?;
+    let outcome = end(team, trainer, ended)?;
     terminal.finish(&outcome, page.ok().as_deref());
-    Ok(if outcome.reason == Reason::Interrupted { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(exit_code(&outcome))
+}
+
+fn exit_code(outcome: &TrainOutcome) -> ExitCode {
+    if outcome.reason == Reason::Interrupted { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+/// Ends a run, together with the others if there are any.
+fn end(team: Option<Team>, trainer: Trainer, ended: Result<TrainOutcome, TrainError>) -> Result<TrainOutcome, Failure> {
+    let Some(team) = team else { return Ok(ended?) };
+    let run = trainer.run_dir().path().to_owned();
+    let outcome = team.guard(ended, Some(&run))?;
+    // Servers hear of the end from the thread that carries messages.
+    drop(trainer);
+    team.finish()?;
+    Ok(outcome)
 }
 
 /// The configuration before flags: a file's, or the default.
@@ -102,6 +166,11 @@ fn apply(arguments: &Train, config: &mut Config) {
     set_some(&mut config.early_stop, &arguments.early_stop);
     set(&mut config.optimizer, &arguments.optimizer);
     set(&mut config.seed, &arguments.seed);
+    set(&mut config.workers, &arguments.workers);
+    set(&mut config.agree, &arguments.agree);
+    set(&mut config.carry, &arguments.carry);
+    set(&mut config.servers, &arguments.servers);
+    set(&mut config.staleness, &arguments.staleness);
     set(&mut config.dtype, &arguments.dtype);
     set(&mut config.memory, &arguments.memory);
     set_some(&mut config.threads, &arguments.threads);

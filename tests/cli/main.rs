@@ -7,6 +7,7 @@ mod events;
 mod examples;
 mod failures;
 mod instructions;
+mod launch;
 mod place;
 mod refusals;
 mod resume;

@@ -31,6 +31,9 @@ const UNSAFE_FILES: &[&str] = &[
 const UNSAFE_FOLDERS: &[&str] =
     &["crates/tensor/src/device/cpu/conv/", "crates/tensor/src/device/cpu/gemm/", "crates/tensor/src/device/cpu/simd/"];
 
+/// Crates in which ranks meet, and which may therefore touch the network.
+const MEETS_RANKS: &[&str] = &["crates/comm/", "crates/cluster/"];
+
 /// Names that say nothing.
 const BANNED_MODULES: &[&str] =
     &["base", "common", "core", "utils", "util", "helpers", "types", "manager", "mod", "misc"];
@@ -184,7 +187,7 @@ fn doors_to_the_world(source: &Source) -> Vec<String> {
         .filter(|door| source.code().contains(*door))
         .filter(|_| source.path != "crates/tensor/src/device/cpu/pool.rs")
         // Greetings and transports are where ranks meet.
-        .filter(|door| **door != "std::net" || !source.path.starts_with("crates/comm/"))
+        .filter(|door| **door != "std::net" || !MEETS_RANKS.iter().any(|folder| source.path.starts_with(folder)))
         .map(|door| format!("`{door}` belongs behind the crate `system`"))
         .collect()
 }

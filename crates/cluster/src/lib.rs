@@ -1,13 +1,29 @@
 //! Who is in a run, and whether they are alive.
 //!
-//! [`spec`] reads from flags, files and launchers' environments which member of a run this process is. What is
-//! deliberately absent: bytes of gradients (`comm` carries them) and what to do about a fault beyond ending (`train`
-//! resumes from a checkpoint).
+//! [`spec`] reads from flags, files and launchers' environments which member of a run this process is;
+//! [`rendezvous::join`] meets the other members; the [`Control`] it returns sends heartbeats and names whoever is late,
+//! stalled or gone, as the pure state machine in [`membership`] decides. What is deliberately absent: bytes of gradients
+//! (`comm` carries them) and what to do about a fault beyond ending (`train` resumes from a checkpoint).
 
+mod connection;
+pub mod control;
 mod error;
+pub mod interface;
+pub mod launch;
 pub mod membership;
+mod message;
+pub mod notice;
 pub mod phase;
+pub mod rendezvous;
 pub mod spec;
+pub mod table;
+pub mod token;
 
+pub use control::Control;
 pub use error::ClusterError;
+pub use membership::{Limits, Verdict};
+pub use notice::{Log, Notice};
+pub use phase::{Phase, Position, Progress};
+pub use rendezvous::{Seat, join};
 pub use spec::{Address, Job, Local, Member};
+pub use table::{Entry, Table};

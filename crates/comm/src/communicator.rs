@@ -23,6 +23,9 @@ use crate::wait::Wait;
 /// The code of messages between two ranks; collectives have their own, from 1.
 const MESSAGE: u16 = 0x100;
 
+/// The code of lists that a caller made itself.
+const EXCHANGE: u16 = 0x101;
+
 /// How a communicator behaves.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -217,6 +220,14 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn recv(&mut self, from: Rank, tag: u64, bytes: &mut [u8]) -> Result<(), CommError> {
         self.message(from, tag, Bytes::Open(bytes))
+    }
+
+    /// Runs this rank's part of transfers that fit together by the callers' own doing; both ends name the same tag.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn exchange(&mut self, list: &[Transfer], tag: u64, buffer: &mut [f32]) -> Result<(), CommError> {
+        self.run(list, ("exchange", EXCHANGE, tag), Kind::F32, Bytes::Open(cast_slice_mut(buffer)))
     }
 
     /// Waits until one of these ranks has sent something, and says which: the first in the order of `peers`.

@@ -1,5 +1,8 @@
 //! What machine this is: for the event log, the report and the bounds that measurements are compared with.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// The machine a run was made on.
@@ -34,6 +37,38 @@ impl Host {
 /// What an environment variable says, if it is set and not empty.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The environment of this process; what is not text is left out.
+pub fn variables() -> BTreeMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// The path of the binary that runs.
+///
+/// # Errors
+/// When the operating system does not say.
+pub fn own_program() -> std::io::Result<PathBuf> {
+    std::env::current_exe()
+}
+
+/// The folder this process works in.
+///
+/// # Errors
+/// When it has been removed.
+pub fn own_folder() -> std::io::Result<PathBuf> {
+    std::env::current_dir()
+}
+
+/// What is the same for two processes exactly if they run on one machine and see the same network: the boot, the name and
+/// the network namespace.
+pub fn node_id() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{}/{name}/{}", boot.trim(), network.display())
 }
 
 /// The most memory this process has held so far.

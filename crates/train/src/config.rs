@@ -8,6 +8,7 @@ use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::error::TrainError;
+use crate::together::{Agree, Carry, Staleness};
 
 /// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
 pub const SIDE_MAX: usize = 8192;
@@ -64,6 +65,16 @@ pub struct Config {
     pub damaged_max: usize,
     /// Decides initial weights, order, augmentation and dropout.
     pub seed: u64,
+    /// Processes that compute gradients; they share the batch.
+    pub workers: usize,
+    /// How they agree on the weights.
+    pub agree: Agree,
+    /// How their bytes travel.
+    pub carry: Carry,
+    /// Processes that hold parameters, for a parameter server.
+    pub servers: usize,
+    /// Steps that a worker of a parameter server may be ahead of the slowest; 0 is synchronous.
+    pub staleness: Staleness,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
     pub dtype: Precision,
     /// Whether what is cheap to compute again is kept. Changes no bit.
@@ -114,6 +125,11 @@ impl Default for Config {
             std: None,
             damaged_max: 0,
             seed: 1,
+            workers: 1,
+            agree: Agree::AllReduce,
+            carry: Carry::Auto,
+            servers: 1,
+            staleness: Staleness::default(),
             dtype: Precision::F32,
             memory: MemoryUse::Normal,
             threads: None,
@@ -161,6 +177,8 @@ impl Config {
             ("--loader-threads", Some(self.loader_threads as u64)),
             ("--checkpoint-every", self.checkpoint_every),
             ("--keep", Some(self.keep as u64)),
+            ("--workers", Some(self.workers as u64)),
+            ("--servers", Some(self.servers as u64)),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
@@ -173,6 +191,7 @@ impl Config {
         if let Some((flag, Some(value), most)) = bounded.iter().find(|(_, value, most)| value > &Some(*most)) {
             return refuse(format!("{flag} {value} is too large; type {flag} with at most {most}"));
         }
+        self.check_agreement()?;
         if !self.batch.is_multiple_of(self.accumulate) {
             let (batch, accumulate) = (self.batch, self.accumulate);
             return refuse(format!(
@@ -199,7 +218,47 @@ impl Config {
         self.threads.unwrap_or_else(|| threads::beside_loaders(self.loader_threads))
     }
 
-    /// Samples that are computed at once.
+    /// Whether the ways to agree fit the rest.
+    fn check_agreement(&self) -> Result<(), TrainError> {
+        if self.agree != Agree::ParameterServer {
+            if self.staleness != Staleness::default() {
+                return refuse(
+                    "--staleness is for parameter servers; type --agree parameter-server, or leave it out".into(),
+                );
+            }
+            return Ok(());
+        }
+        if self.clip_norm.is_some() || self.accumulate > 1 {
+            let flag = if self.clip_norm.is_some() { "--clip-norm" } else { "--accumulate" };
+            return refuse(format!(
+                "{flag} needs all gradients in one place, and servers have parts of them; type --agree all-reduce"
+            ));
+        }
+        if self.optimizer == Optimizer::Lars && self.servers > 1 {
+            return refuse("lars needs whole tensors, and several servers have parts of them; type --servers 1".into());
+        }
+        Ok(())
+    }
+
+    /// Whether so many workers can share a batch.
+    ///
+    /// # Errors
+    /// When their parts would not be equal; the sentence says what to type.
+    pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
+        let unit = world * self.accumulate;
+        if self.batch.is_multiple_of(unit) {
+            return Ok(());
+        }
+        let (less, more) = (self.batch / unit * unit, self.batch.next_multiple_of(unit));
+        let what = if less > 0 { format!("{less} or {more}") } else { more.to_string() };
+        let parts = if self.accumulate > 1 { format!(" in {} parts each", self.accumulate) } else { String::new() };
+        refuse(format!(
+            "--batch {} cannot be shared equally by {world} workers{parts}; type --batch {what}",
+            self.batch
+        ))
+    }
+
+    /// Samples that are computed at once by all workers.
     pub fn micro_batch(&self) -> usize {
         self.batch / self.accumulate
     }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use paceline_comm::CommError;
 use paceline_data::DataError;
 use paceline_nn::weights::WeightsError;
 use paceline_system::disk::DiskError;
@@ -28,6 +29,9 @@ pub enum TrainError {
     /// A weights file does not fit.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// Another rank, or the way to it, has failed.
+    #[error(transparent)]
+    Comm(#[from] CommError),
     /// The disk refused.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -79,6 +83,7 @@ impl TrainError {
             Self::Refused(_) | Self::RunExists { .. } | Self::Graph(_) | Self::Weights(_) | Self::Disk(_) => true,
             Self::CheckpointNotSaved { .. } | Self::EventNotWritten { .. } => true,
             Self::Data(error) => error.is_refusal(),
+            Self::Comm(error) => error.is_refusal(),
             Self::NotANumber { .. } => false,
         }
     }

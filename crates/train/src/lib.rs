@@ -12,8 +12,10 @@ pub mod phases;
 pub mod predict;
 pub mod replica;
 pub mod run;
+pub mod serve;
 pub mod sizing;
 pub mod step;
+pub mod together;
 pub mod trainer;
 
 pub use config::Config;

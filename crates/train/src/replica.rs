@@ -1,10 +1,11 @@
 //! One copy of a model, ready to be trained and evaluated: graphs, memory, optimizer state. It knows nothing of data,
-//! files or other replicas.
+//! files, and of other replicas only through an [`Agreement`].
 //!
 //! A step updates the weights during the backward pass, bucket by bucket as gradients become final, so that the gradients
 //! never exist all at once. Where something has to look at all of them first (a norm to clip to, parts of a batch to be
 //! summed) they are kept and the update follows at the end. The bits are the same.
 
+mod agreed;
 mod half;
 
 use std::ops::Range;
@@ -15,6 +16,7 @@ use half::{Half, Planned};
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
+use paceline_parallel::Agreement;
 use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
@@ -97,6 +99,25 @@ pub struct Replica {
     accumulated: Buffer,
     /// Working memory of the optimizer.
     sums: Vec<f64>,
+    /// With the other replicas.
+    agreement: Agreement,
+    /// What this replica's gradient counts for.
+    share: f32,
+    /// Decides dropout.
+    dropout_seed: u64,
+    /// The step whose gradients are not all applied.
+    pending: Option<Moment>,
+    /// This replica's and then everybody's wishes.
+    pub votes: Votes,
+}
+
+/// Reasons to end the run after the step, counted over replicas, so that all end after the same one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Votes {
+    /// Somebody was asked to stop.
+    pub interrupted: u32,
+    /// Somebody's time is over.
+    pub time_limit: u32,
 }
 
 /// What the plan of a network's step has to provide.
@@ -190,7 +211,34 @@ impl Replica {
             states,
             segments,
             sums: Vec::new(),
+            agreement: Agreement::alone(),
+            share: 1.0,
+            dropout_seed: options.seed,
+            pending: None,
+            votes: Votes::default(),
         })
+    }
+
+    /// Trains together with others from now on. Each draws its own dropout.
+    pub fn agree(&mut self, agreement: Agreement) {
+        self.share = agreement.weight();
+        self.dropout_seed = self.options.seed.wrapping_add(u64::from(agreement.rank().0) << 32);
+        self.agreement = agreement;
+    }
+
+    /// How many replicas train together.
+    pub fn world(&self) -> usize {
+        self.agreement.world()
+    }
+
+    /// What an update needs besides weights and gradients.
+    pub(crate) fn optimizer_parts(&mut self) -> (&[Segment], &mut Vec<f64>, &mut [Buffer]) {
+        (&self.segments, &mut self.sums, &mut self.optimizer_state)
+    }
+
+    /// The buckets of gradients.
+    pub fn buckets(&self) -> &[Bucket] {
+        &self.buckets
     }
 
     /// The options it was built with.
@@ -218,21 +266,31 @@ impl Replica {
         self.parameters.iter().map(|parameter| parameter.shape.elements()).sum()
     }
 
-    /// One step: forward and backward pass over a whole batch, and an update of the weights unless it would spoil them.
+    /// One step: forward and backward pass over a whole batch, and an update of the weights unless it would spoil them. The tally
+    /// is of all replicas.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
     ///
     /// # Panics
     /// When the replica was built for evaluation.
-    pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> (Tally, Result<(), NotFinite>) {
+    pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<Stepped, TrainError> {
         let _bound = self.device.pool().enter();
-        if self.plan().stores_gradients() {
-            self.step_at_end(batch, moment, phases)
-        } else {
-            self.step_early(batch, moment, phases)
+        match (self.world(), self.plan().stores_gradients()) {
+            (1, true) => Ok(self.step_at_end(batch, moment, phases)),
+            (1, false) => Ok(self.step_early(batch, moment, phases)),
+            (_, true) => self.step_together(batch, moment, phases),
+            (_, false) => self.step_overlapped(batch, moment, phases),
         }
     }
 
-    fn step_at_end(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> (Tally, Result<(), NotFinite>) {
+    fn step_at_end(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Stepped {
         let tally = phases.time("compute", || self.compute(batch, moment.step));
+        self.finish_step(tally, moment, phases)
+    }
+
+    /// Clips and applies the gradients in the store.
+    fn finish_step(&mut self, tally: Tally, moment: Moment, phases: &mut Phases) -> Stepped {
         let norm = self.options.clip_norm.map(|norm_max| phases.time("clip", || self.clip(norm_max)));
         if !tally.loss.is_finite() {
             return (tally, Err(NotFinite::Loss));
@@ -247,10 +305,9 @@ impl Replica {
         (tally, Ok(()))
     }
 
-    fn step_early(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> (Tally, Result<(), NotFinite>) {
-        let Self { options, device, store, optimizer_state, segments, buckets, sums, .. } = self;
-        let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
-        let pass = Pass { seed: options.seed, step: moment.step };
+    fn step_early(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Stepped {
+        let pass = Pass { seed: self.dropout_seed, step: moment.step };
+        let (Half { executor, ends }, store, mut updates) = split(self);
         let tally = phases.time("compute", || {
             ends.fill(executor, batch, 0, 1.0);
             executor.forward(store, pass);
@@ -263,16 +320,7 @@ impl Replica {
         let mut turn = |turn: Turn<'_>| {
             let Turn::Apply { bucket, gradients, parameters } = turn else { return true };
             let start = clock.seconds();
-            let Bucket { parameters: numbers, elements, .. } = &buckets[bucket];
-            if all_finite(device.pool(), gradients) {
-                let state = optim::state_of(optimizer_state, elements.clone());
-                let buffers = Buffers { start: elements.start, weights: parameters, gradients, state };
-                options.rule.update(moment, &segments[numbers.clone()], buffers, &mut Tools { cpu: device, sums });
-            } else {
-                let spoiled = elements.start + gradients.iter().position(|x| !x.is_finite()).unwrap_or(0);
-                let parameter = numbers.clone().find(|&number| segments[number].range.contains(&spoiled));
-                result = Err(NotFinite::Gradient(parameter.unwrap_or(numbers.start)));
-            }
+            result = updates.apply(moment, bucket, gradients, parameters);
             update_s += clock.seconds() - start;
             result.is_ok()
         };
@@ -288,11 +336,11 @@ impl Replica {
     /// When the replica was built for evaluation or applies gradients as they come.
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Tally {
         assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
-        let ReplicaOptions { accumulate: parts, seed, .. } = self.options;
+        let (parts, seed) = (self.options.accumulate, self.dropout_seed);
         let mut tally = Tally::default();
         for part in 0..parts {
             let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
-            ends.fill(executor, batch, part, 1.0 / parts as f32);
+            ends.fill(executor, batch, part, self.share / parts as f32);
             executor.run(&mut self.store, Pass { seed, step: step * parts as u64 + part as u64 });
             tally.merge(&ends.answers(executor, batch, part).1);
             if parts > 1 {
@@ -309,7 +357,7 @@ impl Replica {
     pub fn profile(&mut self, batch: &Batch, step: u64) -> Profile {
         let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
         ends.fill(executor, batch, 0, 1.0);
-        executor.profile(&mut self.store, Pass { seed: self.options.seed, step })
+        executor.profile(&mut self.store, Pass { seed: self.dropout_seed, step })
     }
 
     /// Where a step went wrong, as layer and operation: the first result that is not finite for this batch. Where later
@@ -318,7 +366,7 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64, seen: NotFinite) -> (String, &'static str) {
-        let ReplicaOptions { accumulate: parts, seed, .. } = self.options;
+        let (parts, seed) = (self.options.accumulate, self.dropout_seed);
         let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
         let found = (0..parts).find_map(|part| {
             ends.fill(executor, batch, part, 1.0);
@@ -400,6 +448,48 @@ impl Replica {
     }
 }
 
+/// What a step came to: how good the answers were, and what kept it from being applied.
+pub type Stepped = (Tally, Result<(), NotFinite>);
+
+/// What applies gradients.
+struct Updating<'a> {
+    options: &'a ReplicaOptions,
+    device: &'a Cpu,
+    optimizer_state: &'a mut [Buffer],
+    segments: &'a [Segment],
+    buckets: &'a [Bucket],
+    sums: &'a mut Vec<f64>,
+}
+
+/// The parts of a replica that a step uses at the same time.
+fn split(replica: &mut Replica) -> (&mut Half, &mut Store, Updating<'_>) {
+    let Replica { options, device, store, optimizer_state, segments, buckets, sums, train, .. } = replica;
+    (train.as_mut().expect(EVALUATES), store, Updating { options, device, optimizer_state, segments, buckets, sums })
+}
+
+impl Updating<'_> {
+    /// Changes the parameters of a bucket, unless its gradients would spoil them.
+    fn apply(
+        &mut self,
+        moment: Moment,
+        bucket: usize,
+        gradients: &mut [f32],
+        parameters: &mut [f32],
+    ) -> Result<(), NotFinite> {
+        let Self { options, device, optimizer_state, segments, buckets, sums } = self;
+        let Bucket { parameters: numbers, elements, .. } = &buckets[bucket];
+        if all_finite(device.pool(), gradients) {
+            let state = optim::state_of(optimizer_state, elements.clone());
+            let buffers = Buffers { start: elements.start, weights: parameters, gradients, state };
+            options.rule.update(moment, &segments[numbers.clone()], buffers, &mut Tools { cpu: device, sums });
+            return Ok(());
+        }
+        let spoiled = elements.start + gradients.iter().position(|x| !x.is_finite()).unwrap_or(0);
+        let parameter = numbers.clone().find(|&number| segments[number].range.contains(&spoiled));
+        Err(NotFinite::Gradient(parameter.unwrap_or(numbers.start)))
+    }
+}
+
 /// A plan is known before it runs, so a step that cannot fit is refused instead of being killed half-way. A machine that
 /// does not tell its memory is trusted.
 fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> {
@@ -409,7 +499,7 @@ fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> 
     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
     Err(TrainError::Refused(format!(
         "a step needs {:.1} GB of memory and this machine has {:.1} GB; \
-         type --memory low, a smaller --batch or --size, or compute the batch in parts with --accumulate 4",
+         type a smaller --batch or --size, --memory low, or compute the batch in parts with --accumulate 4",
         gigabytes(needed_bytes),
         gigabytes(memory_bytes)
     )))

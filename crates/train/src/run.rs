@@ -60,6 +60,16 @@ impl RunDir {
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
+    /// The folder of a run that another rank of the same run has made and holds; this one only adds its events. It may be on
+    /// another machine, where the folder is made.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn join(disk: &Disk, path: &Path) -> Result<Self, TrainError> {
+        disk.create_dir(path)?;
+        Ok(Self { path: path.to_owned(), _lock: None })
+    }
+
     /// The folder of a run that exists, to go on with it.
     ///
     /// # Errors
@@ -99,6 +109,11 @@ pub fn read_config(disk: &Disk, path: &Path) -> Result<Config, TrainError> {
     }
     Config::from_toml(&disk.read_text(&file)?)
         .map_err(|error| TrainError::Refused(format!("{}: {error}", file.display())))
+}
+
+/// A name for a new run that is free now.
+pub fn free_name(disk: &Disk, model: &str) -> PathBuf {
+    free_names(model).find(|path| !disk.exists(path)).expect("an endless list")
 }
 
 /// `runs/2026-11-15-083000-resnet20`, then with numbers behind it.

@@ -14,6 +14,7 @@ use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
 use crate::replica::{NotFinite, Replica};
+use crate::trainer::Watch;
 
 /// What a step depends on besides the replica and the data.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,8 @@ pub struct Rules<'a> {
     pub length: RunLength,
     /// For the phases.
     pub clock: &'a Clock,
+    /// Hears of them.
+    pub watch: &'a Watch,
 }
 
 /// What a step did.
@@ -48,15 +51,17 @@ pub fn step(
     rules: &Rules<'_>,
 ) -> Result<Option<Stepped>, TrainError> {
     let mut phases = Phases::start(rules.clock);
+    rules.watch.enter("data", step);
 
     // data: the loader has decoded and augmented ahead; usually the batch is waiting.
     let Some(batch) = phases.time("data", || epoch.next()).transpose()? else { return Ok(None) };
 
     // nn + tensor: the planned graph, forward and backward, and the optimizer as soon as a gradient is final.
     let learning_rate = rules.learning_rate.rate(step, rules.length);
-    let (tally, updated) = replica.step(&batch, Moment { step, learning_rate }, &mut phases);
+    rules.watch.enter("compute", step);
+    let (tally, updated) = replica.step(&batch, Moment { step, learning_rate }, &mut phases)?;
 
-    let samples = batch.size as u64;
+    let samples = batch.size as u64 * replica.world() as u64;
     let not_finite = match updated {
         Ok(()) => {
             epoch.recycle(batch);

@@ -11,6 +11,7 @@ use paceline_data::batch::Batch;
 use paceline_data::loader::Loader;
 use paceline_nn::Model;
 use paceline_nn::schedule::RunLength;
+use paceline_parallel::Agreement;
 use paceline_system::disk::DiskError;
 use paceline_system::event::Line;
 
@@ -20,10 +21,10 @@ use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::metrics::Tally;
 use crate::replica::{NotFinite, Replica};
-use crate::run::RunDir;
+use crate::run::{RunDir, read_config};
 use crate::step::{Rules, Stepped, step};
 
-pub use setup::{Examined, Prepared, Surroundings, prepare, prepare_evaluation, prepare_with};
+pub use setup::{Examined, Prepared, Surroundings, Watch, prepare, prepare_evaluation, prepare_with};
 
 /// Why a run ended without failing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +86,7 @@ impl Trainer {
     /// When anything asked for cannot work: nothing was overwritten then.
     pub fn start(config: Config, around: Surroundings, asked: Option<PathBuf>) -> Result<Self, TrainError> {
         let prepared = prepare(&config, &around)?;
-        let run = RunDir::create(&around.disk, asked.as_deref(), &config)?;
+        let run = make(&around, asked.as_deref(), &config)?;
         Self::assemble(config, around, prepared, run)
     }
 
@@ -100,7 +101,7 @@ impl Trainer {
         asked: Option<PathBuf>,
     ) -> Result<Self, TrainError> {
         let prepared = prepare_with(model, &config, &around)?;
-        let run = RunDir::create(&around.disk, asked.as_deref(), &config)?;
+        let run = make(&around, asked.as_deref(), &config)?;
         Self::assemble(config, around, prepared, run)
     }
 
@@ -148,6 +149,15 @@ impl Trainer {
         let samples = train.dataset().len() as u64;
         let journal = Journal::open(config, around, card, run, (length, samples))?;
         Ok(Self { replica, train, val, journal, notes })
+    }
+
+    /// Trains together with the other ranks from now on, and begins with the weights of rank 0.
+    ///
+    /// # Errors
+    /// When another rank, or the way to it, has failed.
+    pub fn agree(&mut self, agreement: Agreement) -> Result<(), TrainError> {
+        self.replica.agree(agreement);
+        self.replica.begin_together(self.journal.position.step)
     }
 
     /// Adds a listener to the events of the run.
@@ -204,16 +214,20 @@ impl Trainer {
         loop {
             let ended = if self.journal.awaits_evaluation() { None } else { self.epoch()? };
             self.journal.tell_damage(&self.train.dataset().damaged())?;
+            self.settle()?;
             if let Some(reason) = ended {
                 self.journal.save(&self.replica, false)?;
                 return Ok((reason, evaluation));
             }
             let stop = self.journal.stop.clone();
+            self.journal.watch.enter("evaluate", self.journal.position.step);
             let tally = match evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested()) {
                 Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
                 tally => tally?,
             };
-            if stop.requested() {
+            self.replica.votes = self.journal.votes();
+            let tally = self.replica.total(tally)?;
+            if self.replica.votes.interrupted > 0 {
                 // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run evaluates first.
                 self.journal.save(&self.replica, false)?;
                 return Ok((Reason::Interrupted, evaluation));
@@ -221,7 +235,7 @@ impl Trainer {
             let best = self.journal.end_epoch(&tally)?;
             evaluation = Some(tally);
             self.journal.save(&self.replica, best)?;
-            if let Some(reason) = self.journal.ends_after_epoch() {
+            if let Some(reason) = self.journal.ends_after_epoch(self.replica.votes) {
                 return Ok((reason, evaluation));
             }
         }
@@ -231,11 +245,13 @@ impl Trainer {
     fn epoch(&mut self) -> Result<Option<Reason>, TrainError> {
         let Self { replica, train, journal, .. } = self;
         let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
-        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock };
+        let watch = journal.watch.clone();
+        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, watch: &watch };
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
         loop {
+            replica.votes = journal.votes();
             let stepped = match step(replica, &mut epoch, journal.position.step, &rules) {
                 // Ctrl-C while the data did not come: the position is that of the last whole step.
                 Err(TrainError::Data(DataError::Interrupted { .. })) => return Ok(Some(Reason::Interrupted)),
@@ -248,13 +264,43 @@ impl Trainer {
                 return Err(not_a_number(replica, &batch, what, journal));
             }
             journal.after_step(event, &tally)?;
-            if let Some(reason) = journal.ends_inside_epoch() {
+            if replica.world() == 1 {
+                replica.votes = journal.votes();
+            }
+            if let Some(reason) = journal.ends_inside_epoch(replica.votes) {
                 return Ok(Some(reason));
             }
             if journal.is_checkpoint_due() {
+                settle(replica, journal)?;
                 journal.save(replica, false)?;
             }
         }
+    }
+}
+
+impl Trainer {
+    fn settle(&mut self) -> Result<(), TrainError> {
+        settle(&mut self.replica, &self.journal)
+    }
+}
+
+/// Waits for the last gradients of all ranks.
+fn settle(replica: &mut Replica, journal: &Journal) -> Result<(), TrainError> {
+    replica.settle()?.map_err(|seen| {
+        let layer = match seen {
+            NotFinite::Loss => "loss".to_owned(),
+            NotFinite::Gradient(index) => replica.parameters[index].name.clone(),
+        };
+        let (step, survivor) = (journal.position.step, journal.checkpoints.survivor());
+        TrainError::NotANumber { step, layer, op: "gradient".to_owned(), survivor }
+    })
+}
+
+/// The folder of a new run: rank 0 makes it, the others join.
+fn make(around: &Surroundings, asked: Option<&Path>, config: &Config) -> Result<RunDir, TrainError> {
+    match asked {
+        Some(path) if around.shard.rank > 0 => RunDir::join(&around.disk, path),
+        asked => RunDir::create(&around.disk, asked, config),
     }
 }
 
@@ -264,7 +310,10 @@ fn reopen(
     around: &Surroundings,
     change: impl FnOnce(&mut Config),
 ) -> Result<(RunDir, Config, Vec<String>), TrainError> {
-    let (run, before) = RunDir::open(&around.disk, path)?;
+    let (run, before) = match around.shard.rank {
+        0 => RunDir::open(&around.disk, path)?,
+        _ => (RunDir::join(&around.disk, path)?, read_config(&around.disk, path)?),
+    };
     let mut config = before.clone();
     change(&mut config);
     let changed = [

@@ -129,7 +129,7 @@ fn a_step_takes_no_memory() {
         }
         let mut step = |number: u64| {
             let moment = Moment { step: number, learning_rate: 1e-4 };
-            replica.step(&batch, moment, &mut Phases::start(&clock)).1.unwrap();
+            replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap().1.unwrap();
         };
         (0..2).for_each(&mut step);
         let mapped = address_space();

@@ -8,23 +8,26 @@ use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
 use paceline_system::host::{self, Host};
 use paceline_system::signal::Stop;
 
-use super::{Observer, Reason, Surroundings};
+use super::{Observer, Reason, Surroundings, Watch};
 use crate::checkpoint::{Card, Checkpoints, Position};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::metrics::Tally;
-use crate::replica::Replica;
+use crate::replica::{Replica, Votes};
 use crate::run::RunDir;
 
 pub(super) struct Journal {
     pub config: Config,
     pub clock: Clock,
     pub stop: Stop,
+    pub watch: Watch,
     pub run: RunDir,
     pub checkpoints: Checkpoints,
     pub length: RunLength,
     pub position: Position,
     pub observers: Vec<Observer>,
+    /// Only rank 0 saves.
+    rank: usize,
     disk: Disk,
     card: Card,
     log: EventLog,
@@ -42,19 +45,21 @@ impl Journal {
         run: RunDir,
         (length, samples): (RunLength, u64),
     ) -> Result<Self, TrainError> {
-        let Surroundings { disk, clock, stop, .. } = around;
-        let log = EventLog::open(&disk, clock.clone(), run.path(), 0)
+        let Surroundings { disk, clock, stop, shard, watch, .. } = around;
+        let log = EventLog::open(&disk, clock.clone(), run.path(), shard.rank as u32)
             .map_err(|error| TrainError::Refused(format!("{error}; a run needs a folder that can be written")))?;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
         Ok(Self {
             config,
             clock,
             stop,
+            watch,
             run,
             checkpoints,
             length,
             position: Position { samples, ..Position::default() },
             observers: Vec::new(),
+            rank: shard.rank,
             disk,
             card,
             log,
@@ -78,7 +83,7 @@ impl Journal {
                     self.run.path().display()
                 )));
             }
-            if let Some(step) = self.position.best_step {
+            if let Some(step) = self.position.best_step.filter(|_| self.rank == 0) {
                 self.checkpoints.mark_best(step)?;
             }
         }
@@ -88,6 +93,9 @@ impl Journal {
             return Err(TrainError::Refused(format!(
                 "this run is done ({step} steps); type a higher {flag} to train it longer"
             )));
+        }
+        if self.rank > 0 {
+            return Ok(());
         }
         Ok(self.disk.write(&self.run.config_path(), self.config.to_toml().as_bytes())?)
     }
@@ -211,6 +219,11 @@ impl Journal {
             let survivor = self.checkpoints.survivor();
             return Err(TrainError::NotANumber { step, layer, op: "parameter".to_owned(), survivor });
         }
+        if self.rank > 0 {
+            self.saved = Some(self.position.clone());
+            return Ok(());
+        }
+        self.watch.enter("checkpoint", step);
         let start = self.clock.seconds();
         let card = Card { step, ..self.card.clone() };
         let path = self.checkpoints.save(replica, &self.position, &card, best, self.config.keep).map_err(|source| {
@@ -223,26 +236,32 @@ impl Journal {
     }
 
     /// Whether the run ends after a step that is not an epoch's last.
-    pub fn ends_inside_epoch(&self) -> Option<Reason> {
+    pub fn ends_inside_epoch(&self, votes: Votes) -> Option<Reason> {
         let at_epoch_end = self.position.step.is_multiple_of(self.length.steps_per_epoch);
-        self.limit().filter(|reason| !at_epoch_end || *reason == Reason::Interrupted)
+        self.limit(votes).filter(|reason| !at_epoch_end || *reason == Reason::Interrupted)
     }
 
     /// Whether the run ends after an epoch and its evaluation.
-    pub fn ends_after_epoch(&self) -> Option<Reason> {
+    pub fn ends_after_epoch(&self, votes: Votes) -> Option<Reason> {
         if self.position.step >= self.length.total_steps {
             return Some(Reason::Done);
         }
         let stale = self.config.early_stop.is_some_and(|patience| self.position.stale_epochs >= patience);
-        if stale { Some(Reason::EarlyStop) } else { self.limit() }
+        if stale { Some(Reason::EarlyStop) } else { self.limit(votes) }
     }
 
-    fn limit(&self) -> Option<Reason> {
-        if self.stop.requested() {
+    /// What this rank would end the run for.
+    pub fn votes(&self) -> Votes {
+        let over = self.config.time_limit_s.is_some_and(|seconds| self.clock.seconds() >= seconds);
+        Votes { interrupted: u32::from(self.stop.requested()), time_limit: u32::from(over) }
+    }
+
+    fn limit(&self, votes: Votes) -> Option<Reason> {
+        if votes.interrupted > 0 {
             Some(Reason::Interrupted)
         } else if self.position.step >= self.steps_total() {
             Some(Reason::MaxSteps)
-        } else if self.config.time_limit_s.is_some_and(|seconds| self.clock.seconds() >= seconds) {
+        } else if votes.time_limit > 0 {
             Some(Reason::TimeLimit)
         } else {
             None

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use paceline_data::augment::Augment;
 use paceline_data::dataset::{Dataset, Info, OpenOptions, SampleKind};
 use paceline_data::loader::{Loader, LoaderOptions};
+use paceline_data::order::Shard;
 use paceline_data::spec::Spec;
 use paceline_nn::weights::WeightsError;
 use paceline_nn::{Input, Model, zoo};
@@ -32,11 +33,46 @@ pub struct Surroundings {
     pub stop: Stop,
     /// The folder in which data sets are looked for when a spec names none.
     pub data_home: Option<PathBuf>,
+    /// Which rank of how many this process is.
+    pub shard: Shard,
+    /// Hears of every phase of a step.
+    pub watch: Watch,
 }
 
 impl Default for Surroundings {
     fn default() -> Self {
-        Self { disk: Disk::real(), clock: Clock::real(), stop: Stop::new(), data_home: None }
+        Self {
+            disk: Disk::real(),
+            clock: Clock::real(),
+            stop: Stop::new(),
+            data_home: None,
+            shard: Shard::WHOLE,
+            watch: Watch::default(),
+        }
+    }
+}
+
+/// Hears of every phase of a step as it begins, with the number of updates done: for heartbeats.
+#[derive(Clone, Default)]
+pub struct Watch(Option<Arc<dyn Fn(&'static str, u64) + Send + Sync>>);
+
+impl Watch {
+    /// One that calls `listener`.
+    pub fn new(listener: impl Fn(&'static str, u64) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(listener)))
+    }
+
+    /// Tells it.
+    pub fn enter(&self, phase: &'static str, step: u64) {
+        if let Some(listener) = &self.0 {
+            listener(phase, step);
+        }
+    }
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watch")
     }
 }
 
@@ -61,6 +97,7 @@ pub struct Prepared {
 /// When anything asked for cannot work; the sentence says what to type.
 pub fn prepare(config: &Config, around: &Surroundings) -> Result<Prepared, TrainError> {
     config.check()?;
+    config.check_world(around.shard.world)?;
     let entry = zoo::find(&config.model).map_err(|error| TrainError::Refused(error.to_string()))?;
     let (train, val) = open(config, around)?;
     let sizing = sizing::fit(entry, train.info(), config.size)?;
@@ -73,6 +110,7 @@ pub fn prepare(config: &Config, around: &Surroundings) -> Result<Prepared, Train
 /// As [`prepare`].
 pub fn prepare_with(model: &dyn Model, config: &Config, around: &Surroundings) -> Result<Prepared, TrainError> {
     config.check()?;
+    config.check_world(around.shard.world)?;
     let (train, val) = open(config, around)?;
     let input = match train.info().kind {
         SampleKind::Tokens { sequence } => Input::Tokens { sequence },
@@ -179,11 +217,12 @@ fn assemble(
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
     let loader = |dataset: Dataset, augment, options: LoaderOptions| {
-        let options = LoaderOptions { threads: config.loader_threads, stop: Some(around.stop.clone()), ..options };
+        let (threads, shard) = (config.loader_threads, around.shard);
+        let options = LoaderOptions { threads, shard, stop: Some(around.stop.clone()), ..options };
         Loader::new(Arc::new(dataset), augment, options, around.clock.clone())
     };
-    let train = loader(train, training, LoaderOptions::training(config.batch, config.seed))?;
-    let micro_batch = config.micro_batch();
+    let train = loader(train, training, LoaderOptions::training(config.batch / around.shard.world, config.seed))?;
+    let micro_batch = config.micro_batch() / around.shard.world;
     let val = loader(val, evaluation, LoaderOptions::evaluation(micro_batch))?;
     let rule =
         config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;

@@ -43,7 +43,7 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
     (0..STEPS)
         .map(|step| {
             let moment = Moment { step, learning_rate: 0.005 };
-            let (tally, updated) = replica.step(&batch, moment, &mut Phases::start(&clock));
+            let (tally, updated) = replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap();
             updated.unwrap();
             tally.mean_loss()
         })

@@ -66,7 +66,7 @@ fn batch(size: usize, seed: u64) -> Batch {
 fn step(replica: &mut Replica, batch: &Batch, moment: Moment) -> Result<(), NotFinite> {
     let clock = Clock::real();
     let mut phases = Phases::start(&clock);
-    let (_, updated) = replica.step(batch, moment, &mut phases);
+    let (_, updated) = replica.step(batch, moment, &mut phases).unwrap();
     let (_, laps) = phases.finish();
     assert!(updated.is_err() || (laps["update"] > 0.0 && laps["compute"] > 0.0), "{laps:?}");
     updated

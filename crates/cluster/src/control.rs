@@ -1,0 +1,227 @@
+//! The control connection after the rendezvous: heartbeats in both directions, and what follows when they stop.
+//!
+//! A [`Control`] is held by the training loop. A thread of its own (`control/desk.rs`) tends the sockets and feeds the pure
+//! [`crate::membership`]; its verdict sets the [`Stop`], which ends every wait of this process.
+
+mod desk;
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use paceline_comm::{Rank, Stop};
+use paceline_system::threads;
+
+use crate::ClusterError;
+use crate::connection::Connection;
+use crate::membership::Verdict;
+use crate::phase::Progress;
+use crate::rendezvous::{Seat, door::Door};
+use crate::table::Table;
+use desk::Desk;
+
+/// How long a process that failed waits for the verdict: rank 0 answers at once, and its own silence shows after 3 s.
+const VERDICT_MAX: Duration = Duration::from_secs(6);
+
+/// What the training loop tells the control thread.
+#[derive(Debug)]
+enum Command {
+    Goodbye,
+    Fail { why: String, suspect: Option<Rank> },
+}
+
+#[derive(Debug, Default)]
+struct State {
+    table: Option<Table>,
+    ended: Option<Result<(), Verdict>>,
+    /// The end had nothing to do with other ranks: a mismatch found at the rendezvous.
+    refused: Option<String>,
+}
+
+/// What the control thread and the training loop both see.
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until `ready` says so or the time is over.
+    fn wait(&self, limit: Duration, mut ready: impl FnMut(&State) -> bool) -> MutexGuard<'_, State> {
+        let waited = self.changed.wait_timeout_while(self.lock(), limit, |state| !ready(state));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// This process's place in a run whose members have all arrived.
+#[derive(Debug)]
+pub struct Control {
+    rank: Rank,
+    table: Table,
+    progress: Progress,
+    stop: Stop,
+    shared: Arc<Shared>,
+    commands: SyncSender<Command>,
+    wake: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Control {
+    /// Rank 0: waits for the others at its port.
+    pub(crate) fn hub(seat: Seat, listener: TcpListener, data: Option<SocketAddr>) -> Result<Self, ClusterError> {
+        let (wake, woken) = pipe()?;
+        let door = Door::new(listener, clone(&wake)?, seat.stop.clone()).map_err(cannot)?;
+        let interrupt = seat.interrupt.clone();
+        // Rank 0's thread ends the wait at the limit of the seat; this is only in case the thread itself is stuck.
+        let limit = seat.limits.gather + VERDICT_MAX;
+        let mut control = Self::start(&seat, Table::new(Vec::new()), wake, |shared, commands| {
+            Desk::hub(&seat, door, data, woken, shared, commands)
+        })?;
+        let clock = paceline_system::clock::Clock::real();
+        while clock.now() < limit {
+            let slice = Duration::from_millis(50);
+            let state = control.shared.wait(slice, |state| state.table.is_some() || state.ended.is_some());
+            if let Some(why) = &state.refused {
+                return Err(ClusterError::Refused(why.clone()));
+            }
+            if let Some(Err(verdict)) = &state.ended {
+                return Err(ClusterError::Failed(verdict.to_string()));
+            }
+            if let Some(table) = state.table.clone() {
+                drop(state);
+                control.table = table;
+                return Ok(control);
+            }
+            drop(state);
+            if interrupt.requested() {
+                let why = "interrupted while waiting for the other ranks";
+                control.fail(why, None);
+                return Err(ClusterError::Failed(why.into()));
+            }
+        }
+        Err(ClusterError::Failed("the thread that waits for the other ranks is stuck".into()))
+    }
+
+    /// Another rank, whose connection to rank 0 is there.
+    pub(crate) fn spoke(seat: Seat, connection: Connection, table: Table) -> Result<Self, ClusterError> {
+        let (wake, woken) = pipe()?;
+        Self::start(&seat, table.clone(), wake, |shared, commands| {
+            Desk::spoke(&seat, connection, &table, woken, shared, commands)
+        })
+    }
+
+    fn start(
+        seat: &Seat,
+        table: Table,
+        wake: UnixStream,
+        desk: impl FnOnce(Arc<Shared>, std::sync::mpsc::Receiver<Command>) -> Desk,
+    ) -> Result<Self, ClusterError> {
+        let (commands, received) = sync_channel(8);
+        let shared = Arc::new(Shared::default());
+        let mut desk = desk(shared.clone(), received);
+        let progress = desk.progress();
+        let thread = threads::spawn("control", move || desk.run()).map_err(cannot)?;
+        let (rank, stop) = (seat.member.rank, seat.stop.clone());
+        Ok(Self { rank, table, progress, stop, shared, commands, wake, thread: Some(thread) })
+    }
+
+    /// This process's rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// All members.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Where the training loop says how far it is; heartbeats carry it.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// The flag that is set with the verdict.
+    pub fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// Why everybody ends, if that is decided.
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.shared.lock().ended.clone().and_then(Result::err)
+    }
+
+    /// Says that this process cannot go on, and whose fault it may be (who a broken connection led to), and waits for the
+    /// verdict that everybody gets. None if there is none within a few seconds.
+    pub fn fail(&self, why: &str, suspect: Option<Rank>) -> Option<Verdict> {
+        self.tell(Command::Fail { why: why.to_owned(), suspect });
+        let state = self.shared.wait(VERDICT_MAX, |state| state.ended.is_some());
+        state.ended.clone().and_then(Result::err)
+    }
+
+    /// Says that this process is through, and waits until all are: until then its heartbeats go on.
+    ///
+    /// # Errors
+    /// When another rank fails meanwhile, or they are not through within the limit.
+    pub fn finish(mut self, limit: Duration) -> Result<(), ClusterError> {
+        self.tell(Command::Goodbye);
+        let ended = self.shared.wait(limit, |state| state.ended.is_some()).ended.clone();
+        match ended {
+            Some(Ok(())) => {
+                self.end();
+                Ok(())
+            }
+            Some(Err(verdict)) => Err(ClusterError::Failed(verdict.to_string())),
+            None => Err(ClusterError::Failed(format!("the other ranks were not through within {limit:?}"))),
+        }
+    }
+
+    fn tell(&self, command: Command) {
+        // The thread may have ended, or have enough to do with what it was told: then this is news to nobody.
+        let _ = self.commands.try_send(command);
+        let _ = (&self.wake).write(&[1]);
+    }
+
+    fn end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Control {
+    /// A process that drops its place without [`Control::finish`] has failed, and says so.
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.tell(Command::Fail { why: "it ended before the run did".into(), suspect: None });
+            self.end();
+        }
+    }
+}
+
+fn pipe() -> Result<(UnixStream, UnixStream), ClusterError> {
+    let (wake, woken) = UnixStream::pair().map_err(cannot)?;
+    wake.set_nonblocking(true).map_err(cannot)?;
+    woken.set_nonblocking(true).map_err(cannot)?;
+    Ok((wake, woken))
+}
+
+fn clone(stream: &UnixStream) -> Result<UnixStream, ClusterError> {
+    stream.try_clone().map_err(cannot)
+}
+
+fn cannot(error: std::io::Error) -> ClusterError {
+    ClusterError::Failed(format!("the operating system refused what the control connection needs: {error}"))
+}

@@ -1,0 +1,404 @@
+//! The thread that tends the control connections: it waits for bytes, turns them into events for the membership, and does
+//! what the membership decides. It never blocks on a peer.
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use paceline_comm::wire::Identity;
+use paceline_comm::{Rank, Stop};
+use paceline_system::clock::Clock;
+use paceline_system::ready::{self, Interest};
+
+use super::{Command, Shared};
+use crate::connection::Connection;
+use crate::membership::{Action, Event, Limits, Membership, Verdict};
+use crate::message::Message;
+use crate::notice::{Log, Refusals};
+use crate::phase::Progress;
+use crate::rendezvous::{Seat, door::Door};
+use crate::table::{Entry, Table};
+
+/// Messages of one peer that are handled before the others have their turn.
+const TURN_MAX: usize = 64;
+
+/// How long a rank that greeted may take to say where it is.
+const JOIN_MAX: Duration = Duration::from_secs(5);
+
+/// How long the end of a run waits for the others to read why.
+const FAREWELL_MAX: Duration = Duration::from_millis(500);
+
+pub(super) struct Desk {
+    me: Rank,
+    world: usize,
+    config: String,
+    identity: Identity,
+    limits: Limits,
+    clock: Clock,
+    membership: Membership,
+    /// By rank.
+    connections: Vec<Option<Connection>>,
+    entries: Vec<Option<Entry>>,
+    /// Those from whom something has come since they were last heard.
+    talking: Vec<Rank>,
+    /// Ranks that greeted and have not said where they are, with the time by which they must.
+    joining: Vec<(Rank, Connection, Duration)>,
+    door: Option<Door>,
+    woken: UnixStream,
+    commands: Receiver<Command>,
+    shared: Arc<Shared>,
+    progress: Progress,
+    stop: Stop,
+    log: Log,
+    refusals: Refusals,
+    beat_next: Duration,
+}
+
+impl Desk {
+    fn new(
+        seat: &Seat,
+        membership: Membership,
+        woken: UnixStream,
+        shared: Arc<Shared>,
+        commands: Receiver<Command>,
+    ) -> Self {
+        let world = seat.member.world;
+        Self {
+            me: seat.member.rank,
+            world,
+            config: seat.config.clone(),
+            identity: seat.identity(),
+            limits: seat.limits,
+            clock: Clock::real(),
+            membership,
+            connections: (0..world).map(|_| None).collect(),
+            entries: vec![None; world],
+            talking: Vec::new(),
+            joining: Vec::new(),
+            door: None,
+            woken,
+            commands,
+            shared,
+            progress: Progress::default(),
+            stop: seat.stop.clone(),
+            log: seat.log.clone(),
+            refusals: Refusals::default(),
+            beat_next: Duration::ZERO,
+        }
+    }
+
+    pub(super) fn hub(
+        seat: &Seat,
+        door: Door,
+        data: Option<SocketAddr>,
+        woken: UnixStream,
+        shared: Arc<Shared>,
+        commands: Receiver<Command>,
+    ) -> Self {
+        let mut entry = seat.entry(data);
+        if let Some(address) = door.address() {
+            entry.seen_from(address);
+        }
+        let membership = Membership::hub(seat.member.world, &entry.host, seat.limits, Duration::ZERO);
+        let mut desk = Self::new(seat, membership, woken, shared, commands);
+        desk.entries[0] = Some(entry);
+        desk.door = Some(door);
+        desk
+    }
+
+    pub(super) fn spoke(
+        seat: &Seat,
+        connection: Connection,
+        table: &Table,
+        woken: UnixStream,
+        shared: Arc<Shared>,
+        commands: Receiver<Command>,
+    ) -> Self {
+        let hosts = table.entries().iter().map(|entry| entry.host.clone()).collect();
+        let membership = Membership::spoke(seat.member.rank, hosts, seat.limits, Duration::ZERO);
+        let mut desk = Self::new(seat, membership, woken, shared, commands);
+        desk.connections[0] = Some(connection);
+        desk
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        self.progress.clone()
+    }
+
+    /// Until the run is over.
+    pub(super) fn run(&mut self) {
+        if self.world == 1 {
+            self.begin();
+        }
+        while !self.membership.ended() {
+            self.sleep();
+            self.greet();
+            self.hear_joins();
+            self.hear();
+            self.obey();
+            self.beat();
+            self.feed(Event::Tick);
+            self.flush();
+        }
+    }
+
+    /// Waits until something comes or a beat is due. Notes who has said something, so that a turn costs as much as was
+    /// said, not as much as there are ranks.
+    fn sleep(&mut self) {
+        let until_beat = self.beat_next.saturating_sub(self.clock.now());
+        let present = |(rank, connection): (usize, &Option<Connection>)| connection.as_ref().map(|_| Rank::at(rank));
+        let ranks: Vec<Rank> = self.connections.iter().enumerate().filter_map(present).collect();
+        let mut interests: Vec<Interest> = self.connections.iter().flatten().map(Connection::interest).collect();
+        interests.push(Interest { fd: self.woken.as_fd(), write: false });
+        interests.extend(self.door.as_ref().and_then(Door::interest));
+        interests.extend(self.joining.iter().map(|(_, connection, _)| connection.interest()));
+        let ready = ready::wait(&interests, until_beat.min(Duration::from_millis(100)));
+        self.talking = ranks.into_iter().zip(ready).filter_map(|(rank, ready)| ready.then_some(rank)).collect();
+        let mut bytes = [0; 64];
+        while self.woken.read(&mut bytes).is_ok_and(|count| count == bytes.len()) {}
+    }
+
+    fn refuse(&mut self, text: &str) {
+        self.refusals.say(&self.log, self.clock.now(), text);
+    }
+
+    /// Lets in whoever knocks, and takes those who hold the token.
+    fn greet(&mut self) {
+        let Some(door) = &self.door else { return };
+        let present = |rank: &Rank| self.membership.is_present(*rank);
+        let taken = (0..self.world).map(Rank::at).filter(present).collect();
+        let mut troubles = door.open(&Identity { taken, ..self.identity.clone() });
+        let mut arrived = Vec::new();
+        while let Some(greeted) = door.greeted() {
+            match greeted {
+                Ok((stream, rank)) => match Connection::new(stream, Message::limit_at_hub()) {
+                    Ok(connection) => arrived.push((rank, connection, self.clock.now() + JOIN_MAX)),
+                    Err(error) => troubles.push(format!("{rank} was lost at once: {error}")),
+                },
+                Err(error) => troubles.push(error.to_string()),
+            }
+        }
+        self.joining.extend(arrived);
+        troubles.iter().for_each(|trouble| self.refuse(trouble));
+    }
+
+    /// Ranks that greeted say where they are and what they are going to do.
+    fn hear_joins(&mut self) {
+        let now = self.clock.now();
+        for (rank, mut connection, until) in std::mem::take(&mut self.joining) {
+            match connection.pull(self.world) {
+                Ok(None) if now < until => self.joining.push((rank, connection, until)),
+                Ok(None) => self.refuse(&format!("{rank} greeted and then said nothing for {JOIN_MAX:?}")),
+                Ok(Some(Message::Join { entry, config })) => self.join(rank, connection, entry, &config),
+                Ok(Some(_)) => self.refuse(&format!("{rank} did not say where it is")),
+                Err(why) => self.refuse(&format!("{rank} left while joining: {why}")),
+            }
+        }
+    }
+
+    fn join(&mut self, rank: Rank, mut connection: Connection, mut entry: Entry, config: &str) {
+        let now = self.clock.now();
+        if self.membership.is_present(rank) || self.door.is_none() {
+            let why = format!("{rank} is here already; give every process its own rank");
+            let _ = connection.push(&Message::Refused { why: why.clone() }, now);
+            return self.refuse(&why);
+        }
+        if let Some(why) = difference(&self.config, config, rank, &entry.host) {
+            let _ = connection.push(&Message::Refused { why: why.clone() }, now);
+            self.log.warn(&why);
+            self.shared.change(|state| state.refused = Some(why.clone()));
+            return self.feed(Event::Failed { rank: self.me, why, suspect: None });
+        }
+        if let Ok(address) = connection.stream().peer_addr() {
+            entry.seen_from(address.ip());
+        }
+        let host = entry.host.clone();
+        self.connections[rank.index()] = Some(connection);
+        self.entries[rank.index()] = Some(entry);
+        self.feed(Event::Arrived { rank, host });
+    }
+
+    /// What the members say.
+    fn hear(&mut self) {
+        for rank in std::mem::take(&mut self.talking) {
+            for _ in 0..TURN_MAX {
+                let Some(connection) = &mut self.connections[rank.index()] else { break };
+                match connection.pull(self.world) {
+                    Ok(Some(message)) => self.heard(rank, message),
+                    Ok(None) => break,
+                    Err(why) => self.lose(rank, why),
+                }
+            }
+        }
+    }
+
+    fn heard(&mut self, rank: Rank, message: Message) {
+        match message {
+            Message::Beat { position } => self.feed(Event::Beat { rank, position }),
+            Message::Goodbye => self.feed(Event::Goodbye { rank }),
+            Message::Failed { why, suspect } => self.feed(Event::Failed { rank, why, suspect: suspect.map(Rank) }),
+            Message::Ended { verdict } => self.feed(Event::Told(verdict)),
+            Message::Join { .. } | Message::Table { .. } | Message::Refused { .. } => {
+                self.lose(rank, "it said what nobody says at this point".into());
+            }
+        }
+    }
+
+    fn lose(&mut self, rank: Rank, why: String) {
+        self.connections[rank.index()] = None;
+        self.feed(Event::Lost { rank, why });
+    }
+
+    /// What the training loop of this process says.
+    fn obey(&mut self) {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Goodbye => {
+                    self.send_all(&Message::Goodbye, |me, _| me.index() > 0);
+                    self.feed(Event::Goodbye { rank: self.me });
+                }
+                Command::Fail { why, suspect } => self.feed(Event::Failed { rank: self.me, why, suspect }),
+            }
+        }
+    }
+
+    fn beat(&mut self) {
+        let now = self.clock.now();
+        if now < self.beat_next || self.membership.ended() {
+            return;
+        }
+        self.beat_next = now + self.limits.beat;
+        let position = self.progress.position();
+        self.feed(Event::Beat { rank: self.me, position });
+        self.send_all(&Message::Beat { position }, |_, _| true);
+    }
+
+    fn send_all(&mut self, message: &Message, to: impl Fn(Rank, Rank) -> bool) {
+        let (me, now) = (self.me, self.clock.now());
+        for rank in (0..self.world).map(Rank::at).filter(|rank| to(me, *rank)) {
+            let Some(connection) = &mut self.connections[rank.index()] else { continue };
+            if let Err(why) = connection.push(message, now) {
+                self.lose(rank, why);
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let now = self.clock.now();
+        for rank in (0..self.world).map(Rank::at) {
+            let Some(connection) = &mut self.connections[rank.index()] else { continue };
+            let sent = connection.flush(now);
+            let stuck = connection.stuck_for(now);
+            match sent {
+                Err(why) => self.lose(rank, why),
+                Ok(()) if stuck > self.limits.silent => {
+                    self.lose(rank, format!("it has read nothing for {:.1} s", stuck.as_secs_f64()));
+                }
+                Ok(()) => {}
+            }
+        }
+    }
+
+    fn feed(&mut self, event: Event) {
+        let decision = self.membership.on(event, self.clock.now());
+        let loud = decision.actions.iter().any(|action| matches!(action, Action::Warn(_) | Action::End(_)));
+        if loud {
+            self.log.warn(decision.reason);
+        } else if !decision.reason.is_empty() {
+            self.log.say(decision.reason);
+        }
+        for action in decision.actions {
+            match action {
+                Action::Start => self.begin(),
+                Action::Warn(_) => {}
+                Action::Complain { why, suspect } => {
+                    let suspect = suspect.map(|rank| rank.0);
+                    self.send_all(&Message::Failed { why, suspect }, |_, _| true);
+                }
+                Action::End(verdict) => self.end(verdict),
+                Action::Finish => {
+                    let last = Message::Goodbye;
+                    self.farewell(|me| (me.index() == 0).then_some(last));
+                    self.shared.change(|state| state.ended = Some(Ok(())));
+                }
+            }
+        }
+    }
+
+    /// All are there: everybody gets the table, and the door closes.
+    fn begin(&mut self) {
+        self.door = None;
+        self.joining.clear();
+        let entries: Vec<Entry> = self.entries.iter().flatten().cloned().collect();
+        assert_eq!(entries.len(), self.world, "a run starts when everybody has arrived");
+        self.send_all(&Message::Table { entries: entries.clone() }, |_, _| true);
+        self.shared.change(|state| state.table = Some(Table::new(entries)));
+    }
+
+    fn end(&mut self, verdict: Verdict) {
+        // The stop comes first: every wait of this process ends now.
+        self.stop.set(verdict.to_string());
+        self.shared.change(|state| state.ended = Some(Err(verdict.clone())));
+        self.door = None;
+        self.farewell(|_| Some(Message::Ended { verdict }));
+    }
+
+    /// Tells everybody the last thing, and gives them a moment to read it before the connections close.
+    fn farewell(&mut self, last: impl FnOnce(Rank) -> Option<Message>) {
+        let last = last(self.me);
+        let until = self.clock.now() + FAREWELL_MAX;
+        let mut leaving: Vec<Connection> = self.connections.iter_mut().filter_map(Option::take).collect();
+        leaving.retain_mut(|connection| {
+            let sent = last.as_ref().map_or(Ok(()), |message| connection.push(message, until));
+            sent.is_ok()
+        });
+        let mut closed = vec![false; leaving.len()];
+        while self.clock.now() < until && closed.contains(&false) {
+            for (connection, closed) in leaving.iter_mut().zip(&mut closed).filter(|(_, closed)| !**closed) {
+                let sent = connection.flush(until);
+                if !connection.interest().write {
+                    connection.finish_writing();
+                }
+                *closed = sent.is_err() || connection.drained();
+            }
+            paceline_system::clock::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// The first line in which two configurations differ, as a sentence that names both ranks.
+fn difference(ours: &str, theirs: &str, rank: Rank, host: &str) -> Option<String> {
+    if ours == theirs {
+        return None;
+    }
+    let (mut left, mut right) = (ours.lines(), theirs.lines());
+    let (mine, other) = loop {
+        match (left.next(), right.next()) {
+            (Some(mine), Some(other)) if mine == other => {}
+            (mine, other) => break (mine.unwrap_or("nothing"), other.unwrap_or("nothing")),
+        }
+    };
+    let show = |line: &str| crate::message::printable(line.trim()).chars().take(200).collect::<String>();
+    Some(format!(
+        "the configurations differ: rank 0 has `{}` and {rank} on {host} has `{}`; start all with the same",
+        show(mine),
+        show(other)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_that_differs_is_shown_for_both() {
+        assert_eq!(difference("a = 1\nb = 2", "a = 1\nb = 2", Rank(1), "x"), None);
+        let text = difference("a = 1\nb = 2\nc = 3", "a = 1\nb = 4", Rank(1), "x").unwrap();
+        assert!(text.contains("rank 0 has `b = 2` and rank 1 on x has `b = 4`"), "{text}");
+        assert!(difference("a", "a\nb", Rank(1), "x").unwrap().contains("rank 0 has `nothing`"));
+    }
+}

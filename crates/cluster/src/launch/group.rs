@@ -1,0 +1,234 @@
+//! Processes that live and end together. Each is started from a thread of its own, which stays: the kernel ends the
+//! process when that thread's process ends, and the thread's cores are the process's.
+
+use std::io::Write;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use paceline_comm::Token;
+use paceline_system::clock::Clock;
+use paceline_system::process::{self, Tell};
+use paceline_system::{signal, threads};
+
+use super::output::{Output, prefix};
+use crate::ClusterError;
+use crate::error::refused;
+
+/// After the first failure, the others end by themselves: their own membership names who failed within 5 s.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// After being told to end, before being killed.
+const TERMINATE: Duration = Duration::from_secs(3);
+
+/// Variables of launchers around this one, which would contradict what the started processes are told.
+const FOREIGN: [&str; 6] =
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
+
+/// One process to start.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// Its rank.
+    pub rank: usize,
+    /// Where it runs, for messages.
+    pub host: String,
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// What its environment says besides this process's.
+    pub variables: Vec<(String, String)>,
+    /// What is written to its standard input, which then stays open.
+    pub token: Token,
+    /// The cores it stays on; empty for all.
+    pub cores: Vec<usize>,
+    /// Whether it writes to this process's own output, and so may draw on a terminal; otherwise each line is marked with its rank.
+    pub inherits: bool,
+    /// Whether Ctrl-C reaches it as a signal; otherwise as a line on its standard input.
+    pub signals: bool,
+}
+
+/// How a group ended, if not badly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All are done.
+    Done,
+    /// The user asked for the end, and all have ended.
+    Interrupted,
+}
+
+enum News {
+    Started { index: usize, pid: u32, stdin: ChildStdin },
+    Ended { index: usize, status: Result<ExitStatus, String> },
+}
+
+/// What is known of a process.
+#[derive(Default)]
+struct Watched {
+    running: Option<(u32, ChildStdin)>,
+    status: Option<Result<ExitStatus, String>>,
+    /// It had to be ended by the launcher.
+    told: bool,
+}
+
+/// Starts all, passes their output on, and waits until all have ended. Ctrl-C is passed on once. When one fails, the others
+/// have ten seconds to end by themselves.
+///
+/// # Errors
+/// When one fails; the sentence names the first. When the first was refused (exit code 2), that is a refusal.
+pub fn run(starts: &[Start], stop: &signal::Stop, out: &Output, err: &Output) -> Result<Ended, ClusterError> {
+    let (sender, news) = sync_channel(2 * starts.len() + 2);
+    let mut watched: Vec<Watched> = starts.iter().map(|_| Watched::default()).collect();
+    for (index, start) in starts.iter().enumerate() {
+        let (start, sender) = (start.clone(), sender.clone());
+        let (prefix, out, err) = (prefix(start.rank, starts.len()), out.clone(), err.clone());
+        let spawned = threads::spawn("launch", move || tend(index, &start, &prefix, out, err, &sender));
+        if let Err(error) = spawned {
+            watched[index].status = Some(Err(format!("no thread is left: {error}")));
+        }
+    }
+    drop(sender);
+    supervise(starts, &mut watched, stop, &news)
+}
+
+/// The thread of one process.
+fn tend(index: usize, start: &Start, prefix: &str, out: Output, err: Output, news: &SyncSender<News>) {
+    let status = begin(start).and_then(|mut child| {
+        let pid = child.id();
+        let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (Some(mut stdin), stdout, stderr) = pipes else { return Err("it has no pipes".into()) };
+        // The process may have ended already; its status says more than a broken pipe.
+        let _ = stdin.write_all(format!("{}\n", start.token.to_hex()).as_bytes());
+        let _ = news.send(News::Started { index, pid, stdin });
+        let stdout = stdout.map(|stdout| (out, Box::new(stdout) as Box<dyn std::io::Read + Send>));
+        let stderr = stderr.map(|stderr| (err, Box::new(stderr) as Box<dyn std::io::Read + Send>));
+        let readers: Vec<_> = [stdout, stderr]
+            .into_iter()
+            .flatten()
+            .filter_map(|(target, source)| {
+                let prefix = prefix.to_owned();
+                threads::spawn("output", move || target.copy(&prefix, source)).ok()
+            })
+            .collect();
+        let status = child.wait().map_err(|error| error.to_string());
+        // Its last words come before its end is told; something it left behind may hold the pipes open, so not for ever.
+        let clock = Clock::real();
+        while readers.iter().any(|reader| !reader.is_finished()) && clock.now() < Duration::from_secs(1) {
+            paceline_system::clock::sleep(Duration::from_millis(2));
+        }
+        status
+    });
+    let _ = news.send(News::Ended { index, status });
+}
+
+fn begin(start: &Start) -> Result<Child, String> {
+    if !start.cores.is_empty() {
+        process::stay_on(&start.cores).map_err(|error| format!("it cannot have cores {:?}: {error}", start.cores))?;
+    }
+    let mut command = Command::new(&start.program);
+    let output = || if start.inherits { Stdio::inherit() } else { Stdio::piped() };
+    command.args(&start.arguments).stdin(Stdio::piped()).stdout(output()).stderr(output()).process_group(0);
+    FOREIGN.iter().for_each(|name| {
+        command.env_remove(name);
+    });
+    command.envs(start.variables.iter().map(|(name, value)| (name, value)));
+    command.spawn().map_err(|error| format!("cannot start {}: {error}", start.program.display()))
+}
+
+fn supervise(
+    starts: &[Start],
+    watched: &mut [Watched],
+    stop: &signal::Stop,
+    news: &Receiver<News>,
+) -> Result<Ended, ClusterError> {
+    let clock = Clock::real();
+    let (mut passed_on, mut failed_at, mut first) = (false, None, None);
+    while watched.iter().any(|process| process.status.is_none()) {
+        match news.recv_timeout(Duration::from_millis(50)) {
+            Ok(News::Started { index, pid, stdin }) => watched[index].running = Some((pid, stdin)),
+            Ok(News::Ended { index, status }) => {
+                if !status.as_ref().is_ok_and(ExitStatus::success) {
+                    failed_at.get_or_insert(clock.now());
+                    first.get_or_insert(index);
+                }
+                watched[index].status = Some(status);
+                watched[index].running = None;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+        if stop.requested() && !std::mem::replace(&mut passed_on, true) {
+            pass_on(starts, watched);
+        }
+        if let Some(since) = failed_at {
+            end_the_rest(watched, clock.now() - since);
+        }
+    }
+    conclude(starts, watched, first, passed_on)
+}
+
+fn pass_on(starts: &[Start], watched: &mut [Watched]) {
+    for (start, process) in starts.iter().zip(watched) {
+        match &mut process.running {
+            Some((pid, _)) if start.signals => process::tell(*pid, Tell::Interrupt),
+            Some((_, stdin)) => {
+                let _ = stdin.write_all(b"stop\n").and_then(|()| stdin.flush());
+            }
+            None => {}
+        }
+    }
+}
+
+fn end_the_rest(watched: &mut [Watched], since: Duration) {
+    if since < GRACE {
+        return;
+    }
+    for process in watched {
+        if let Some((pid, _)) = &process.running {
+            if since >= GRACE + TERMINATE {
+                process::tell(*pid, Tell::Kill);
+            } else if !std::mem::replace(&mut process.told, true) {
+                process::tell(*pid, Tell::Terminate);
+            }
+        }
+    }
+}
+
+fn conclude(
+    starts: &[Start],
+    watched: &[Watched],
+    first: Option<usize>,
+    interrupted: bool,
+) -> Result<Ended, ClusterError> {
+    let Some(first) = first else {
+        return Ok(if interrupted { Ended::Interrupted } else { Ended::Done });
+    };
+    if interrupted {
+        return Ok(Ended::Interrupted);
+    }
+    // Of several, one that was killed is likelier to be the cause than those that ended because of it.
+    let killed =
+        |process: &Watched| !process.told && matches!(&process.status, Some(Ok(status)) if status.signal().is_some());
+    let index = watched.iter().position(killed).unwrap_or(first);
+    let (rank, host) = (starts[index].rank, &starts[index].host);
+    let how = match &watched[index].status {
+        Some(Ok(status)) if status.code() == Some(2) => {
+            return refused(format!("rank {rank} on {host} was refused; its sentence is above"));
+        }
+        Some(Ok(status)) => match (status.code(), status.signal()) {
+            (Some(code), _) => format!("failed first, with exit code {code}; its sentence is above"),
+            (None, signal) => format!("was killed by signal {}", signal.unwrap_or_default()),
+        },
+        Some(Err(error)) => format!("did not run: {error}"),
+        None => "was lost".into(),
+    };
+    let told: Vec<String> = (0..starts.len())
+        .filter(|&other| watched[other].told)
+        .map(|other| format!("rank {}", starts[other].rank))
+        .collect();
+    let rest =
+        if told.is_empty() { String::new() } else { format!("; {} did not end and had to be ended", told.join(", ")) };
+    Err(ClusterError::Failed(format!("rank {rank} on {host} {how}{rest}")))
+}

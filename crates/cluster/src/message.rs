@@ -1,0 +1,179 @@
+//! What members say to each other after the greeting: JSON in bounded frames. Nothing that comes in is taken as it is:
+//! ranks must exist, text is cut and made printable.
+
+use serde::{Deserialize, Serialize};
+
+use crate::membership::{Cause, Verdict};
+use crate::phase::Position;
+use crate::table::Entry;
+
+/// The frame kind of these messages.
+pub const KIND: u16 = 1;
+
+/// The longest configuration that is compared.
+pub const CONFIG_BYTES_MAX: usize = 64 << 10;
+
+/// The longest sentence from a peer that is shown.
+const TEXT_BYTES_MAX: usize = 2048;
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Message {
+    /// A rank's first words to the hub.
+    Join {
+        /// Who it is.
+        entry: Entry,
+        /// What it is going to do; all must be going to do the same.
+        config: String,
+    },
+    /// The hub does not take a rank.
+    Refused {
+        /// The sentence to show.
+        why: String,
+    },
+    /// The hub's answer once all are there.
+    Table {
+        /// All members, by rank.
+        entries: Vec<Entry>,
+    },
+    /// I am alive.
+    Beat {
+        /// Where the sender is.
+        position: Position,
+    },
+    /// I am through.
+    Goodbye,
+    /// I cannot go on.
+    Failed {
+        /// What is wrong.
+        why: String,
+        /// Whose fault it may be.
+        suspect: Option<u32>,
+    },
+    /// Everybody ends.
+    Ended {
+        /// Why.
+        verdict: Verdict,
+    },
+}
+
+impl Message {
+    /// The payload of a frame.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("messages hold nothing that JSON cannot")
+    }
+
+    /// The longest payload that a hub takes.
+    pub fn limit_at_hub() -> u32 {
+        // A configuration whose every byte has to be escaped, and an entry.
+        (6 * CONFIG_BYTES_MAX + (8 << 10)) as u32
+    }
+
+    /// The longest payload that another rank takes: a table is the longest.
+    pub fn limit_at_spoke(world: usize) -> u32 {
+        u32::try_from(world.saturating_mul(2 << 10).saturating_add(32 << 10)).unwrap_or(u32::MAX)
+    }
+
+    /// Reads a payload, whatever it is.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn decode(payload: &[u8], world: usize) -> Result<Self, String> {
+        let mut message: Self = serde_json::from_slice(payload).map_err(|error| format!("no message: {error}"))?;
+        let sound = match &mut message {
+            Self::Join { entry, config } => {
+                entry.host = printable(&entry.host);
+                entry.is_sound() && config.len() <= CONFIG_BYTES_MAX
+            }
+            Self::Table { entries } => {
+                entries.iter_mut().for_each(|entry| entry.host = printable(&entry.host));
+                entries.len() == world && entries.iter().all(Entry::is_sound)
+            }
+            Self::Refused { why } => {
+                *why = printable(why);
+                true
+            }
+            Self::Failed { why, suspect } => {
+                *why = printable(why);
+                suspect.is_none_or(|suspect| (suspect as usize) < world)
+            }
+            Self::Ended { verdict } => clean(verdict, world),
+            Self::Beat { .. } | Self::Goodbye => true,
+        };
+        if sound { Ok(message) } else { Err("a message that cannot be meant for this run".into()) }
+    }
+}
+
+fn clean(verdict: &mut Verdict, world: usize) -> bool {
+    verdict.host = printable(&verdict.host);
+    let known = match &mut verdict.cause {
+        Cause::NeverArrived { missing, .. } => missing.len() <= world && missing.iter().all(|rank| *rank < world),
+        Cause::Disconnected { why } | Cause::Failed { why } => {
+            *why = printable(why);
+            true
+        }
+        Cause::Silent { .. } | Cause::Stalled { .. } => true,
+    };
+    known && verdict.rank < world
+}
+
+/// Text from elsewhere as it may be shown on a terminal: no control characters, not too long.
+pub fn printable(text: &str) -> String {
+    let cut = text.char_indices().map(|(start, sign)| (start + sign.len_utf8(), sign));
+    cut.take_while(|(end, _)| *end <= TEXT_BYTES_MAX)
+        .map(|(_, sign)| if sign.is_control() && sign != '\n' { '?' } else { sign })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn verdict(rank: usize, why: &str) -> Message {
+        let cause = Cause::Failed { why: why.into() };
+        Message::Ended { verdict: Verdict { rank, host: "h\x1b[2J".into(), position: Position::default(), cause } }
+    }
+
+    #[test]
+    fn messages_survive_the_wire_and_lose_what_a_terminal_would_obey() {
+        let read = Message::decode(&verdict(1, "a\x07b").encode(), 2).unwrap();
+        let Message::Ended { verdict } = read else { panic!("{read:?}") };
+        assert_eq!(verdict.host, "h?[2J");
+        assert_eq!(verdict.cause, Cause::Failed { why: "a?b".into() });
+        let beat = Message::Beat { position: Position::default() };
+        assert_eq!(Message::decode(&beat.encode(), 2).unwrap(), beat);
+    }
+
+    #[test]
+    fn ranks_that_do_not_exist_are_refused() {
+        assert!(Message::decode(&verdict(2, "x").encode(), 2).is_err());
+        let failed = Message::Failed { why: String::new(), suspect: Some(9) };
+        assert!(Message::decode(&failed.encode(), 2).is_err());
+        assert!(Message::decode(&Message::Table { entries: vec![] }.encode(), 2).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_message_or_an_error(bytes: Vec<u8>) {
+            let _ = Message::decode(&bytes, 3);
+        }
+
+        #[test]
+        fn a_message_with_any_byte_changed_is_a_message_or_an_error(at in 0usize..200, byte: u8) {
+            let mut bytes = verdict(1, "something").encode();
+            let length = bytes.len();
+            bytes[at % length] = byte;
+            if let Ok(Message::Ended { verdict }) = Message::decode(&bytes, 3) {
+                prop_assert!(verdict.rank < 3);
+            }
+        }
+
+        #[test]
+        fn text_is_cut_and_clean(text in "\\PC{0,40}[\\x00-\\x1f]{0,5}\\PC{0,3000}") {
+            let shown = printable(&text);
+            prop_assert!(shown.len() <= TEXT_BYTES_MAX && !shown.chars().any(|sign| sign.is_control() && sign != '\n'));
+        }
+    }
+}

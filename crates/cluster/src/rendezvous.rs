@@ -1,0 +1,263 @@
+//! How the members of a run find each other. Rank 0 listens; every other rank connects, retrying until the deadline,
+//! greets with the token, and says where it listens for data and what it is going to do. Rank 0 answers with the table
+//! of all once all are there. The connections stay and carry heartbeats ([`crate::control`]).
+
+pub(crate) mod door;
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use paceline_comm::wire::{Identity, Purpose, greet};
+use paceline_comm::{CommError, Generation, Rank, Stop, Token, Wait};
+use paceline_system::clock::{self, Clock};
+use paceline_system::host::{self, Host};
+use paceline_system::{ready, signal};
+
+use crate::ClusterError;
+use crate::connection::Connection;
+use crate::control::Control;
+use crate::error::refused;
+use crate::membership::Limits;
+use crate::message::{CONFIG_BYTES_MAX, Message};
+use crate::notice::Log;
+use crate::spec::Member;
+use crate::table::{Entry, Table};
+
+/// What a process brings to the rendezvous.
+#[derive(Clone, Debug)]
+pub struct Seat {
+    /// Which member it is.
+    pub member: Member,
+    /// The run's secret.
+    pub token: Token,
+    /// Which incarnation of the run.
+    pub generation: Generation,
+    /// What it is going to do, one setting a line. All members must say the same; where they do not, the first line that
+    /// differs is shown.
+    pub config: String,
+    /// The address that rank 0 listens on, where it should not follow from the member.
+    pub bind: Option<IpAddr>,
+    /// A name for this machine other than its own: members that say the same count as being on one machine.
+    pub node: Option<String>,
+    /// How long what may take.
+    pub limits: Limits,
+    /// Set with the reason when the run has to end; looked at while waiting.
+    pub stop: Stop,
+    /// Ctrl-C, looked at while waiting for the others.
+    pub interrupt: signal::Stop,
+    /// Where sentences go.
+    pub log: Log,
+}
+
+impl Seat {
+    /// A seat with the usual limits.
+    pub fn new(member: Member, token: Token, config: String) -> Self {
+        Self {
+            member,
+            token,
+            generation: Generation::default(),
+            config,
+            bind: None,
+            node: None,
+            limits: Limits::default(),
+            stop: Stop::new(),
+            interrupt: signal::Stop::new(),
+            log: Log::silent(),
+        }
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        let world = self.member.world as u32;
+        Identity {
+            generation: self.generation,
+            ..Identity::new(&self.token, Purpose::Control, self.member.rank, world)
+        }
+    }
+
+    pub(crate) fn entry(&self, data: Option<SocketAddr>) -> Entry {
+        Entry {
+            data,
+            host: Host::look().name,
+            node: self.node.clone().unwrap_or_else(host::node_id),
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    fn interrupted(&self) -> Result<(), ClusterError> {
+        match (self.interrupt.requested(), self.stop.reason()) {
+            (true, _) => Err(ClusterError::Failed("interrupted while waiting for the other ranks".into())),
+            (_, Some(reason)) => Err(ClusterError::Failed(reason.to_owned())),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Meets the other members. `listen` is called once with the address that the others can reach this process at; it opens
+/// the listener for data there and returns where that is, if there is one.
+///
+/// # Errors
+/// When the port is taken, somebody does not come in time, the token, version or configuration is refused, or the wait is
+/// interrupted.
+pub fn join(
+    seat: Seat,
+    listen: impl FnOnce(IpAddr) -> std::io::Result<Option<SocketAddr>>,
+) -> Result<Control, ClusterError> {
+    if seat.config.len() > CONFIG_BYTES_MAX {
+        return refused(format!("a configuration of more than {CONFIG_BYTES_MAX} bytes cannot be compared"));
+    }
+    let cannot_listen = |error: std::io::Error| ClusterError::Failed(format!("cannot listen for data: {error}"));
+    if seat.member.rank.index() == 0 {
+        let listener = open(&seat)?;
+        let address = listener.local_addr().map_err(cannot_listen)?.ip();
+        let data = listen(address).map_err(cannot_listen)?;
+        return Control::hub(seat, listener, data);
+    }
+    let clock = Clock::real();
+    let mut listen = Some(listen);
+    let mut data = None;
+    loop {
+        let stream = knock(&seat, &clock)?;
+        if let Some(listen) = listen.take() {
+            let address = stream.local_addr().map_err(cannot_listen)?.ip();
+            data = listen(address).map_err(cannot_listen)?;
+        }
+        // None: the hub left before the run began; somebody may start it again.
+        if let Some((connection, table)) = introduce(&seat, &clock, stream, data)? {
+            return Control::spoke(seat, connection, table);
+        }
+    }
+}
+
+/// Opens rank 0's port: on the address that the member's rendezvous names, or on all if that is loopback only although
+/// members are on several machines.
+fn open(seat: &Seat) -> Result<TcpListener, ClusterError> {
+    let member = &seat.member;
+    let (host, port) = (&member.rendezvous.host, member.rendezvous.port);
+    let address = match seat.bind {
+        Some(address) => SocketAddr::new(address, port),
+        None => {
+            let mut found = (host.as_str(), port).to_socket_addrs().map_err(|error| {
+                ClusterError::Refused(format!("the host of rank 0, `{host}`, is not known here: {error}"))
+            })?;
+            let Some(address) = found.next() else {
+                return refused(format!("the host of rank 0, `{host}`, has no address; type --bind ADDRESS"));
+            };
+            let own_name_is_loopback = address.ip().is_loopback() && !member.rendezvous.is_loopback();
+            if own_name_is_loopback && member.spans_machines() {
+                seat.log.say(format!("`{host}` is {} here, which others cannot reach; listening on all", address.ip()));
+                SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)
+            } else {
+                address
+            }
+        }
+    };
+    let listener = TcpListener::bind(address).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => ClusterError::Refused(format!(
+            "port {port} of {} is taken; choose a free one with MASTER_PORT (or --port, or in the cluster file)",
+            address.ip()
+        )),
+        ErrorKind::AddrNotAvailable => ClusterError::Refused(format!(
+            "rank 0 is to listen on {} and this machine does not have that address; start rank 0 on `{host}`, or type \
+             --bind with an address of this machine (0.0.0.0 for all)",
+            address.ip()
+        )),
+        _ => ClusterError::Refused(format!("rank 0 cannot listen on {address}: {error}")),
+    })?;
+    seat.log.say(format!("rank 0 listens on {address} for {} others", member.world - 1));
+    Ok(listener)
+}
+
+/// Connects to rank 0 and greets, again and again until the deadline.
+fn knock(seat: &Seat, clock: &Clock) -> Result<TcpStream, ClusterError> {
+    let (member, limit) = (&seat.member, seat.limits.gather);
+    let identity = Identity { expected: Some(Rank(0)), ..seat.identity() };
+    let mut pause = Duration::from_millis(20);
+    loop {
+        seat.interrupted()?;
+        let left = limit.saturating_sub(clock.now());
+        let attempt = connect(member, left).and_then(|mut stream| {
+            let wait = Wait::new(left.min(Duration::from_secs(5)), &seat.stop);
+            match greet(&mut stream, &identity, &wait) {
+                Ok(_) => Ok(Ok(stream)),
+                // A refusal is an answer: asking again would get the same.
+                Err(error @ (CommError::Refused { .. } | CommError::RefusedBy { .. })) => Ok(Err(error)),
+                Err(error) => Err(error.to_string()),
+            }
+        });
+        let error = match attempt {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(refusal)) => return refused(refusal.to_string()),
+            Err(error) => error,
+        };
+        if left.is_zero() {
+            return Err(ClusterError::Failed(format!(
+                "{} did not reach rank 0 at {} within {:.0} s: {error}",
+                member.rank,
+                member.rendezvous,
+                limit.as_secs_f64()
+            )));
+        }
+        clock::sleep(pause.min(left));
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+fn connect(member: &Member, left: Duration) -> Result<TcpStream, String> {
+    let (host, port) = (member.rendezvous.host.as_str(), member.rendezvous.port);
+    let addresses = (host, port).to_socket_addrs().map_err(|error| format!("`{host}` is not known here: {error}"))?;
+    let mut last = "the name has no address".to_owned();
+    for address in addresses {
+        let limit = left.clamp(Duration::from_millis(1), Duration::from_secs(2));
+        match TcpStream::connect_timeout(&address, limit) {
+            // Linux can connect a port of the ephemeral range to itself when nobody listens there.
+            Ok(stream) if stream.local_addr().is_ok_and(|own| own == address) => last = "nobody listens there".into(),
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    Err(last)
+}
+
+/// Says who this is and waits for the table; none if rank 0 went away meanwhile.
+fn introduce(
+    seat: &Seat,
+    clock: &Clock,
+    stream: TcpStream,
+    data: Option<SocketAddr>,
+) -> Result<Option<(Connection, Table)>, ClusterError> {
+    let world = seat.member.world;
+    let hub = stream.peer_addr().map(|address| address.ip());
+    let own = stream.local_addr().map(|address| address.ip());
+    let connection = Connection::new(stream, Message::limit_at_spoke(world));
+    let (Ok(hub), Ok(own), Ok(mut connection)) = (hub, own, connection) else { return Ok(None) };
+    let mut entry = seat.entry(data);
+    entry.seen_from(own);
+    let mut sent = connection.push(&Message::Join { entry, config: seat.config.clone() }, clock.now());
+    // Rank 0's own deadline comes first, and its verdict says more than this one could.
+    let limit = seat.limits.gather + seat.limits.silent;
+    while clock.now() < limit {
+        seat.interrupted()?;
+        let message = sent.and_then(|()| connection.pull(world));
+        match message {
+            Ok(Some(Message::Table { mut entries })) => {
+                entries[0].seen_from(hub);
+                return Ok(Some((connection, Table::new(entries))));
+            }
+            Ok(Some(Message::Refused { why })) => return refused(why),
+            Ok(Some(Message::Ended { verdict })) => return Err(ClusterError::Failed(verdict.to_string())),
+            Ok(Some(_)) => {}
+            Ok(None) => drop(ready::wait(&[connection.interest()], Duration::from_millis(100))),
+            Err(why) => {
+                seat.log.say(format!("rank 0 went away before the run began ({why}); trying again"));
+                return Ok(None);
+            }
+        }
+        sent = connection.flush(clock.now());
+    }
+    Err(ClusterError::Failed(format!(
+        "rank 0 at {} did not say within {limit:?} that all are there",
+        seat.member.rendezvous
+    )))
+}

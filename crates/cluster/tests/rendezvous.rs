@@ -1,0 +1,255 @@
+//! Members in threads of one process, over real sockets: they meet, they end together, and strangers are kept out.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use paceline_cluster::membership::Cause;
+use paceline_cluster::spec::{Variables, from_environment};
+use paceline_cluster::{ClusterError, Control, Limits, Log, Phase, Seat, join};
+use paceline_comm::{Rank, Token};
+
+type Said = Arc<Mutex<Vec<String>>>;
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn seat(rank: usize, world: usize, port: u16, token: &Token) -> (Seat, Said) {
+    let pairs = [
+        ("RANK", rank.to_string()),
+        ("WORLD_SIZE", world.to_string()),
+        ("MASTER_ADDR", "127.0.0.1".into()),
+        ("MASTER_PORT", port.to_string()),
+    ];
+    let variables: Variables = pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    let member = from_environment(&variables).unwrap().unwrap();
+    let said = Said::default();
+    let log = Log::new({
+        let said = said.clone();
+        move |notice| said.lock().unwrap().push(notice.text)
+    });
+    let limits = Limits { gather: Duration::from_secs(20), ..Limits::default() };
+    (Seat { log, limits, ..Seat::new(member, token.clone(), "batch = 8\nseed = 1".into()) }, said)
+}
+
+fn enter(seat: Seat) -> JoinHandle<Result<Control, ClusterError>> {
+    let data = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7000 + seat.member.rank.0 as u16);
+    thread::spawn(move || {
+        join(seat, |address| {
+            assert_eq!(address, IpAddr::from(Ipv4Addr::LOCALHOST), "loopback unless asked");
+            Ok(Some(data))
+        })
+    })
+}
+
+fn meet(world: usize) -> (Vec<Control>, Vec<Said>) {
+    let (port, token) = (free_port(), Token::random());
+    // In reverse, so that others knock before rank 0 has opened.
+    let entered: Vec<_> = (0..world)
+        .rev()
+        .map(|rank| {
+            let (seat, said) = seat(rank, world, port, &token);
+            (enter(seat), said)
+        })
+        .collect();
+    let mut met: Vec<_> = entered.into_iter().map(|(thread, said)| (thread.join().unwrap().unwrap(), said)).collect();
+    met.reverse();
+    met.into_iter().unzip()
+}
+
+#[test]
+fn members_meet_learn_the_table_and_leave_together() {
+    let (controls, _) = meet(5);
+    for (rank, control) in controls.iter().enumerate() {
+        assert_eq!(control.rank(), Rank::at(rank));
+        assert_eq!(control.table(), controls[0].table());
+        assert_eq!(control.table().nodes(), [0; 5]);
+        let own = control.table().entry(Rank::at(rank));
+        assert_eq!(own.data.unwrap().to_string(), format!("127.0.0.1:{}", 7000 + rank));
+        assert_eq!(own.pid, std::process::id());
+    }
+    let leaving: Vec<_> =
+        controls.into_iter().map(|control| thread::spawn(move || control.finish(Duration::from_secs(10)))).collect();
+    for thread in leaving {
+        thread.join().unwrap().unwrap();
+    }
+}
+
+/// More than are greeted at once.
+#[test]
+fn a_hundred_members_meet_and_leave() {
+    let (controls, said) = meet(100);
+    thread::sleep(Duration::from_millis(1500));
+    let leaving: Vec<_> =
+        controls.into_iter().map(|control| thread::spawn(move || control.finish(Duration::from_secs(10)))).collect();
+    for thread in leaving {
+        thread.join().unwrap().unwrap();
+    }
+    assert!(!said[0].lock().unwrap().iter().any(|line| line.contains("late")), "{:?}", said[0]);
+}
+
+#[test]
+fn one_member_alone_is_a_run() {
+    let (mut controls, _) = meet(1);
+    controls.remove(0).finish(Duration::from_secs(5)).unwrap();
+}
+
+#[test]
+fn a_member_that_fails_is_named_by_all_with_its_own_words() {
+    let (controls, _) = meet(3);
+    controls[1].progress().enter(Phase::Checkpoint, 12);
+    // Two heartbeats carry the position to everybody who will name it.
+    thread::sleep(Duration::from_millis(1200));
+    let own = controls[1].fail("the disk is full", None).unwrap();
+    assert_eq!((own.rank, own.position.step, own.position.phase), (1, 12, Phase::Checkpoint));
+    for control in &controls {
+        let until = Instant::now() + Duration::from_secs(2);
+        while control.stop().reason().is_none() && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let reason = control.stop().reason().unwrap();
+        let host = &control.table().entry(Rank(1)).host;
+        let expected =
+            format!("rank 1 on {host} failed: the disk is full; it was last in phase checkpoint after step 12");
+        assert_eq!(reason, expected);
+        assert!(matches!(control.verdict().unwrap().cause, Cause::Failed { .. }));
+    }
+}
+
+#[test]
+fn a_member_that_drops_its_place_has_failed() {
+    let (mut controls, _) = meet(2);
+    drop(controls.pop());
+    let error = controls.pop().unwrap().finish(Duration::from_secs(5)).unwrap_err();
+    assert!(error.to_string().contains("rank 1") && error.to_string().contains("ended before"), "{error}");
+}
+
+#[test]
+fn configurations_that_differ_are_refused_by_both_sides() {
+    let (port, token) = (free_port(), Token::random());
+    let (hub, said) = seat(0, 3, port, &token);
+    let (hub, third) = (enter(hub), enter(seat(2, 3, port, &token).0));
+    let until = Instant::now() + Duration::from_secs(10);
+    while !said.lock().unwrap().iter().any(|line| line.contains("rank 2 arrived")) && Instant::now() < until {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let (mut other, _) = seat(1, 3, port, &token);
+    other.config = "batch = 16\nseed = 1".into();
+    let other = enter(other);
+    for thread in [hub, other] {
+        let error = thread.join().unwrap().unwrap_err();
+        assert!(error.is_refusal() && error.to_string().contains("`batch = 8` and rank 1 on"), "{error}");
+    }
+    assert!(third.join().unwrap().unwrap_err().to_string().contains("configurations differ"));
+}
+
+#[test]
+fn a_wrong_token_is_refused_and_the_right_ones_meet_anyway() {
+    let (port, token) = (free_port(), Token::random());
+    let (hub, said) = seat(0, 2, port, &token);
+    let hub = enter(hub);
+    let (stranger, _) = seat(1, 2, port, &Token::random());
+    let error = enter(stranger).join().unwrap().unwrap_err();
+    assert!(error.is_refusal() && error.to_string().contains("token"), "{error}");
+    let (member, _) = seat(1, 2, port, &token);
+    let member = enter(member).join().unwrap().unwrap();
+    let hub = hub.join().unwrap().unwrap();
+    let said = said.lock().unwrap().join("\n");
+    assert!(said.contains("refused 127.0.0.1:") && said.contains("token"), "{said}");
+    let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
+    hub.finish(Duration::from_secs(5)).unwrap();
+    member.join().unwrap().unwrap();
+}
+
+#[test]
+fn whoever_does_not_come_is_named_to_those_who_did() {
+    let (port, token) = (free_port(), Token::random());
+    let limits = Limits { gather: Duration::from_millis(1500), ..Limits::default() };
+    let enter = |rank| enter(Seat { limits, ..seat(rank, 4, port, &token).0 });
+    let (hub, member) = (enter(0), enter(2));
+    for thread in [hub, member] {
+        let error = thread.join().unwrap().unwrap_err();
+        assert!(error.to_string().starts_with("ranks 1 and 3 did not arrive within 1.5 s"), "{error}");
+        assert!(!error.is_refusal());
+    }
+}
+
+#[test]
+fn a_taken_port_is_refused_with_what_to_set() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (hub, _) = seat(0, 2, taken.local_addr().unwrap().port(), &Token::random());
+    let error = enter(hub).join().unwrap().unwrap_err();
+    assert!(
+        error.is_refusal() && error.to_string().contains("is taken; choose a free one with MASTER_PORT"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_same_rank_twice_is_refused() {
+    let (port, token) = (free_port(), Token::random());
+    let hub = enter(Seat {
+        limits: Limits { gather: Duration::from_secs(3), ..Limits::default() },
+        ..seat(0, 3, port, &token).0
+    });
+    let first = enter(seat(1, 3, port, &token).0);
+    thread::sleep(Duration::from_millis(500));
+    let error = enter(seat(1, 3, port, &token).0).join().unwrap().unwrap_err();
+    assert!(error.is_refusal() && error.to_string().contains("taken"), "{error}");
+    for thread in [hub, first] {
+        assert!(thread.join().unwrap().unwrap_err().to_string().starts_with("rank 2 did not arrive"));
+    }
+}
+
+/// Garbage, half a greeting, silence, a flood and a replayed greeting, all while a run gathers.
+#[test]
+fn strangers_hold_up_nobody() {
+    let (port, token) = (free_port(), Token::random());
+    let (hub, said) = seat(0, 2, port, &token);
+    let hub = enter(hub);
+    let knock = || loop {
+        if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
+            stream.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
+            return stream;
+        }
+    };
+    let mut silent: Vec<TcpStream> = (0..20).map(|_| knock()).collect();
+    for round in 0..30u8 {
+        let mut stream = knock();
+        let _ = stream.write_all(&[round; 4000]);
+    }
+    let mut half = knock();
+    half.write_all(b"PACELINE\x01\x00").unwrap();
+    // What a member says first, recorded and said again: the nonce is old, so the proof that would have to follow is not
+    // known to whoever replays it.
+    let recorder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let member = enter(Seat {
+        limits: Limits { gather: Duration::from_millis(500), ..Limits::default() },
+        ..seat(1, 2, recorder.local_addr().unwrap().port(), &token).0
+    });
+    let mut greeting = [0; 80];
+    recorder.accept().unwrap().0.read_exact(&mut greeting).unwrap();
+    let mut replay = knock();
+    replay.write_all(&greeting).unwrap();
+    replay.write_all(&[0xA1; 33]).unwrap();
+    let mut answer = Vec::new();
+    let _ = replay.read_to_end(&mut answer);
+    assert!(answer.len() < 200, "a replay gets a greeting and a refusal, nothing else");
+    drop(recorder);
+    assert!(member.join().unwrap().is_err());
+    let member = enter(seat(1, 2, port, &token).0).join().unwrap().unwrap();
+    let hub = hub.join().unwrap().unwrap();
+    assert!(said.lock().unwrap().iter().any(|line| line.contains("refused")), "{said:?}");
+    assert!(said.lock().unwrap().len() < 20, "refusals are limited: {said:?}");
+    // The port is closed once all are there, and whoever still hung on it is let go.
+    assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
+    for stream in &mut silent {
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
+    hub.finish(Duration::from_secs(5)).unwrap();
+    member.join().unwrap().unwrap();
+}

@@ -1,0 +1,201 @@
+//! The ways to agree on the weights. Each is a file; adding one is adding a file and a variant.
+
+pub mod all_reduce;
+mod courier;
+pub mod parameter_server;
+
+use std::time::Duration;
+
+pub use courier::BucketShape;
+use courier::Courier;
+use paceline_comm::{CommError, Communicator, Rank};
+use parameter_server::{Pace, Roles};
+
+/// Small numbers that all ranks add up once a step, beside the gradients: how good the step was, and whether anybody wants to end. The last
+/// is the agreement's own.
+pub type Shared = [f32; SHARED];
+
+/// How many they are.
+pub const SHARED: usize = 8;
+
+/// How a replica agrees with the others on the weights.
+#[derive(Debug)]
+pub struct Agreement(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    /// There are no others.
+    Alone,
+    /// Every rank gets the sum of all gradients and makes the same step.
+    AllReduce(Courier),
+    /// Servers make the steps; whether they do so for all workers together.
+    ParameterServer(Courier, Pace),
+}
+
+/// What came back for a bucket.
+#[derive(Debug)]
+pub enum Landed<'a> {
+    /// The sum of all ranks' gradients.
+    Gradients(&'a mut [f32]),
+    /// New weights.
+    Weights(&'a [f32]),
+}
+
+/// What travelled in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// Bytes of gradients that were reduced, or of gradients and weights that were exchanged.
+    pub bytes: u64,
+    /// Seconds in which messages were under way.
+    pub busy_s: f64,
+}
+
+impl Agreement {
+    /// There are no others.
+    pub const fn alone() -> Self {
+        Self(Kind::Alone)
+    }
+
+    /// Every rank gets the sum of all gradients and makes the same step; all ranks have the same buckets.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread or memory.
+    pub fn all_reduce(
+        communicator: Communicator,
+        buckets: &[BucketShape],
+        deadline: Duration,
+    ) -> Result<Self, CommError> {
+        all_reduce::start(communicator, buckets, deadline).map(|courier| Self(Kind::AllReduce(courier)))
+    }
+
+    /// Servers make the steps ([`parameter_server::server::serve`]); this rank is one of the workers.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread.
+    pub fn parameter_server(
+        communicator: Communicator,
+        (roles, pace): (Roles, Pace),
+        buckets: &[BucketShape],
+        deadline: Duration,
+    ) -> Result<Self, CommError> {
+        let courier = parameter_server::join(communicator, roles, buckets, deadline)?;
+        Ok(Self(Kind::ParameterServer(courier, pace)))
+    }
+
+    fn courier(&mut self) -> Option<&mut Courier> {
+        match &mut self.0 {
+            Kind::Alone => None,
+            Kind::AllReduce(courier) | Kind::ParameterServer(courier, _) => Some(courier),
+        }
+    }
+
+    /// How many replicas agree.
+    pub fn world(&self) -> usize {
+        match &self.0 {
+            Kind::Alone => 1,
+            Kind::AllReduce(courier) | Kind::ParameterServer(courier, _) => courier.world,
+        }
+    }
+
+    /// This replica's rank.
+    pub fn rank(&self) -> Rank {
+        match &self.0 {
+            Kind::Alone => Rank(0),
+            Kind::AllReduce(courier) | Kind::ParameterServer(courier, _) => courier.rank,
+        }
+    }
+
+    /// What a replica's gradient counts for in a step: its share of the batch of all, or all of it where every push is a step.
+    pub fn weight(&self) -> f32 {
+        match &self.0 {
+            Kind::ParameterServer(_, Pace::Asynchronous { .. }) => 1.0,
+            _ => 1.0 / self.world() as f32,
+        }
+    }
+
+    /// Gives this rank's numbers of the step; before the first bucket of the step.
+    ///
+    /// # Errors
+    /// When another rank, or the way to it, has failed.
+    pub fn share(&mut self, numbers: Shared) -> Result<(), CommError> {
+        self.courier().map_or(Ok(()), |courier| courier.share(numbers))
+    }
+
+    /// The sum of the numbers over all ranks (this rank's own, where every push is a step); waits for them. None if there are no
+    /// other ranks.
+    ///
+    /// # Errors
+    /// As [`Agreement::share`].
+    pub fn shared(&mut self) -> Result<Option<Shared>, CommError> {
+        self.courier().map(Courier::shared).transpose()
+    }
+
+    /// Gives the gradients of a bucket, which are final.
+    ///
+    /// # Errors
+    /// As [`Agreement::share`].
+    pub fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError> {
+        self.courier().map_or(Ok(()), |courier| courier.send(bucket, gradients))
+    }
+
+    /// What came back for a bucket that was sent, once: none if it has not come and `wait` is not set, if it was taken already, or
+    /// if there are no other ranks.
+    ///
+    /// # Errors
+    /// As [`Agreement::share`].
+    pub fn take(&mut self, bucket: usize, wait: bool) -> Result<Option<Landed<'_>>, CommError> {
+        match &mut self.0 {
+            Kind::Alone => Ok(None),
+            Kind::AllReduce(courier) => Ok(courier.take(bucket, wait)?.map(Landed::Gradients)),
+            Kind::ParameterServer(courier, _) => Ok(courier.take(bucket, wait)?.map(|new| Landed::Weights(new))),
+        }
+    }
+
+    /// Adds up numbers over all ranks; between steps.
+    ///
+    /// # Errors
+    /// As [`Agreement::share`].
+    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        if let (Some(courier), false) = (self.courier(), numbers.is_empty()) {
+            let sums = courier.sum(numbers.to_vec())?;
+            numbers.copy_from_slice(&sums);
+        }
+        Ok(())
+    }
+
+    /// All go on from the same step; before the first.
+    ///
+    /// # Errors
+    /// As [`Agreement::share`].
+    pub fn begin(&mut self, step: u64) -> Result<(), CommError> {
+        let (high, low) = parameter_server::talk::length_words(step as usize);
+        self.of_first(&mut [high, low])
+    }
+
+    /// Replaces numbers by those of rank 0; before the first step.
+    ///
+    /// # Errors
+    /// As [`Agreement::share`].
+    pub fn of_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        match self.courier() {
+            Some(courier) if !numbers.is_empty() => courier.of_first(numbers),
+            _ => Ok(()),
+        }
+    }
+
+    /// Brings the optimizer's state to rank 0, where servers have it; between steps.
+    ///
+    /// # Errors
+    /// As [`Agreement::share`].
+    pub fn optimizer_state(&mut self, state: &mut [impl std::ops::DerefMut<Target = [f32]>]) -> Result<(), CommError> {
+        let Kind::ParameterServer(courier, _) = &mut self.0 else { return Ok(()) };
+        let found = courier.state(state.iter().map(|slot| slot.to_vec()).collect())?;
+        state.iter_mut().zip(found).for_each(|(slot, found)| slot.copy_from_slice(&found));
+        Ok(())
+    }
+
+    /// What travelled since the last call.
+    pub fn traffic(&mut self) -> Traffic {
+        self.courier().map_or(Traffic::default(), Courier::traffic)
+    }
+}

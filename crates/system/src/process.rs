@@ -1,0 +1,61 @@
+//! Other processes: cores for them, signals to them, and an end that comes with their parent's.
+
+use std::io;
+
+use rustix::process::{Pid, Signal};
+use rustix::thread::CpuSet;
+
+/// The cores that this thread may run on.
+pub fn cores() -> Vec<usize> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
+}
+
+/// Keeps this thread, and threads and processes that it starts, on these cores.
+///
+/// # Errors
+/// When the machine does not have them or the kernel refuses.
+pub fn stay_on(cores: &[usize]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    cores.iter().filter(|&&core| core < CpuSet::MAX_CPU).for_each(|&core| set.set(core));
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+}
+
+/// What a process can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tell {
+    /// Save and end: what Ctrl-C says.
+    Interrupt,
+    /// End.
+    Terminate,
+    /// End at once.
+    Kill,
+    /// Stand still until told to go on.
+    Stop,
+    /// Go on.
+    Continue,
+}
+
+/// Sends a signal to a process; one that is gone already is fine.
+pub fn tell(pid: u32, what: Tell) {
+    let signal = match what {
+        Tell::Interrupt => Signal::INT,
+        Tell::Terminate => Signal::TERM,
+        Tell::Kill => Signal::KILL,
+        Tell::Stop => Signal::STOP,
+        Tell::Continue => Signal::CONT,
+    };
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+/// Asks the kernel to kill this process when its parent ends, however that ends. Returns whether `parent` is still the
+/// parent: it may have ended before the kernel was asked.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn end_with(parent: u32) -> io::Result<bool> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    Ok(rustix::process::getppid().is_some_and(|pid| pid.as_raw_nonzero().get().unsigned_abs() == parent))
+}

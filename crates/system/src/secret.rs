@@ -1,0 +1,73 @@
+//! Files that only their owner can read: for tokens.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Error, ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// More than any secret; a file that is longer is something else.
+const BYTES_MAX: u64 = 4096;
+
+/// The text of a private file; none if it is not there.
+///
+/// # Errors
+/// When it belongs to somebody else, others can read or write it, or it cannot be read.
+pub fn read(path: &Path) -> io::Result<Option<String>> {
+    let file = match OpenOptions::new().read(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
+        return Err(Error::new(ErrorKind::PermissionDenied, "it is not a file of this user"));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        return Err(Error::new(ErrorKind::PermissionDenied, "others can read it; type chmod 600 on it"));
+    }
+    let mut text = String::new();
+    file.take(BYTES_MAX).read_to_string(&mut text)?;
+    Ok(Some(text))
+}
+
+/// Writes a private file unless it is there already, whole or not at all; of several processes that try at once, one
+/// wins, and all of them read the winner's afterwards.
+///
+/// # Errors
+/// When the disk refuses.
+pub fn create(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let part = path.with_extension(format!("{}.part", std::process::id()));
+    let attempt = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        match fs::hard_link(&part, path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            linked => linked,
+        }
+    };
+    let done = attempt();
+    let _ = fs::remove_file(&part);
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_first_writer_wins_and_only_the_owner_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/token");
+        assert_eq!(read(&path).unwrap(), None);
+        create(&path, "first").unwrap();
+        create(&path, "second").unwrap();
+        assert_eq!(read(&path).unwrap().as_deref(), Some("first"));
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no part is left behind");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("chmod 600"));
+    }
+}

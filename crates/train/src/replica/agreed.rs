@@ -1,0 +1,246 @@
+//! Steps of a replica that trains together with others.
+//!
+//! Gradients leave as they become final, and come back as sums over all replicas while the backward pass goes on. What has not come
+//! back by its end is applied in the next forward pass, just before the first layer that needs it: a slow link then hides behind
+//! a whole step and not only behind half of one. Whoever looks at the weights between steps lets them settle first.
+
+use paceline_data::batch::Batch;
+use paceline_nn::optim::Moment;
+use paceline_parallel::agree::Shared;
+use paceline_parallel::{Agreement, Landed};
+use paceline_tensor::execute::Turn;
+use paceline_tensor::{Pass, Store};
+
+use super::{Half, NotFinite, Replica, Stepped, Updating, Votes, split};
+use crate::error::TrainError;
+use crate::metrics::Tally;
+use crate::phases::Phases;
+
+impl Replica {
+    /// A step whose gradients travel while the backward pass runs.
+    pub(super) fn step_overlapped(
+        &mut self,
+        batch: &Batch,
+        moment: Moment,
+        phases: &mut Phases,
+    ) -> Result<Stepped, TrainError> {
+        let mut agreement = std::mem::replace(&mut self.agreement, Agreement::alone());
+        let stepped = self.overlapped(&mut agreement, batch, moment, phases);
+        self.agreement = agreement;
+        stepped
+    }
+
+    fn overlapped(
+        &mut self,
+        agreement: &mut Agreement,
+        batch: &Batch,
+        moment: Moment,
+        phases: &mut Phases,
+    ) -> Result<Stepped, TrainError> {
+        let (share, votes, pending) = (self.share, self.votes, self.pending.take());
+        let pass = Pass { seed: self.dropout_seed, step: moment.step };
+        let (Half { executor, ends }, store, mut updates) = split(self);
+        let (clock, mut times) = (phases.clock().clone(), Times::default());
+        let (tally, failed) = phases.time("compute", || {
+            ends.fill(executor, batch, 0, share);
+            let mut need = |bucket: usize, parameters: &mut [f32]| {
+                let Some(before) = pending else { return Ok(()) };
+                let start = clock.seconds();
+                let landed = agreement.take(bucket, true)?;
+                times.wait_s += clock.seconds() - start;
+                times.apply(&clock, &mut updates, before, bucket, landed, parameters)
+            };
+            let failed = executor.forward_with(store, pass, &mut need).err();
+            (ends.answers(executor, batch, 0).1, failed)
+        });
+        times.tell(phases);
+        match failed {
+            Some(Failed::Comm(error)) => return Err(error),
+            Some(Failed::NotFinite(what)) => return Ok((tally, Err(what))),
+            None => {}
+        }
+        agreement.share(numbers(&tally, votes))?;
+        let (mut failed, mut times) = (None, Times::default());
+        phases.time("compute", || {
+            executor.backward(store, pass, &mut |turn| {
+                let done = match turn {
+                    Turn::Send { bucket, gradients } => agreement.send(bucket, gradients).map_err(Failed::from),
+                    Turn::Apply { bucket, parameters, .. } => agreement
+                        .take(bucket, false)
+                        .map_err(Failed::from)
+                        .and_then(|landed| times.apply(&clock, &mut updates, moment, bucket, landed, parameters)),
+                };
+                failed = done.err();
+                failed.is_none()
+            });
+        });
+        times.tell(phases);
+        match failed {
+            Some(Failed::Comm(error)) => return Err(error),
+            Some(Failed::NotFinite(what)) => return Ok((tally, Err(what))),
+            None => {}
+        }
+        self.pending = Some(moment);
+        let tally = phases.time("wait", || self.hear(agreement))?.unwrap_or(tally);
+        let finite = if tally.loss.is_finite() { Ok(()) } else { Err(NotFinite::Loss) };
+        Ok((tally, finite))
+    }
+
+    /// A step whose gradients are looked at all together before they are applied.
+    pub(super) fn step_together(
+        &mut self,
+        batch: &Batch,
+        moment: Moment,
+        phases: &mut Phases,
+    ) -> Result<Stepped, TrainError> {
+        let tally = phases.time("compute", || self.compute(batch, moment.step));
+        let mut agreement = std::mem::replace(&mut self.agreement, Agreement::alone());
+        let tally = phases.time("wait", || self.sum(&mut agreement, &tally));
+        self.agreement = agreement;
+        Ok(self.finish_step(tally?, moment, phases))
+    }
+
+    fn sum(&mut self, agreement: &mut Agreement, tally: &Tally) -> Result<Tally, TrainError> {
+        agreement.share(numbers(tally, self.votes))?;
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            agreement.send(index, &self.store.gradients[bucket.elements.clone()])?;
+        }
+        for (index, bucket) in self.buckets.iter().enumerate() {
+            if let Some(Landed::Gradients(sums)) = agreement.take(index, true)? {
+                self.store.gradients[bucket.elements.clone()].copy_from_slice(sums);
+            }
+        }
+        Ok(self.hear(agreement)?.unwrap_or(*tally))
+    }
+
+    /// What all replicas shared in this step.
+    fn hear(&mut self, agreement: &mut Agreement) -> Result<Option<Tally>, TrainError> {
+        Ok(agreement.shared()?.map(|numbers| self.understand(numbers)))
+    }
+
+    fn understand(&mut self, numbers: Shared) -> Tally {
+        let [rows, loss, rest, top1, top5, interrupted, time_limit, _] = numbers;
+        self.votes = Votes { interrupted: interrupted as u32, time_limit: time_limit as u32 };
+        let loss = f64::from(loss) + f64::from(rest);
+        Tally { rows: rows as u64, loss, top1: top1 as u64, top5: top5 as u64 }
+    }
+
+    /// Takes over the weights, states and optimizer of rank 0.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn begin_together(&mut self, step: u64) -> Result<(), TrainError> {
+        let Self { agreement, store, optimizer_state, .. } = self;
+        agreement.begin(step)?;
+        agreement.of_first(&mut store.parameters)?;
+        agreement.of_first(&mut store.states)?;
+        for buffer in optimizer_state {
+            agreement.of_first(buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Adds up a tally over all replicas.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
+        let mut agreement = std::mem::replace(&mut self.agreement, Agreement::alone());
+        let mut total = numbers(&tally, self.votes);
+        let added = agreement.sum(&mut total);
+        self.agreement = agreement;
+        added?;
+        Ok(self.understand(total))
+    }
+
+    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics: the weights can be
+    /// looked at, and are the same everywhere.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed, or a gradient was not finite.
+    pub fn settle(&mut self) -> Result<Result<(), NotFinite>, TrainError> {
+        let mut agreement = std::mem::replace(&mut self.agreement, Agreement::alone());
+        let settled = self.settle_with(&mut agreement);
+        self.agreement = agreement;
+        settled
+    }
+
+    fn settle_with(&mut self, agreement: &mut Agreement) -> Result<Result<(), NotFinite>, TrainError> {
+        if let (Some(before), Some(_)) = (self.pending.take(), &self.train) {
+            let (_, Store { parameters, .. }, mut updates) = split(self);
+            for index in 0..updates.buckets.len() {
+                let parameters = &mut parameters[updates.buckets[index].elements.clone()];
+                match agreement.take(index, true)? {
+                    Some(Landed::Weights(weights)) => parameters.copy_from_slice(weights),
+                    Some(Landed::Gradients(gradients)) => {
+                        if let Err(what) = updates.apply(before, index, gradients, parameters) {
+                            return Ok(Err(what));
+                        }
+                    }
+                    None => {}
+                }
+            }
+        }
+        agreement.sum(&mut self.store.states)?;
+        let factor = 1.0 / agreement.world() as f32;
+        self.store.states.iter_mut().for_each(|state| *state *= factor);
+        agreement.optimizer_state(&mut self.optimizer_state)?;
+        Ok(Ok(()))
+    }
+}
+
+/// Why a step cannot go on.
+enum Failed {
+    Comm(TrainError),
+    NotFinite(NotFinite),
+}
+
+impl From<paceline_comm::CommError> for Failed {
+    fn from(error: paceline_comm::CommError) -> Self {
+        Self::Comm(error.into())
+    }
+}
+
+/// What ran inside of "compute" and is told apart.
+#[derive(Default)]
+struct Times {
+    wait_s: f64,
+    update_s: f64,
+}
+
+impl Times {
+    fn apply(
+        &mut self,
+        clock: &paceline_system::clock::Clock,
+        updates: &mut Updating<'_>,
+        moment: Moment,
+        bucket: usize,
+        landed: Option<Landed<'_>>,
+        parameters: &mut [f32],
+    ) -> Result<(), Failed> {
+        let start = clock.seconds();
+        let applied = match landed {
+            Some(Landed::Gradients(gradients)) => updates.apply(moment, bucket, gradients, parameters),
+            Some(Landed::Weights(weights)) => {
+                parameters.copy_from_slice(weights);
+                Ok(())
+            }
+            None => return Ok(()),
+        };
+        self.update_s += clock.seconds() - start;
+        applied.map_err(Failed::NotFinite)
+    }
+
+    fn tell(self, phases: &mut Phases) {
+        phases.shift("compute", "update", self.update_s);
+        phases.shift("compute", "wait", self.wait_s);
+    }
+}
+
+/// A tally and votes as numbers that can be added up in `f32`: the loss in two, of which the second is what the first leaves.
+fn numbers(tally: &Tally, votes: Votes) -> Shared {
+    let loss = tally.loss as f32;
+    let rest = (tally.loss - f64::from(loss)) as f32;
+    let (interrupted, time_limit) = (votes.interrupted as f32, votes.time_limit as f32);
+    [tally.rows as f32, loss, rest, tally.top1 as f32, tally.top5 as f32, interrupted, time_limit, 0.0]
+}

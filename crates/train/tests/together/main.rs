@@ -1,0 +1,181 @@
+//! Training together is training alone with the same batch: every agreement, every way to travel, ranks as threads.
+
+mod world;
+
+use std::sync::Arc;
+
+use paceline_data::batch::Batch;
+use paceline_nn::layer::{Conv, Window};
+use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
+use paceline_nn::schedule::{LearningRate, RunLength};
+use paceline_nn::{Input, Net};
+use paceline_parallel::Agreement;
+use paceline_parallel::agree::parameter_server::{Pace, Roles};
+use paceline_system::clock::Clock;
+use paceline_system::random::Random;
+use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
+use paceline_train::phases::Phases;
+use paceline_train::replica::{Replica, ReplicaOptions};
+use paceline_train::serve::{bucket_shapes, serve_replica};
+use world::{Carry, TIMEOUT, communicators};
+
+const STEPS: u64 = 20;
+const BATCH: usize = 16;
+const RATE: f32 = 0.004;
+
+/// No batch-norm, whose statistics are each replica's own; a matrix that is a bucket of its own.
+fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
+    let x = net.conv("conv1", x, Conv::new(8, 3).pad(1))?;
+    let x = net.relu(x)?;
+    let x = net.max_pool(x, Window::new(2))?;
+    let x = net.flatten(x)?;
+    let x = net.linear("fc1", x, 1100)?;
+    let x = net.relu(x)?;
+    let x = net.linear("fc2", x, 1000)?;
+    let x = net.relu(x)?;
+    net.linear("fc3", x, classes)
+}
+
+fn replica(micro_batch: usize, optimizer: Optimizer, clip_norm: Option<f64>) -> Replica {
+    let rule = optimizer.rule(&HyperParameters { weight_decay: Some(1e-3), ..HyperParameters::default() }).unwrap();
+    let input = Input::Image { size: [8, 8], channels: 3 };
+    let (classes, accumulate, smoothing, seed) = (10, 1, 0.1, 7);
+    let (precision, memory) = (Precision::F32, MemoryUse::Normal);
+    let options =
+        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, memory, clip_norm };
+    Replica::new(&plain, options, &Arc::new(Cpu::new(1))).unwrap()
+}
+
+/// Part `rank` of `world` of the batch of a step.
+fn batch(step: u64, rank: usize, world: usize) -> Batch {
+    // Two batches, over and over: there is something to learn.
+    let mut random = Random::new(&[3, step % 2]);
+    let images: Vec<f32> = (0..BATCH * 8 * 8 * 3).map(|_| random.normal()).collect();
+    let targets: Vec<i32> = (0..BATCH).map(|_| random.below(10) as i32).collect();
+    let size = BATCH / world;
+    let (images, targets) = (&images[rank * size * 192..][..size * 192], &targets[rank * size..][..size]);
+    Batch { size, images: images.to_vec(), targets: targets.to_vec(), ..Batch::default() }
+}
+
+/// Twenty steps; the losses, and the weights at the end.
+fn train(mut replica: Replica, rank: usize, world: usize) -> (Vec<f64>, Vec<f32>) {
+    let clock = Clock::real();
+    let losses = (0..STEPS)
+        .map(|step| {
+            let moment = Moment { step, learning_rate: RATE };
+            let (tally, done) = replica.step(&batch(step, rank, world), moment, &mut Phases::start(&clock)).unwrap();
+            done.unwrap();
+            tally.mean_loss()
+        })
+        .collect();
+    replica.settle().unwrap().unwrap();
+    (losses, replica.store.parameters.to_vec())
+}
+
+/// How a world is made up.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    carry: Carry,
+    workers: usize,
+    /// With a parameter server.
+    servers: Option<(usize, Pace)>,
+    optimizer: Optimizer,
+    clip_norm: Option<f64>,
+}
+
+/// The losses and weights of every worker.
+fn together(case: Case) -> Vec<(Vec<f64>, Vec<f32>)> {
+    let Case { carry, workers, servers, optimizer, clip_norm } = case;
+    let ranks = workers + servers.map_or(0, |(servers, _)| servers);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = communicators(carry, ranks)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, communicator)| {
+                scope.spawn(move || {
+                    let mut replica = replica(BATCH / workers, optimizer, clip_norm);
+                    let shapes = bucket_shapes(&replica);
+                    let Some((count, pace)) = servers else {
+                        replica.agree(Agreement::all_reduce(communicator, &shapes, TIMEOUT).unwrap());
+                        replica.begin_together(0).unwrap();
+                        return Some(train(replica, rank, workers));
+                    };
+                    let roles = Roles { workers, servers: count };
+                    if rank >= workers {
+                        let length = RunLength { total_steps: STEPS, steps_per_epoch: STEPS, global_batch: BATCH };
+                        let rate = LearningRate::constant(RATE.into());
+                        serve_replica(&mut replica, communicator, (roles, pace), (&rate, length)).unwrap();
+                        return None;
+                    }
+                    let agreement = Agreement::parameter_server(communicator, (roles, pace), &shapes, TIMEOUT);
+                    replica.agree(agreement.unwrap());
+                    replica.begin_together(0).unwrap();
+                    Some(train(replica, rank, workers))
+                })
+            })
+            .collect();
+        threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn assert_like_alone(case: Case) {
+    let (losses, weights) = train(replica(BATCH, case.optimizer, case.clip_norm), 0, 1);
+    let norm = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    let size = norm(&mut weights.iter().copied());
+    let all = together(case);
+    assert_eq!(all.len(), case.workers);
+    for (rank, (found_losses, found)) in all.iter().enumerate() {
+        assert_eq!(found, &all[0].1, "{case:?}: rank {rank} and rank 0 have the same bits");
+        for (step, (loss, expected)) in found_losses.iter().zip(&losses).enumerate() {
+            assert!((loss - expected).abs() < 1e-5 * expected, "{case:?}: loss {loss} for {expected} at step {step}");
+        }
+        let error = norm(&mut found.iter().zip(&weights).map(|(found, expected)| found - expected)) / size;
+        assert!(error <= 1e-6, "{case:?}: the weights differ by {error}");
+    }
+    assert!(losses[STEPS as usize - 1] < losses[0], "it learns: {losses:?}");
+}
+
+const MOMENTUM: Case =
+    Case { carry: Carry::Thread, workers: 2, servers: None, optimizer: Optimizer::Momentum, clip_norm: None };
+
+#[test]
+fn all_reduce_over_every_carry_is_training_alone() {
+    for carry in Carry::ALL {
+        for workers in [2, 4] {
+            assert_like_alone(Case { carry, workers, ..MOMENTUM });
+        }
+    }
+}
+
+#[test]
+fn gradients_that_are_clipped_together_are_too() {
+    for carry in [Carry::Thread, Carry::Shm] {
+        assert_like_alone(Case { carry, clip_norm: Some(0.5), ..MOMENTUM });
+    }
+}
+
+#[test]
+fn a_synchronous_parameter_server_over_every_carry_is_training_alone() {
+    for carry in Carry::ALL {
+        for (workers, servers) in [(2, 1), (4, 1), (2, 3), (4, 2)] {
+            assert_like_alone(Case { carry, workers, servers: Some((servers, Pace::Synchronous)), ..MOMENTUM });
+        }
+    }
+}
+
+#[test]
+fn workers_of_an_asynchronous_parameter_server_learn() {
+    for (staleness, servers) in [(None, 1), (Some(1), 2), (Some(4), 1)] {
+        for carry in [Carry::Thread, Carry::Shm, Carry::Tcp] {
+            let pace = Pace::Asynchronous { staleness };
+            let optimizer = Optimizer::Momentum;
+            let all = together(Case { carry, workers: 3, servers: Some((servers, pace)), optimizer, ..MOMENTUM });
+            for (losses, weights) in &all {
+                assert!(weights.iter().all(|weight| weight.is_finite()));
+                let (first, last) = (losses[..3].iter().sum::<f64>(), losses[17..].iter().sum::<f64>());
+                assert!(last < first, "{carry:?} {staleness:?}: {losses:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! A process among others: starts them, meets them, and ends with them.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use paceline::cluster::launch::Output;
+use paceline::cluster::launch::group::{self, Ended, Start};
+use paceline::cluster::launch::{child, local, ssh};
+use paceline::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
+use paceline::cluster::{Control, Log, Member, Phase, Seat, join};
+use paceline::comm::transport::{Membership, Transport, shm, tcp};
+use paceline::comm::{Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait};
+use paceline::data::order::Shard;
+use paceline::parallel::Agreement;
+use paceline::parallel::agree::parameter_server::{Pace, Roles};
+use paceline::system::clock::Clock;
+use paceline::system::signal::Stop;
+use paceline::train::serve::{bucket_shapes, serve_parameters};
+use paceline::train::together::{Agree, Carry};
+use paceline::train::trainer::{Surroundings, Watch};
+use paceline::train::{Config, TrainError, Trainer, run as run_folder};
+
+use super::Outcome;
+use crate::cli::Train;
+use crate::failure::Failure;
+
+/// How long ranks wait to be connected, once all have arrived.
+const CONNECT_MAX: Duration = Duration::from_secs(60);
+
+/// How long one message may take. A rank that dies is named by the heartbeats long before.
+const MESSAGE_MAX: Duration = Duration::from_secs(600);
+
+/// How long the others may take to end.
+const FAREWELL: Duration = Duration::from_secs(60);
+
+/// Small and large messages by which the link is measured, in bytes.
+const PROBES: [usize; 2] = [64, 1 << 20];
+
+/// What this process is.
+pub enum Role {
+    /// All there is.
+    Alone,
+    /// The one that starts the others.
+    Launcher(Vec<Start>),
+    /// One of several.
+    Member(Box<Member>),
+}
+
+/// Finds out what this process is.
+pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result<Role, Failure> {
+    if let Some(file) = &arguments.cluster {
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| Failure::refused(format!("cannot read {}: {error}", file.display())))?;
+        let (Some(job), Some(task)) = (arguments.job, arguments.task) else {
+            return Err(Failure::refused("--cluster needs to know which process this is; type --job worker --task 0"));
+        };
+        return Ok(Role::Member(Box::new(ClusterFile::parse(&text)?.member(job, task)?)));
+    }
+    if let Some(member) = from_environment(variables)? {
+        let member = if member.world > 1 { member.with_servers(servers(config))? } else { member };
+        return Ok(Role::Member(Box::new(member)));
+    }
+    let program = std::env::current_exe().map_err(Failure::failed)?;
+    let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    if arguments.run.is_none() && arguments.resume.is_none() {
+        let folder = run_folder::free_name(&super::surroundings().disk, &config.model);
+        words.extend(["--run".to_owned(), absolute(&folder).display().to_string()]);
+    }
+    let mut starts = if let Some(hosts) = &arguments.hosts {
+        let (hosts, folder) = (Hosts::parse(hosts)?, std::env::current_dir().map_err(Failure::failed)?);
+        ssh::Ssh {
+            hosts,
+            port: arguments.port.unwrap_or(PORT),
+            program,
+            arguments: words,
+            folder,
+            ssh: vec!["ssh".into()],
+        }
+        .starts()?
+    } else {
+        let workers = config.workers + servers(config);
+        if config.workers < 2 {
+            return Ok(Role::Alone);
+        }
+        local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
+    };
+    starts[0].inherits = true;
+    for start in &mut starts[1..] {
+        start.arguments.retain(|word| word != "--json");
+        if !arguments.quiet {
+            start.arguments.push("--quiet".into());
+        }
+    }
+    Ok(Role::Launcher(starts))
+}
+
+fn servers(config: &Config) -> usize {
+    if config.agree == Agree::ParameterServer { config.servers } else { 0 }
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Starts the others and waits for them.
+pub fn launch(starts: &[Start]) -> Outcome {
+    let stop = Stop::on_signals().map_err(Failure::failed)?;
+    let ended = group::run(starts, &stop, &Output::to(std::io::stdout()), &Output::to(std::io::stderr()))?;
+    Ok(if ended == Ended::Done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// This process's environment.
+pub fn variables() -> Variables {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect::<BTreeMap<_, _>>()
+}
+
+/// A place among others that have all arrived.
+pub struct Team {
+    member: Member,
+    control: Control,
+    communicator: Cell<Option<Communicator>>,
+}
+
+impl Team {
+    /// Meets the others and connects to them.
+    pub fn meet(member: Member, arguments: &Train, config: &Config, stop: &Stop) -> Result<Self, Failure> {
+        let token = child::begin(&variables(), stop)?;
+        let quiet = arguments.quiet;
+        let rank = member.rank;
+        let mut seat = Seat::new(member.clone(), token.clone(), fingerprint(config));
+        seat.interrupt = stop.clone();
+        seat.bind = arguments.bind;
+        seat.log = Log::new(move |notice| {
+            if notice.warning && !(quiet && rank.0 == 0) {
+                eprintln!("{}", notice.text);
+            }
+        });
+        // Ranks that do not wait for each other may be far apart.
+        if config.staleness.0 != Some(0) {
+            seat.limits.behind = None;
+        }
+        let listener = Cell::new(None);
+        let control = join(seat, |address: IpAddr| -> std::io::Result<Option<SocketAddr>> {
+            let opened = tcp::Listener::bind(rank, Some(address)).map_err(std::io::Error::other)?;
+            let address = opened.address();
+            listener.set(Some(opened));
+            Ok(Some(address))
+        })?;
+        let team = Self { member, control, communicator: Cell::new(None) };
+        let connected = team.connect(listener.take(), token, config);
+        let communicator = team.guard(connected.map_err(TrainError::from), None)?;
+        team.communicator.set(Some(communicator));
+        Ok(team)
+    }
+
+    fn connect(
+        &self,
+        listener: Option<tcp::Listener>,
+        token: Token,
+        config: &Config,
+    ) -> Result<Communicator, CommError> {
+        let (rank, world, table) = (self.member.rank, self.member.world, self.control.table());
+        let one_machine = table.nodes().iter().all(|&node| node == 0);
+        let membership = Membership { token, rank, world, generation: Generation::default() };
+        let wait = Wait::new(CONNECT_MAX, self.control.stop());
+        let by_memory = config.carry == Carry::Shm || (config.carry == Carry::Auto && one_machine);
+        let transport = match listener {
+            Some(listener) if !by_memory => {
+                let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
+                let sockets = tcp::Config::default();
+                Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
+            }
+            _ => Transport::Shm(shm::connect(&membership, &wait)?),
+        };
+        let nodes = Nodes::new(table.nodes().iter().map(|&node| node as u32).collect());
+        let guess = Link::new(20e-6, 2e9);
+        let choice = Choice::by_cost(Links { nodes: nodes.clone(), within: guess, between: guess });
+        let options = Options { timeout: MESSAGE_MAX, stop: self.control.stop().clone(), choice };
+        let mut communicator = Communicator::new(transport, options);
+        let link = measure(&mut communicator)?;
+        communicator.set_choice(Choice::by_cost(Links { nodes, within: link, between: link }));
+        Ok(communicator)
+    }
+
+    /// The rank and world of those that compute.
+    pub fn shard(&self) -> Shard {
+        let world = self.member.workers();
+        Shard { rank: self.member.rank.index().min(world - 1), world }
+    }
+
+    /// Whether this process holds parameters instead of computing.
+    pub fn serves(&self) -> bool {
+        self.member.rank.index() >= self.member.workers()
+    }
+
+    /// Whether this process tells the user about the run.
+    pub fn speaks(&self) -> bool {
+        self.member.rank == Rank(0)
+    }
+
+    /// Says in heartbeats how far this process is.
+    pub fn watch(&self) -> Watch {
+        let progress = self.control.progress().clone();
+        Watch::new(move |phase, step| {
+            let known = Phase::ALL.into_iter().find(|known| known.name() == phase);
+            progress.enter(known.unwrap_or(Phase::Compute), step);
+        })
+    }
+
+    /// Serves parameters until all workers have ended.
+    pub fn serve(self, config: &Config, around: &Surroundings) -> Outcome {
+        let roles = self.roles();
+        let communicator = self.communicator.take().expect("a team has met");
+        let pace = Pace::from_staleness(config.staleness.0);
+        self.guard(serve_parameters(config, around, communicator, (roles, pace)), None)?;
+        self.finish()?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn roles(&self) -> Roles {
+        Roles { workers: self.member.workers(), servers: self.member.servers }
+    }
+
+    /// Makes a trainer one of the workers.
+    pub fn join(&self, trainer: &mut Trainer) -> Result<(), Failure> {
+        let (shapes, config) = (bucket_shapes(trainer.replica()), trainer.config().clone());
+        let communicator = self.communicator.take().expect("a team has met");
+        let agreement = match config.agree {
+            Agree::AllReduce => Agreement::all_reduce(communicator, &shapes, MESSAGE_MAX),
+            Agree::ParameterServer => {
+                let pace = Pace::from_staleness(config.staleness.0);
+                Agreement::parameter_server(communicator, (self.roles(), pace), &shapes, MESSAGE_MAX)
+            }
+        };
+        let joined = agreement.map_err(TrainError::from).and_then(|agreement| trainer.agree(agreement));
+        self.guard(joined, None)
+    }
+
+    /// Tells everybody of an error, and hears whose it is.
+    pub fn guard<T>(&self, result: Result<T, TrainError>, run: Option<&Path>) -> Result<T, Failure> {
+        let error = match result {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        let suspect = if let TrainError::Comm(error) = &error { error.peer() } else { None };
+        let verdict = self.control.fail(&error.to_string(), suspect);
+        let (TrainError::Comm(_), Some(verdict)) = (&error, verdict) else { return Err(error.into()) };
+        let advice = run
+            .map(|run| format!("; to go on from the last checkpoint, type: paceline train --resume {}", run.display()));
+        Err(Failure::failed(format!("{verdict}{}", advice.unwrap_or_default())))
+    }
+
+    /// Ends together with the others.
+    pub fn finish(self) -> Result<(), Failure> {
+        Ok(self.control.finish(FAREWELL)?)
+    }
+}
+
+/// What all ranks must agree on, as lines; how many threads each has is its own affair.
+fn fingerprint(config: &Config) -> String {
+    Config { threads: None, loader_threads: 1, weights: None, ..config.clone() }.to_toml()
+}
+
+/// Latency and bandwidth between the first two ranks, told to all.
+fn measure(communicator: &mut Communicator) -> Result<Link, CommError> {
+    const ROUNDS: usize = 4;
+    let (rank, clock) = (communicator.rank(), Clock::real());
+    let mut seconds = [f64::INFINITY; PROBES.len()];
+    for (bytes, best) in PROBES.into_iter().zip(&mut seconds) {
+        let mut message = vec![0u8; bytes];
+        for round in 0..ROUNDS as u64 {
+            let start = clock.seconds();
+            match rank.0 {
+                0 => {
+                    communicator.send(Rank(1), round, &message)?;
+                    communicator.recv(Rank(1), round, &mut message)?;
+                }
+                1 => {
+                    communicator.recv(Rank(0), round, &mut message)?;
+                    communicator.send(Rank(0), round, &message)?;
+                }
+                _ => {}
+            }
+            *best = best.min((clock.seconds() - start) / 2.0);
+        }
+    }
+    let latency_s = seconds[0].max(1e-7);
+    let bytes_per_s = PROBES[1] as f64 / (seconds[1] - seconds[0]).max(1e-9);
+    let mut found = [latency_s as f32, bytes_per_s as f32];
+    communicator.broadcast(Rank(0), &mut found)?;
+    Ok(Link::new(f64::from(found[0]), f64::from(found[1])))
+}
