@@ -188,8 +188,8 @@ pub struct Train {
     /// The port that rank 0 listens on, with --hosts
     #[arg(long, help_heading = "Many processes")]
     pub port: Option<u16>,
-    /// The address that rank 0 listens on [default: loopback, or what the other machines have to reach]
-    #[arg(long, value_name = "ADDRESS", help_heading = "Many processes")]
+    /// The address or interface that rank 0 listens on, such as eth1 [default: loopback, or what the other machines have to reach]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse::bind, help_heading = "Many processes")]
     pub bind: Option<std::net::IpAddr>,
 
     /// What activations are stored as: f32 | bf16 (half the memory; weights and sums stay f32)

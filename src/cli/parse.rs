@@ -45,6 +45,11 @@ pub fn count64(text: &str) -> Result<u64, String> {
     text.parse().ok().filter(|&number| number > 0).ok_or_else(|| "type a whole number from 1".into())
 }
 
+/// An address of this machine, or the name of an interface.
+pub fn bind(text: &str) -> Result<std::net::IpAddr, String> {
+    paceline::cluster::interface::address(text).map_err(|error| error.to_string())
+}
+
 /// On or off.
 pub fn switch(text: &str) -> Result<bool, String> {
     match text {

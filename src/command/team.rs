@@ -70,6 +70,9 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
         let folder = run_folder::free_name(&super::surroundings().disk, &config.model);
         words.extend(["--run".to_owned(), absolute(&folder).display().to_string()]);
     }
+    if arguments.workers.is_none() && arguments.resume.is_none() && arguments.hosts.is_none() {
+        words.extend(["--workers".to_owned(), config.workers.to_string()]);
+    }
     let mut starts = if let Some(hosts) = &arguments.hosts {
         let (hosts, folder) = (Hosts::parse(hosts)?, std::env::current_dir().map_err(Failure::failed)?);
         ssh::Ssh {

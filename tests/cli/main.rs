@@ -11,4 +11,5 @@ mod launch;
 mod place;
 mod refusals;
 mod resume;
+mod together;
 mod zoo;

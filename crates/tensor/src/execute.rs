@@ -234,12 +234,7 @@ impl Executor {
     ///
     /// # Panics
     /// As [`Executor::forward`].
-    pub fn forward_with<E>(
-        &mut self,
-        store: &mut Store,
-        pass: Pass,
-        need: &mut Need<'_, E>,
-    ) -> Result<(), E> {
+    pub fn forward_with<E>(&mut self, store: &mut Store, pass: Pass, need: &mut Need<'_, E>) -> Result<(), E> {
         let (mut done, end) = (0, self.plan.forward_nodes());
         for index in 0..self.plan.needs().len() {
             let (node, bucket) = self.plan.needs()[index];
