@@ -159,9 +159,14 @@ pub fn within(limit: Duration, mut so: impl FnMut() -> bool, otherwise: impl Fn(
     }
 }
 
-/// Says that a test is skipped; not through the test's own output, which is shown only if it fails.
+/// Says that a test is skipped.
 pub fn skip(test: &str, reason: &str) {
-    let _ = writeln!(std::io::stderr(), "skipped: {test} ({reason})");
+    say(&format!("skipped: {test} ({reason})"));
+}
+
+/// Says something not through the test's own output, which is shown only if it fails.
+pub fn say(sentence: &str) {
+    let _ = writeln!(std::io::stderr(), "{sentence}");
 }
 
 /// A port that nobody listens on.

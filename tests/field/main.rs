@@ -2,5 +2,8 @@
 //! them, and faults in the middle of a run. What a test needs and the machine does not have, it says by name.
 
 mod ground;
+mod hosts;
+mod links;
 mod mpi;
+mod network;
 mod slurm;
