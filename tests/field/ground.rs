@@ -109,6 +109,10 @@ pub struct Running {
 }
 
 impl Running {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn said(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.said).unwrap()).into_owned()
     }
