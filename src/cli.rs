@@ -1,16 +1,18 @@
 //! What can be typed: commands, flags and their help. Lifted into checked values by `command/`.
 
+pub mod launch;
 mod parse;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use paceline::cluster::Job;
+use paceline::comm::Algorithm;
 use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
 use paceline::tensor::{MemoryUse, Precision};
-use paceline::train::together::{Agree, Carry, Staleness};
+use paceline::train::together::{self, Agree, Staleness};
 
 use crate::command::calibrate::Calibrate;
 
@@ -37,6 +39,8 @@ const EXAMPLES: &str = "Examples:
 pub enum Command {
     /// Train a model; without arguments, a small network on the built-in `shapes` set
     Train(Box<Train>),
+    /// Start the processes of a run: on this machine, over ssh, with mpirun, Slurm or Kubernetes
+    Launch(Box<launch::Launch>),
     /// Measure a trained model on the validation set of its data
     Evaluate(Evaluate),
     /// Name what is in image files, best guesses first
@@ -162,7 +166,7 @@ pub struct Train {
     pub agree: Option<Agree>,
     /// How bytes travel: auto | shm | tcp
     #[arg(long, help_heading = "Many processes")]
-    pub carry: Option<Carry>,
+    pub carry: Option<together::Carry>,
     /// Processes that hold parameters, for a parameter server
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub servers: Option<usize>,
@@ -184,8 +188,8 @@ pub struct Train {
     /// The port that rank 0 listens on, with --hosts
     #[arg(long, help_heading = "Many processes")]
     pub port: Option<u16>,
-    /// The address that rank 0 listens on [default: loopback, or what the other machines have to reach]
-    #[arg(long, value_name = "ADDRESS", help_heading = "Many processes")]
+    /// The address or interface that rank 0 listens on, such as eth1 [default: loopback, or what the other machines have to reach]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse::bind, help_heading = "Many processes")]
     pub bind: Option<std::net::IpAddr>,
 
     /// What activations are stored as: f32 | bf16 (half the memory; weights and sums stay f32)
@@ -292,10 +296,19 @@ pub struct Plan {
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::Known)]
     pub calibrate: Calibrate,
+    /// Share the batch between so many processes, and show what they send each other
+    #[arg(long, short, default_value_t = 1, value_parser = parse::count, allow_negative_numbers = true)]
+    pub workers: usize,
+    /// Latency of the links between them, in microseconds
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50.0, value_parser = parse::positive)]
+    pub link_latency: f64,
+    /// Bandwidth of the links, in Gbit/s
+    #[arg(long, value_name = "GBIT", default_value_t = 1.0, value_parser = parse::positive)]
+    pub link_bandwidth: f64,
     /// Plan the evaluation, which keeps nothing for a backward pass, instead of a training step
     #[arg(long, conflicts_with = "memory")]
     pub eval: bool,
-    /// List every node
+    /// List every node, and every transfer between workers
     #[arg(long)]
     pub nodes: bool,
     /// Print one JSON object
@@ -357,6 +370,93 @@ pub enum BenchCommand {
     Step(BenchStep),
     /// Time every convolution and matrix product of a training step by itself, with every algorithm that can compute it
     Kernels(BenchKernels),
+    /// Time all-reduces between processes of this machine: algorithm by size by ranks by carry, against the link
+    Collectives(BenchCollectives),
+    /// Train with more and more processes of this machine: images per second, speed-up, efficiency
+    Scaling(BenchScaling),
+    /// One rank of `bench collectives`, started by it
+    #[command(hide = true)]
+    CollectivesRank(BenchCollectivesRank),
+}
+
+/// `paceline bench scaling`
+#[derive(Debug, Clone, Args)]
+pub struct BenchScaling {
+    /// How many processes, one after the other; the first is what the others are compared with
+    #[arg(long, default_value = "1,2,4", value_delimiter = ',', value_parser = parse::workers, allow_negative_numbers = true)]
+    pub workers: Vec<usize>,
+    /// A model that `paceline models` lists
+    #[arg(long, short, default_value = "resnet50")]
+    pub model: String,
+    /// Side of the images
+    #[arg(long, default_value_t = 32, value_parser = parse::count, allow_negative_numbers = true)]
+    pub size: usize,
+    /// Samples per step of each process
+    #[arg(long, short, default_value_t = 32, value_parser = parse::count, allow_negative_numbers = true)]
+    pub batch: usize,
+    /// Steps to time, after a few that are not
+    #[arg(long, default_value_t = 15, value_parser = parse::count, allow_negative_numbers = true)]
+    pub steps: usize,
+    /// Let a single process have one thread instead of all cores
+    #[arg(long)]
+    pub one_core: bool,
+    /// How they agree on the weights: all-reduce | parameter-server
+    #[arg(long)]
+    pub agree: Option<Agree>,
+    /// How bytes travel: auto | shm | tcp
+    #[arg(long)]
+    pub carry: Option<together::Carry>,
+    /// Print one JSON object for each
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline bench collectives`
+#[derive(Debug, Clone, Args)]
+pub struct BenchCollectives {
+    /// How many processes; a list such as 2,4 measures each
+    #[arg(long, default_value = "2", value_delimiter = ',', value_parser = parse::workers, allow_negative_numbers = true)]
+    pub workers: Vec<usize>,
+    /// How bytes travel: thread | shm | tcp; a list measures each
+    #[arg(long, default_value = "shm,tcp", value_delimiter = ',')]
+    pub carry: Vec<Carry>,
+    /// Bytes of the buffer; a list measures each
+    #[arg(long, default_value = "4096,1000000,100000000", value_delimiter = ',', value_parser = parse::bytes, allow_negative_numbers = true)]
+    pub bytes: Vec<usize>,
+    /// ring | halving-doubling | recursive-doubling | double-tree | hierarchical | direct [default: each]
+    #[arg(long, value_delimiter = ',', value_parser = parse::algorithm)]
+    pub algorithm: Vec<Algorithm>,
+    /// TCP connections between every two ranks
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub sockets: u16,
+    /// Bytes the kernel may hold for each connection and direction [default: the kernel's choice]
+    #[arg(long)]
+    pub buffer_bytes: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paceline bench collectives-rank`
+#[derive(Debug, Args)]
+pub struct BenchCollectivesRank {
+    /// This rank.
+    #[arg(long)]
+    pub rank: u32,
+    /// What is measured; one number of workers and one carry.
+    #[command(flatten)]
+    pub bench: BenchCollectives,
+}
+
+/// How the bytes of a measurement travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Carry {
+    /// Threads of one process
+    Thread,
+    /// Processes that share memory
+    Shm,
+    /// Processes joined by sockets
+    Tcp,
 }
 
 /// `paceline bench step`

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
+use paceline::cluster::ClusterError;
+use paceline::comm::CommError;
 use paceline::data::DataError;
 use paceline::lab::LabError;
 use paceline::system::disk::DiskError;
@@ -36,6 +38,18 @@ impl Failure {
 
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
+        Self { refused: error.is_refusal(), message: error.to_string() }
+    }
+}
+
+impl From<CommError> for Failure {
+    fn from(error: CommError) -> Self {
+        Self::failed(error)
+    }
+}
+
+impl From<ClusterError> for Failure {
+    fn from(error: ClusterError) -> Self {
         Self { refused: error.is_refusal(), message: error.to_string() }
     }
 }

@@ -22,6 +22,7 @@ fn main() -> ExitCode {
     }
     let outcome = match cli.command {
         Command::Train(arguments) => command::train::run(*arguments),
+        Command::Launch(arguments) => command::launch::run(&arguments),
         Command::Evaluate(arguments) => command::evaluate::run(&arguments),
         Command::Predict(arguments) => command::predict::run(&arguments),
         Command::Export(arguments) => command::export::run(&arguments),

@@ -1,5 +1,6 @@
 //! From a typed word to a checked value. Each refusal says what to type.
 
+use paceline::comm::Algorithm;
 use paceline::data::AugmentChoice;
 use paceline::nn::schedule::Schedule;
 use paceline::train::config::THREADS_MAX;
@@ -17,6 +18,23 @@ pub fn threads(text: &str) -> Result<usize, String> {
     at_most(text, THREADS_MAX)
 }
 
+/// A number of processes of one machine that are measured together.
+pub fn workers(text: &str) -> Result<usize, String> {
+    at_most(text, 64)
+}
+
+/// A number of bytes: whole numbers of four bytes, up to sixteen gigabytes.
+pub fn bytes(text: &str) -> Result<usize, String> {
+    let bytes = at_most(text, 1 << 34)?;
+    if bytes.is_multiple_of(4) { Ok(bytes) } else { Err("type a multiple of 4: numbers have four bytes".into()) }
+}
+
+/// An algorithm of collectives.
+pub fn algorithm(text: &str) -> Result<Algorithm, String> {
+    let names: Vec<&str> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
+    Algorithm::from_name(text).ok_or_else(|| format!("type one of: {}", names.join(", ")))
+}
+
 fn at_most(text: &str, most: usize) -> Result<usize, String> {
     let refusal = || format!("type a whole number from 1 to {most}");
     text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(refusal)
@@ -25,6 +43,11 @@ fn at_most(text: &str, most: usize) -> Result<usize, String> {
 /// A whole number from 1: epochs and steps, of which there can be any number.
 pub fn count64(text: &str) -> Result<u64, String> {
     text.parse().ok().filter(|&number| number > 0).ok_or_else(|| "type a whole number from 1".into())
+}
+
+/// An address of this machine, or the name of an interface.
+pub fn bind(text: &str) -> Result<std::net::IpAddr, String> {
+    paceline::cluster::interface::address(text).map_err(|error| error.to_string())
 }
 
 /// On or off.

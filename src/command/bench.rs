@@ -2,8 +2,10 @@
 
 mod bound;
 mod check;
+mod collectives;
 mod kernels;
 mod profile;
+mod scaling;
 mod step;
 
 use std::sync::Arc;
@@ -32,6 +34,9 @@ pub fn run(arguments: &Bench) -> Outcome {
             None => step::run(arguments),
         },
         BenchCommand::Kernels(arguments) => kernels::run(arguments),
+        BenchCommand::Scaling(arguments) => scaling::run(arguments),
+        BenchCommand::Collectives(arguments) => collectives::run(arguments),
+        BenchCommand::CollectivesRank(arguments) => collectives::rank::run(arguments),
     }
 }
 

@@ -1,5 +1,7 @@
 //! `paceline plan`: what a step will do, before it does.
 
+mod messages;
+
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
@@ -14,6 +16,8 @@ use paceline::train::config::SIDE_MAX;
 use paceline::train::replica;
 use serde_json::{Value, json};
 
+use messages::Messages;
+
 use super::calibrate::{calibrate, tell};
 use super::{Outcome, print};
 use crate::cli::Plan;
@@ -22,13 +26,22 @@ use crate::failure::Failure;
 /// Runs the command.
 pub fn run(arguments: &Plan) -> Outcome {
     let entry = zoo::find(&arguments.model).map_err(Failure::refused)?;
-    let (input, batch) = (input(entry, arguments.size)?, arguments.batch);
+    let workers = arguments.workers;
+    if !arguments.batch.is_multiple_of(workers) {
+        let more = arguments.batch.next_multiple_of(workers);
+        let sentence =
+            format!("--batch {} cannot be shared equally by {workers} workers; type --batch {more}", arguments.batch);
+        return Err(Failure::refused(sentence));
+    }
+    let (input, batch) = (input(entry, arguments.size)?, arguments.batch / workers);
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let network = Network::new(entry, mode, batch, input, arguments.classes.unwrap_or(entry.classes), 0.0)?;
     let wanted = Wanted { precision: arguments.dtype, ..replica::wanted(&network, replica::early(false)) };
     let planned = |memory| Planned::new(network.graph.clone(), &Wanted { memory, ..wanted.clone() });
     let plan = planned(arguments.memory);
     let report = plan.report();
+    let link = (arguments.link_latency * 1e-6, arguments.link_bandwidth * 1e9 / 8.0);
+    let messages = (workers > 1 && !arguments.eval).then(|| Messages::new(&plan, workers, link));
     let choices = MemoryUse::ALL.map(|memory| MemoryChoice::new(memory, &planned(memory)));
     let cpu = Cpu::new(threads::available());
     tell(&calibrate(&cpu, [&plan].into_iter(), arguments.calibrate));
@@ -41,6 +54,9 @@ pub fn run(arguments: &Plan) -> Outcome {
         value["memory"] = json!(arguments.memory);
         value["memory_choices"] = choices.iter().map(MemoryChoice::to_json).collect();
         value["convolutions"] = algorithms.iter().map(Computed::to_json).collect();
+        if let Some(messages) = &messages {
+            value["messages"] = messages.to_json();
+        }
         print(&format!("{value}\n"));
         return Ok(ExitCode::SUCCESS);
     }
@@ -53,6 +69,9 @@ pub fn run(arguments: &Plan) -> Outcome {
         choices.iter().for_each(|choice| print(&choice.line(&choices[0])));
     }
     print(&summary_of(&algorithms));
+    if let Some(messages) = &messages {
+        print(&messages.text(arguments.nodes));
+    }
     if arguments.nodes {
         print("\nconvolutions, in order\n");
         algorithms.iter().for_each(|computed| print(&computed.line()));

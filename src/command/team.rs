@@ -11,7 +11,7 @@ use paceline::cluster::launch::Output;
 use paceline::cluster::launch::group::{self, Ended, Start};
 use paceline::cluster::launch::{child, local, ssh};
 use paceline::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
-use paceline::cluster::{ClusterError, Control, Log, Member, Phase, Seat, join};
+use paceline::cluster::{Control, Log, Member, Phase, Seat, join};
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
 use paceline::comm::{Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait};
 use paceline::data::order::Shard;
@@ -69,6 +69,9 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
     if arguments.run.is_none() && arguments.resume.is_none() {
         let folder = run_folder::free_name(&super::surroundings().disk, &config.model);
         words.extend(["--run".to_owned(), absolute(&folder).display().to_string()]);
+    }
+    if arguments.workers.is_none() && arguments.resume.is_none() && arguments.hosts.is_none() {
+        words.extend(["--workers".to_owned(), config.workers.to_string()]);
     }
     let mut starts = if let Some(hosts) = &arguments.hosts {
         let (hosts, folder) = (Hosts::parse(hosts)?, std::env::current_dir().map_err(Failure::failed)?);
@@ -295,13 +298,4 @@ fn measure(communicator: &mut Communicator) -> Result<Link, CommError> {
     let mut found = [latency_s as f32, bytes_per_s as f32];
     communicator.broadcast(Rank(0), &mut found)?;
     Ok(Link::new(f64::from(found[0]), f64::from(found[1])))
-}
-
-impl From<ClusterError> for Failure {
-    fn from(error: ClusterError) -> Self {
-        match error {
-            ClusterError::Refused(sentence) => Self::refused(sentence),
-            error => Self::failed(error),
-        }
-    }
 }

@@ -33,6 +33,7 @@ pub fn run(arguments: Train) -> Outcome {
             train(&arguments, config, Surroundings { stop, ..surroundings() }, None)
         }
         Role::Member(member) => {
+            let config = Config { workers: member.workers(), ..config };
             let stop = Stop::on_signals().map_err(Failure::failed)?;
             config.check()?;
             if member.world == 1 {

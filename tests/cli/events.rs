@@ -14,7 +14,8 @@ fn json_prints_the_lines_of_the_event_log() {
     let said = place.run(&format!("train {QUICK} --epochs 2 --run run --json"));
     assert_eq!(said, place.read_text("run/events/rank-0.jsonl"));
     let events = place.events("run");
-    let kinds = kinds(&events);
+    // A machine that is busy may warn that data was waited for.
+    let kinds: Vec<&str> = kinds(&events).into_iter().filter(|&kind| kind != "warning").collect();
     assert_eq!((kinds[0], kinds[kinds.len() - 1]), ("run_started", "run_finished"));
     assert_eq!((kinds[9], kinds[10]), ("epoch", "checkpoint"));
     let steps: Vec<_> = events.iter().filter(|event| event["event"] == "step").collect();

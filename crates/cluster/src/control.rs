@@ -1,6 +1,6 @@
 //! The control connection after the rendezvous: heartbeats in both directions, and what follows when they stop.
 //!
-//! A [`Control`] is held by the training loop. A thread of its own ([`desk`]) tends the sockets and feeds the pure
+//! A [`Control`] is held by the training loop. A thread of its own (`control/desk.rs`) tends the sockets and feeds the pure
 //! [`crate::membership`]; its verdict sets the [`Stop`], which ends every wait of this process.
 
 mod desk;

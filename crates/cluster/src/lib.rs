@@ -8,6 +8,7 @@
 mod connection;
 pub mod control;
 mod error;
+pub mod interface;
 pub mod launch;
 pub mod membership;
 mod message;

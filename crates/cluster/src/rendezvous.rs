@@ -248,7 +248,7 @@ fn introduce(
             Ok(Some(Message::Refused { why })) => return refused(why),
             Ok(Some(Message::Ended { verdict })) => return Err(ClusterError::Failed(verdict.to_string())),
             Ok(Some(_)) => {}
-            Ok(None) => ready::wait(&[connection.interest()], Duration::from_millis(100)),
+            Ok(None) => drop(ready::wait(&[connection.interest()], Duration::from_millis(100))),
             Err(why) => {
                 seat.log.say(format!("rank 0 went away before the run began ({why}); trying again"));
                 return Ok(None);

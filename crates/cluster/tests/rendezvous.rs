@@ -78,6 +78,19 @@ fn members_meet_learn_the_table_and_leave_together() {
     }
 }
 
+/// More than are greeted at once.
+#[test]
+fn a_hundred_members_meet_and_leave() {
+    let (controls, said) = meet(100);
+    thread::sleep(Duration::from_millis(1500));
+    let leaving: Vec<_> =
+        controls.into_iter().map(|control| thread::spawn(move || control.finish(Duration::from_secs(10)))).collect();
+    for thread in leaving {
+        thread.join().unwrap().unwrap();
+    }
+    assert!(!said[0].lock().unwrap().iter().any(|line| line.contains("late")), "{:?}", said[0]);
+}
+
 #[test]
 fn one_member_alone_is_a_run() {
     let (mut controls, _) = meet(1);

@@ -19,8 +19,8 @@ use crate::wait::Wait;
 use crate::wire::frame::{HEADER_BYTES, Header};
 use crate::wire::stream::Talk;
 
-/// Bytes moved at once: large enough to make a call worth it, small enough to stay in a core's cache.
-const PORTION_BYTES: usize = 256 << 10;
+/// Bytes moved at once: large enough to make a system call worth it. On loopback 512 KiB beat 64, 128 and 256 in every round.
+const PORTION_BYTES: usize = 512 << 10;
 /// Bytes that may travel with a header.
 const WITH_HEADER_BYTES: usize = 8 << 10;
 /// Passes without progress before the transport is asked to sleep.

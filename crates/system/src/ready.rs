@@ -14,9 +14,8 @@ pub struct Interest<'a> {
     pub write: bool,
 }
 
-/// Returns when something is ready or the time is over. Callers try everything without blocking afterwards, so which one
-/// was ready is not told.
-pub fn wait(interests: &[Interest<'_>], limit: Duration) {
+/// Returns when something is ready or the time is over: which of them are.
+pub fn wait(interests: &[Interest<'_>], limit: Duration) -> Vec<bool> {
     let flags = |interest: &Interest| if interest.write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
     let mut fds: Vec<PollFd<'_>> =
         interests.iter().map(|interest| PollFd::from_borrowed_fd(interest.fd, flags(interest))).collect();
@@ -24,10 +23,5 @@ pub fn wait(interests: &[Interest<'_>], limit: Duration) {
     let timeout = Timespec { tv_sec: seconds, tv_nsec: limit.subsec_nanos().into() };
     // A signal ends the wait early, which is fine: the caller looks at everything and waits again.
     let _ = poll(&mut fds, Some(&timeout));
-}
-
-/// Whether there are bytes to read now, or the end is reached.
-pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    fds.iter().map(|fd| !fd.revents().is_empty()).collect()
 }

@@ -49,6 +49,9 @@ impl Floats<'_> {
 /// Called after each node with its number and its floating-point outputs; says whether to go on.
 pub type After<'a> = dyn FnMut(usize, &[Floats<'_>]) -> bool + 'a;
 
+/// Called with a bucket and its parameters before they are read for the first time in a step.
+pub type Need<'a, E> = dyn FnMut(usize, &mut [f32]) -> Result<(), E> + 'a;
+
 /// A bucket of gradients whose turn has come while a step runs; see [`crate::plan::Bucket`].
 #[derive(Debug)]
 pub enum Turn<'a> {
@@ -231,12 +234,7 @@ impl Executor {
     ///
     /// # Panics
     /// As [`Executor::forward`].
-    pub fn forward_with<E>(
-        &mut self,
-        store: &mut Store,
-        pass: Pass,
-        need: &mut dyn FnMut(usize, &mut [f32]) -> Result<(), E>,
-    ) -> Result<(), E> {
+    pub fn forward_with<E>(&mut self, store: &mut Store, pass: Pass, need: &mut Need<'_, E>) -> Result<(), E> {
         let (mut done, end) = (0, self.plan.forward_nodes());
         for index in 0..self.plan.needs().len() {
             let (node, bucket) = self.plan.needs()[index];

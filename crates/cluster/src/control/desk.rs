@@ -43,6 +43,8 @@ pub(super) struct Desk {
     /// By rank.
     connections: Vec<Option<Connection>>,
     entries: Vec<Option<Entry>>,
+    /// Those from whom something has come since they were last heard.
+    talking: Vec<Rank>,
     /// Ranks that greeted and have not said where they are, with the time by which they must.
     joining: Vec<(Rank, Connection, Duration)>,
     door: Option<Door>,
@@ -75,6 +77,7 @@ impl Desk {
             membership,
             connections: (0..world).map(|_| None).collect(),
             entries: vec![None; world],
+            talking: Vec::new(),
             joining: Vec::new(),
             door: None,
             woken,
@@ -143,13 +146,18 @@ impl Desk {
         }
     }
 
+    /// Waits until something comes or a beat is due. Notes who has said something, so that a turn costs as much as was
+    /// said, not as much as there are ranks.
     fn sleep(&mut self) {
         let until_beat = self.beat_next.saturating_sub(self.clock.now());
-        let mut interests: Vec<Interest> = vec![Interest { fd: self.woken.as_fd(), write: false }];
+        let present = |(rank, connection): (usize, &Option<Connection>)| connection.as_ref().map(|_| Rank::at(rank));
+        let ranks: Vec<Rank> = self.connections.iter().enumerate().filter_map(present).collect();
+        let mut interests: Vec<Interest> = self.connections.iter().flatten().map(Connection::interest).collect();
+        interests.push(Interest { fd: self.woken.as_fd(), write: false });
         interests.extend(self.door.as_ref().and_then(Door::interest));
         interests.extend(self.joining.iter().map(|(_, connection, _)| connection.interest()));
-        interests.extend(self.connections.iter().flatten().map(Connection::interest));
-        ready::wait(&interests, until_beat.min(Duration::from_millis(100)));
+        let ready = ready::wait(&interests, until_beat.min(Duration::from_millis(100)));
+        self.talking = ranks.into_iter().zip(ready).filter_map(|(rank, ready)| ready.then_some(rank)).collect();
         let mut bytes = [0; 64];
         while self.woken.read(&mut bytes).is_ok_and(|count| count == bytes.len()) {}
     }
@@ -216,7 +224,7 @@ impl Desk {
 
     /// What the members say.
     fn hear(&mut self) {
-        for rank in (0..self.world).map(Rank::at) {
+        for rank in std::mem::take(&mut self.talking) {
             for _ in 0..TURN_MAX {
                 let Some(connection) = &mut self.connections[rank.index()] else { break };
                 match connection.pull(self.world) {

@@ -56,8 +56,7 @@ pub fn begin(variables: &Variables, stop: &signal::Stop) -> Result<Token, Cluste
 }
 
 fn read_token() -> Result<Token, ClusterError> {
-    ready::wait(&[Interest { fd: stdin().as_fd(), write: false }], TOKEN_MAX);
-    if !ready::is_readable(stdin().as_fd()) {
+    if ready::wait(&[Interest { fd: stdin().as_fd(), write: false }], TOKEN_MAX) != [true] {
         return refused(format!("PACELINE_TOKEN is stdin, and nothing came there within {TOKEN_MAX:?}"));
     }
     // The launcher writes the line at once, so what has begun to come is not waited for.

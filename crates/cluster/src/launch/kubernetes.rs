@@ -32,7 +32,7 @@ impl Kubernetes {
     /// # Errors
     /// When the name cannot be one.
     pub fn manifest(&self) -> Result<String, ClusterError> {
-        let Self { name, workers, port, .. } = self;
+        let name = &self.name;
         let sound = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         let ends = |byte: Option<u8>| byte.is_some_and(|byte| byte != b'-');
         // A pod's host name is the Job's with its index behind, and must not be longer than 63.
@@ -41,15 +41,13 @@ impl Kubernetes {
         if !good || name.starts_with(|first: char| first.is_ascii_digit()) {
             return refused(format!("`{name}` is no name for a Job; type small letters, digits and dashes"));
         }
-        let text = |value: &str| quoted(value).expect("text is JSON");
-        let (image, token) = (text(&self.image), Token::random().to_hex());
-        let command: String = self.command.iter().map(|word| format!("            - {}\n", text(word))).collect();
-        let resources = self.cores.map_or(String::new(), |cores| {
-            format!("          resources:\n            requests:\n              cpu: \"{cores}\"\n")
-        });
-        let index = "metadata.annotations['batch.kubernetes.io/job-completion-index']";
-        let secret = token::VARIABLE;
-        Ok(format!(
+        Ok(format!("{}---\n{}", self.meeting(&Token::random()), self.job()))
+    }
+
+    /// The token, and the name under which pods find rank 0.
+    fn meeting(&self, token: &Token) -> String {
+        let (name, token) = (&self.name, token.to_hex());
+        format!(
             r#"# kubectl apply -f this file; kubectl logs -f job/{name} --all-containers --prefix; kubectl delete -f this file
 apiVersion: v1
 kind: Secret
@@ -69,8 +67,23 @@ spec:
   publishNotReadyAddresses: true
   selector:
     job-name: {name}
----
-apiVersion: batch/v1
+"#
+        )
+    }
+
+    fn job(&self) -> String {
+        let Self { name, workers, port, .. } = self;
+        // A JSON string is a YAML string too, whatever is in it.
+        let text = |value: &str| quoted(value).expect("text is JSON");
+        let image = text(&self.image);
+        let command: String = self.command.iter().map(|word| format!("            - {}\n", text(word))).collect();
+        let resources = self.cores.map_or(String::new(), |cores| {
+            format!("          resources:\n            requests:\n              cpu: \"{cores}\"\n")
+        });
+        let index = "metadata.annotations['batch.kubernetes.io/job-completion-index']";
+        let secret = token::VARIABLE;
+        format!(
+            r#"apiVersion: batch/v1
 kind: Job
 metadata:
   name: {name}
@@ -110,7 +123,7 @@ spec:
           ports:
             - containerPort: {port}
 {resources}"#
-        ))
+        )
     }
 }
 

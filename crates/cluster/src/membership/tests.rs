@@ -158,6 +158,8 @@ enum Fault {
     Fails(usize),
     /// The first is killed and the second sees it first, complains and leaves.
     Complains(usize, usize),
+    /// The same, and the second does not wait for the verdict.
+    Flees(usize, usize),
 }
 
 #[derive(Clone, Debug)]
@@ -167,6 +169,7 @@ enum Message {
     Beat,
     Strike,
     Notice(usize),
+    Flee,
     Through,
 }
 
@@ -287,6 +290,12 @@ impl Simulation {
                 self.close(now, victim);
                 self.post(now, witness, Message::Notice(victim));
             }
+            Fault::Flees(victim, witness) => {
+                self.close(now, victim);
+                self.post(now, witness, Message::Notice(victim));
+                let later = now + self.random.below(100) as u64;
+                self.post(later, witness, Message::Flee);
+            }
         }
     }
 
@@ -321,6 +330,7 @@ impl Simulation {
                     let why = "connection reset".into();
                     self.feed(now, target, Event::Failed { rank: rank(target), why, suspect: Some(rank(suspect)) });
                 }
+                Message::Flee => self.close(now, target),
                 Message::Through => {
                     self.feed(now, target, Event::Goodbye { rank: rank(target) });
                     if target != 0 {
@@ -346,12 +356,14 @@ impl Simulation {
 fn choose(random: &mut Random, world: usize) -> Fault {
     let victim = random.below(world);
     let spoke = 1 + random.below(world - 1);
-    match random.below(6) {
+    let witness = 1 + (spoke + random.below((world - 1).max(2) - 1)) % (world - 1);
+    match random.below(7) {
         0 => Fault::Nothing,
         1 => Fault::Killed(victim),
         2 => Fault::Frozen(victim),
         3 => Fault::Cut(spoke),
         4 => Fault::Fails(victim),
+        5 if spoke != witness => Fault::Flees(spoke, witness),
         _ => Fault::Complains(victim, (victim + 1 + random.below(world - 1)) % world),
     }
 }
@@ -372,11 +384,12 @@ fn in_every_interleaving_every_survivor_names_the_culprit_within_five_seconds() 
             continue;
         }
         let (culprit, silenced) = match fault {
-            Fault::Killed(victim) | Fault::Frozen(victim) | Fault::Complains(victim, _) => (victim, Some(victim)),
-            Fault::Cut(victim) | Fault::Fails(victim) => (victim, None),
+            Fault::Killed(victim) | Fault::Frozen(victim) | Fault::Complains(victim, _) => (victim, vec![victim]),
+            Fault::Flees(victim, witness) => (victim, vec![victim, witness]),
+            Fault::Cut(victim) | Fault::Fails(victim) => (victim, vec![]),
             Fault::Nothing => unreachable!(),
         };
-        for member in (0..world).filter(|member| Some(*member) != silenced) {
+        for member in (0..world).filter(|member| !silenced.contains(member)) {
             let (verdict, when) =
                 simulation.verdicts.get(&member).unwrap_or_else(|| panic!("seed {seed}, {fault:?}: {member} goes on"));
             // Behind a cut link it is the other end that is gone.
@@ -388,5 +401,5 @@ fn in_every_interleaving_every_survivor_names_the_culprit_within_five_seconds() 
             assert!(verdict.position.step >= past, "seed {seed}: {verdict} at {struck}");
         }
     }
-    assert_eq!(counted.len(), 6, "every fault was struck: {counted:?}");
+    assert_eq!(counted.len(), 7, "every fault was struck: {counted:?}");
 }

@@ -75,9 +75,27 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(start.cast(), length) }
     }
 
+    /// Two ranks in one pass, without a copy between.
+    fn sum_two(&self, first: usize, second: usize, length: usize) {
+        let bytes = length * size_of::<f32>();
+        assert!(first.abs_diff(second) >= bytes, "two ranks' numbers do not overlap");
+        let view = |offset: usize| self.at(offset, bytes, align_of::<f32>()).cast::<f32>();
+        // SAFETY: inside the mapping, aligned, disjoint; only this rank touches these bytes in this phase of the round.
+        let first = unsafe { std::slice::from_raw_parts_mut(view(first), length) };
+        // SAFETY: as above.
+        let second = unsafe { std::slice::from_raw_parts_mut(view(second), length) };
+        for (first, second) in first.iter_mut().zip(second) {
+            let sum = *first + *second;
+            (*first, *second) = (sum, sum);
+        }
+    }
+
     /// Adds the numbers at all of `offsets`, in that order, and writes the sums to all of them, in pieces that stay in
     /// the first-level cache. The caller holds the right to these bytes in every rank's part (see the top).
     pub(super) fn sum(&self, kind: Kind, offsets: &[usize], bytes: usize) {
+        if let (Kind::F32, &[first, second]) = (kind, offsets) {
+            return self.sum_two(first, second, bytes / size_of::<f32>());
+        }
         const PIECE: usize = 2048;
         let mut sums = [0f32; PIECE];
         let mut halves = [0u16; PIECE];

@@ -1,0 +1,140 @@
+//! What happens when a peer dies, stalls, talks nonsense or does something else: an error that names it, within the
+//! deadline, and nothing left behind. Every test asserts that its fault fired.
+
+mod world;
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use paceline_comm::transport::{Membership, Transport, shm, tcp};
+use paceline_comm::{CommError, Communicator, Generation, Rank, Stop, Token, Wait};
+use world::{Carry, TIMEOUT, communicators, on_all, options};
+
+const SHORT: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_rank_that_leaves_is_named_by_those_who_need_it() {
+    for carry in Carry::ALL {
+        let mut ranks = communicators(carry, &options(3, None, TIMEOUT));
+        on_all(&mut ranks, |comm| comm.barrier().unwrap());
+        let started = Instant::now();
+        drop(ranks.remove(1));
+        let errors = on_all(&mut ranks, |comm| comm.all_reduce(&mut vec![1.0; 100_000]).unwrap_err());
+        assert!(errors.iter().any(|error| error.peer() == Some(Rank(1))), "{carry:?}: {errors:?}");
+        assert!(errors.iter().all(|error| matches!(error, CommError::PeerGone { .. })), "{carry:?}: {errors:?}");
+        assert!(started.elapsed() < Duration::from_secs(5));
+        let again = ranks[0].barrier().unwrap_err();
+        assert!(matches!(again, CommError::Broken { .. }), "{again}");
+    }
+}
+
+#[test]
+fn a_rank_that_stalls_is_named_when_the_deadline_passes() {
+    for carry in Carry::ALL {
+        let mut ranks = communicators(carry, &options(2, None, SHORT));
+        let started = Instant::now();
+        let error = ranks[0].all_reduce(&mut vec![1.0; 1_000_000]).unwrap_err();
+        assert!(matches!(error, CommError::DeadlinePassed { phase: "all_reduce", .. }), "{carry:?}: {error}");
+        assert_eq!(error.peer(), Some(Rank(1)));
+        assert!(started.elapsed() >= SHORT && started.elapsed() < SHORT + Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn a_stop_ends_every_wait_within_a_slice() {
+    for carry in Carry::ALL {
+        let options = options(2, None, Duration::from_secs(1000));
+        let mut ranks = communicators(carry, &options);
+        let (mut first, _second) = (ranks.remove(0), ranks.remove(0));
+        let waiting = thread::spawn(move || first.barrier().unwrap_err());
+        thread::sleep(Duration::from_millis(100));
+        let started = Instant::now();
+        options.stop.set("rank 9 is gone");
+        let error = waiting.join().unwrap();
+        assert!(started.elapsed() < Duration::from_millis(500), "{carry:?}");
+        assert!(matches!(&error, CommError::Stopped { reason, .. } if reason == "rank 9 is gone"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_that_do_different_things_notice() {
+    for carry in Carry::ALL {
+        let mut ranks = communicators(carry, &options(2, None, TIMEOUT));
+        let errors = on_all(&mut ranks, |comm| {
+            let length = if comm.rank() == Rank(0) { 1000 } else { 1001 };
+            comm.all_reduce(&mut vec![1.0; length]).err()
+        });
+        let violation = |error: &Option<CommError>| matches!(error, Some(CommError::Protocol { .. }));
+        assert!(errors.iter().any(violation), "{carry:?}: {errors:?}");
+        let mut ranks = communicators(carry, &options(2, None, SHORT));
+        let errors = on_all(&mut ranks, |comm| match comm.rank() {
+            Rank(0) => comm.send(Rank(1), 1, &[0; 10]).err(),
+            _ => comm.recv(Rank(0), 2, &mut [0; 10]).err(),
+        });
+        assert!(violation(&errors[1]), "{carry:?}: {errors:?}");
+    }
+}
+
+fn member(token: &Token, rank: u32, world: usize) -> Membership {
+    Membership { token: token.clone(), rank: Rank(rank), world, generation: Generation(1) }
+}
+
+#[test]
+fn garbage_and_silence_at_the_port_keep_nobody_waiting() {
+    let token = Token::random();
+    let listeners: Vec<_> = (0..2).map(|rank| tcp::Listener::bind(Rank(rank), None).unwrap()).collect();
+    let addresses: Vec<_> = listeners.iter().map(tcp::Listener::address).collect();
+    let mut strangers: Vec<TcpStream> = (0..10).map(|_| TcpStream::connect(addresses[0]).unwrap()).collect();
+    for (nth, stranger) in strangers.iter_mut().enumerate().take(8) {
+        stranger.write_all(&vec![nth as u8; 1000]).unwrap();
+    }
+    let started = Instant::now();
+    let joined: Vec<_> = thread::scope(|scope| {
+        let ranks: Vec<_> = (0u32..)
+            .zip(listeners)
+            .map(|(rank, listener)| {
+                let (member, addresses) = (member(&token, rank, 2), &addresses);
+                scope.spawn(move || {
+                    let wait = Wait::new(TIMEOUT, &Stop::new());
+                    tcp::connect(listener, addresses, &member, tcp::Config::default(), &wait)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
+    });
+    assert!(started.elapsed() < Duration::from_secs(4), "the strangers were waited for");
+    let mut ranks: Vec<_> =
+        joined.into_iter().map(|port| Communicator::new(Transport::Tcp(port), options(2, None, TIMEOUT))).collect();
+    on_all(&mut ranks, |comm| comm.barrier().unwrap());
+}
+
+#[test]
+fn a_wrong_token_is_refused_and_a_missing_rank_is_named() {
+    let listener = tcp::Listener::bind(Rank(0), None).unwrap();
+    let other = tcp::Listener::bind(Rank(1), None).unwrap();
+    let addresses = [listener.address(), other.address()];
+    thread::scope(|scope| {
+        let wait = || Wait::new(Duration::from_millis(800), &Stop::new());
+        let config = tcp::Config::default;
+        let right = member(&Token::random(), 0, 2);
+        let addresses = &addresses;
+        let waiting = scope.spawn(move || tcp::connect(listener, addresses, &right, config(), &wait()).unwrap_err());
+        let wrong = member(&Token::random(), 1, 2);
+        let refused = tcp::connect(other, addresses, &wrong, config(), &wait()).unwrap_err();
+        assert!(refused.is_refusal(), "{refused}");
+        let late = waiting.join().unwrap();
+        assert!(matches!(late, CommError::DeadlinePassed { .. }) && late.peer() == Some(Rank(1)), "{late}");
+    });
+}
+
+#[test]
+fn memory_is_not_shared_before_all_have_come() {
+    let wait = Wait::new(SHORT, &Stop::new());
+    let late = shm::connect(&member(&Token::random(), 0, 2), &wait).unwrap_err();
+    assert!(matches!(late, CommError::DeadlinePassed { .. }) && late.peer() == Some(Rank(1)), "{late}");
+    let wait = Wait::new(SHORT, &Stop::new());
+    let alone = shm::connect(&member(&Token::random(), 1, 2), &wait).unwrap_err();
+    assert!(matches!(alone, CommError::DeadlinePassed { .. }) && alone.peer() == Some(Rank(0)), "{alone}");
+}

@@ -1,0 +1,177 @@
+//! What every rank of `bench collectives` does: check a result, then time it, together with all others.
+
+use paceline::comm::{Algorithm, Choice, CommError, Communicator, Rank, SharedBuffer};
+use paceline::system::clock::Clock;
+use serde_json::{Value, json};
+
+use crate::cli::BenchCollectives;
+use crate::failure::Failure;
+
+/// One measurement.
+#[derive(Debug)]
+pub struct Row {
+    /// How bytes travelled.
+    pub carry: String,
+    /// Between how many ranks.
+    pub workers: usize,
+    /// Of the buffer.
+    pub bytes: usize,
+    /// By which algorithm.
+    pub algorithm: String,
+    /// Whether the buffer was in shared memory.
+    pub shared: bool,
+    /// How often it was timed.
+    pub repeats: usize,
+    /// The median time of one all-reduce.
+    pub median_s: f64,
+    /// The least.
+    pub least_s: f64,
+    /// What the link does when two ranks just exchange bytes.
+    pub link_bytes_per_s: f64,
+}
+
+impl Row {
+    /// S/t·2(p−1)/p: comparable between numbers of ranks.
+    pub fn bus_bytes_per_s(&self) -> f64 {
+        let ranks = self.workers as f64;
+        self.bytes as f64 / self.median_s * 2.0 * (ranks - 1.0) / ranks
+    }
+
+    /// For the parent process and for the user.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "carry": self.carry,
+            "workers": self.workers,
+            "bytes": self.bytes,
+            "algorithm": self.algorithm,
+            "shared": self.shared,
+            "repeats": self.repeats,
+            "median_s": self.median_s,
+            "least_s": self.least_s,
+            "bus_bytes_per_s": self.bus_bytes_per_s(),
+            "link_bytes_per_s": self.link_bytes_per_s,
+        })
+    }
+
+    /// What [`Row::to_json`] wrote.
+    pub fn from_json(value: &Value) -> Option<Self> {
+        let count = |name: &str| Some(value[name].as_u64()? as usize);
+        Some(Self {
+            carry: value["carry"].as_str()?.to_owned(),
+            workers: count("workers")?,
+            bytes: count("bytes")?,
+            algorithm: value["algorithm"].as_str()?.to_owned(),
+            shared: value["shared"].as_bool()?,
+            repeats: count("repeats")?,
+            median_s: value["median_s"].as_f64()?,
+            least_s: value["least_s"].as_f64()?,
+            link_bytes_per_s: value["link_bytes_per_s"].as_f64()?,
+        })
+    }
+}
+
+/// Measures everything asked for; all ranks at once.
+pub fn measure(comm: &mut Communicator, arguments: &BenchCollectives) -> Result<Vec<Row>, Failure> {
+    let link_bytes_per_s = link(comm)?;
+    let mut rows = Vec::new();
+    for &bytes in &arguments.bytes {
+        let asked = |algorithm: &Algorithm| arguments.algorithm.is_empty() || arguments.algorithm.contains(algorithm);
+        for algorithm in Algorithm::ALL.into_iter().filter(asked) {
+            // On one machine there is one node, and two levels are one.
+            if algorithm == Algorithm::Hierarchical && arguments.algorithm.is_empty() {
+                continue;
+            }
+            comm.set_choice(Choice::by_cost(comm.choice().links().clone()).forced(Some(algorithm)));
+            let mut buffers = vec![SharedBuffer::Heap(vec![0.0; bytes / 4])];
+            if comm.transport().name() == "shm" && algorithm == Algorithm::Direct {
+                buffers.push(comm.shared_buffer(bytes / 4)?);
+            }
+            for mut buffer in buffers {
+                check(comm, &mut buffer)?;
+                let mut row = time(comm, &mut buffer)?;
+                (row.algorithm, row.link_bytes_per_s) = (algorithm.to_string(), link_bytes_per_s);
+                rows.push(row);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn number(rank: usize, index: usize) -> f32 {
+    ((rank * 31 + index * 7) % 64) as f32
+}
+
+fn reduce(comm: &mut Communicator, buffer: &mut SharedBuffer) -> Result<(), CommError> {
+    let length = buffer.as_slice().len();
+    comm.all_reduce_shared(buffer, 0..length)
+}
+
+/// Sums of small whole numbers are exact, whoever adds them in whatever order.
+fn check(comm: &mut Communicator, buffer: &mut SharedBuffer) -> Result<(), Failure> {
+    let (rank, world) = (comm.rank().index(), comm.world());
+    buffer.as_mut_slice().iter_mut().enumerate().for_each(|(index, value)| *value = number(rank, index));
+    reduce(comm, buffer)?;
+    // The numbers repeat every 64, and so do their sums.
+    let sum = |index: usize| (0..world).map(|rank| number(rank, index)).sum::<f32>();
+    let sums: Vec<f32> = (0..64).map(sum).collect();
+    let wrong = buffer.as_slice().iter().enumerate().find(|(index, value)| **value != sums[index % 64]);
+    match wrong {
+        Some((index, value)) => {
+            Err(Failure::failed(format!("element {index} is {value} and not {}", sums[index % 64])))
+        }
+        None => Ok(()),
+    }
+}
+
+fn time(comm: &mut Communicator, buffer: &mut SharedBuffer) -> Result<Row, Failure> {
+    buffer.as_mut_slice().fill(0.0);
+    let bytes = size_of_val(buffer.as_slice());
+    // About a second at a gigabyte per second, within reason.
+    let repeats = (1_000_000_000 / bytes.max(1)).clamp(10, 2000);
+    let clock = Clock::real();
+    let mut seconds = Vec::with_capacity(repeats);
+    for round in 0..repeats + 3 {
+        comm.barrier()?;
+        let start = clock.seconds();
+        reduce(comm, buffer)?;
+        // The first rounds warm up caches, buffers and the system's own guesses.
+        if round >= 3 {
+            seconds.push(clock.seconds() - start);
+        }
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok(Row {
+        carry: comm.transport().name().to_owned(),
+        workers: comm.world(),
+        bytes,
+        algorithm: String::new(),
+        shared: matches!(buffer, SharedBuffer::Mapped(_)),
+        repeats,
+        median_s: seconds[seconds.len() / 2],
+        least_s: seconds[0],
+        link_bytes_per_s: 0.0,
+    })
+}
+
+/// What the links do at best: an exchange of 32 MB between all ranks at once, five times; the best counts, as bytes sent per
+/// rank. Ranks that share memory do it by copying, so a reduction that copies nothing can beat it.
+fn link(comm: &mut Communicator) -> Result<f64, Failure> {
+    let mut best = f64::INFINITY;
+    let clock = Clock::real();
+    let mut buffer = vec![0f32; 8 << 20];
+    let bytes = size_of_val(&buffer[..]) as f64;
+    if comm.world() == 1 {
+        return Ok(f64::INFINITY);
+    }
+    let length = buffer.len() / comm.world() * comm.world();
+    for _ in 0..5 {
+        comm.barrier()?;
+        let start = clock.seconds();
+        comm.all_to_all(&mut buffer[..length])?;
+        best = best.min(clock.seconds() - start);
+    }
+    let ranks = comm.world() as f64;
+    let mut found = [((ranks - 1.0) / ranks * bytes / best) as f32];
+    comm.broadcast(Rank(0), &mut found)?;
+    Ok(f64::from(found[0]))
+}

@@ -1,0 +1,111 @@
+//! `paceline launch`: the processes of a run, here or elsewhere.
+
+use std::process::{Command, ExitCode};
+
+use paceline::cluster::launch::group::{self, Ended, Start};
+use paceline::cluster::launch::kubernetes::Kubernetes;
+use paceline::cluster::launch::local::Local;
+use paceline::cluster::launch::mpirun::{Flavour, Mpirun};
+use paceline::cluster::launch::slurm::Slurm;
+use paceline::cluster::launch::{Output, ssh::Ssh};
+use paceline::cluster::spec::Hosts;
+use paceline::cluster::token;
+use paceline::comm::Token;
+use paceline::system::{host, signal::Stop};
+
+use super::{Outcome, print};
+use crate::cli::launch::Launch;
+use crate::failure::Failure;
+
+/// Runs the command.
+pub fn run(arguments: &Launch) -> Outcome {
+    let hosts = arguments.hosts.as_deref().map(Hosts::parse).transpose()?;
+    if arguments.slurm {
+        print(&slurm(arguments)?.script()?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if arguments.kubernetes {
+        print(&kubernetes(arguments)?.manifest()?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if arguments.mpirun {
+        return mpirun(arguments, hosts);
+    }
+    let program = host::own_program().map_err(Failure::failed)?;
+    let starts = match hosts {
+        Some(_) if arguments.workers.is_some() => {
+            return Err(Failure::refused(
+                "--hosts says how many processes there are (a:2 for two on a); leave --workers away",
+            ));
+        }
+        Some(hosts) => {
+            let ssh = arguments.ssh.split_whitespace().map(str::to_owned).collect();
+            let folder = host::own_folder().map_err(Failure::failed)?;
+            let program = arguments.program.clone().map_or(program, Into::into);
+            Ssh { hosts, port: arguments.port, program, arguments: arguments.command.clone(), folder, ssh }.starts()?
+        }
+        None => {
+            let pin = !arguments.no_pin;
+            Local { workers: workers(arguments)?, program, arguments: arguments.command.clone(), pin }.starts()?
+        }
+    };
+    supervise(&starts)
+}
+
+fn supervise(starts: &[Start]) -> Outcome {
+    let stop = Stop::on_signals().map_err(Failure::failed)?;
+    let (out, err) = (Output::to(std::io::stdout()), Output::to(std::io::stderr()));
+    match group::run(starts, &stop, &out, &err)? {
+        Ended::Done => Ok(ExitCode::SUCCESS),
+        Ended::Interrupted => Ok(ExitCode::FAILURE),
+    }
+}
+
+fn workers(arguments: &Launch) -> Result<usize, Failure> {
+    arguments.workers.ok_or_else(|| Failure::refused("how many processes? type --workers N, or --hosts A,B"))
+}
+
+/// This program with what stands behind the two dashes.
+fn command(arguments: &Launch) -> Result<Vec<String>, Failure> {
+    let program = host::own_program().map_err(Failure::failed)?;
+    Ok(std::iter::once(program.display().to_string()).chain(arguments.command.iter().cloned()).collect())
+}
+
+fn slurm(arguments: &Launch) -> Result<Slurm, Failure> {
+    let (nodes, workers) = (arguments.nodes, arguments.workers.unwrap_or(arguments.nodes));
+    if !workers.is_multiple_of(nodes) {
+        return Err(Failure::refused(format!(
+            "{workers} processes do not share {nodes} nodes evenly; change --workers"
+        )));
+    }
+    Ok(Slurm {
+        nodes,
+        tasks_per_node: workers / nodes,
+        cores: arguments.cores,
+        time: arguments.time.clone(),
+        partition: arguments.partition.clone(),
+        command: command(arguments)?,
+    })
+}
+
+fn kubernetes(arguments: &Launch) -> Result<Kubernetes, Failure> {
+    Ok(Kubernetes {
+        name: arguments.name.clone(),
+        image: arguments.image.clone().unwrap_or_default(),
+        workers: workers(arguments)?,
+        cores: arguments.cores,
+        port: arguments.port,
+        command: std::iter::once("paceline".to_owned()).chain(arguments.command.iter().cloned()).collect(),
+    })
+}
+
+fn mpirun(arguments: &Launch, hosts: Option<Hosts>) -> Outcome {
+    let workers = if hosts.is_some() { 0 } else { workers(arguments)? };
+    let flavour = Flavour::find("mpirun")?;
+    let words = Mpirun { workers, hosts, port: arguments.port, command: command(arguments)? }.arguments(flavour);
+    // Ctrl-C reaches mpirun from the terminal; this process waits for it to end.
+    let _stop = Stop::on_signals().map_err(Failure::failed)?;
+    let ended = Command::new("mpirun").args(words).env(token::VARIABLE, Token::random().to_hex()).status();
+    let ended = ended.map_err(|error| Failure::failed(format!("mpirun did not run: {error}")))?;
+    Ok(if ended.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,91 @@
+//! `--workers`: the same training by several processes.
+
+use crate::place::{Place, QUICK};
+
+/// The losses of a run's steps, and the accuracy of its last evaluation.
+fn course(place: &Place, run: &str) -> (Vec<f64>, f64) {
+    let events = place.events(run);
+    let losses = events.iter().filter(|event| event["event"] == "step").map(|event| event["loss"].as_f64().unwrap());
+    let accuracy = events.iter().rev().find_map(|event| event["val_top1"].as_f64()).unwrap();
+    (losses.collect(), accuracy)
+}
+
+#[test]
+fn workers_train_as_one_process_does() {
+    let place = Place::new();
+    let line = format!("train {QUICK} --optimizer momentum --lr 0.01 --epochs 2 --quiet");
+    place.run(&format!("{line} --run alone"));
+    let (expected, accuracy) = course(&place, "alone");
+    let ways = [
+        "--workers 2",
+        "--workers 4 --carry shm",
+        "--workers 2 --carry tcp",
+        "--workers 2 --agree parameter-server",
+        "--workers 2 --carry tcp --agree parameter-server --servers 2",
+        "--workers 2 --accumulate 2 --clip-norm 1000",
+    ];
+    for (index, way) in ways.iter().enumerate() {
+        let run = format!("run{index}");
+        place.run(&format!("{line} {way} --run {run}"));
+        let (losses, found) = course(&place, &run);
+        assert_eq!(losses.len(), expected.len());
+        for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+            assert!((loss - expected).abs() < 1e-4 * expected, "{way}: loss {loss} for {expected} at step {step}");
+        }
+        assert!((found - accuracy).abs() < 0.02, "{way}: accuracy {found} for {accuracy}");
+        assert!(place.path(&format!("{run}/events/rank-1.jsonl")).exists());
+        assert!(place.path(&format!("{run}/report.html")).exists());
+    }
+}
+
+#[test]
+fn asynchronous_workers_come_to_an_end() {
+    let place = Place::new();
+    for staleness in ["1", "none"] {
+        let run = format!("run-{staleness}");
+        place.run(&format!(
+            "train {QUICK} --epochs 2 --workers 2 --agree parameter-server --staleness {staleness} --run {run} --quiet"
+        ));
+        assert_eq!(course(&place, &run).0.len(), 16);
+    }
+}
+
+#[test]
+fn a_run_of_workers_goes_on_from_its_checkpoint() {
+    for agree in ["all-reduce", "parameter-server"] {
+        let place = Place::new();
+        let line = format!("train {QUICK} --optimizer momentum --workers 2 --agree {agree} --quiet");
+        place.run(&format!("{line} --epochs 2 --run whole"));
+        place.run(&format!("{line} --epochs 2 --max-steps 11 --run parts"));
+        place.run("train --resume parts --max-steps 16 --quiet");
+        let weights = "checkpoints/step-00000016/weights.safetensors";
+        assert!(place.read(&format!("whole/{weights}")) == place.read(&format!("parts/{weights}")), "{agree}");
+        // More or fewer workers may go on with it.
+        place.run("train --resume parts --epochs 3 --max-steps 20 --workers 1 --agree all-reduce --quiet");
+    }
+}
+
+#[test]
+fn what_workers_cannot_share_is_refused() {
+    let place = Place::new();
+    let line = format!("train {QUICK} --run run");
+    place.fails(
+        &format!("{line} --workers 3"),
+        2,
+        &["--batch 8 cannot be shared equally by 3 workers", "--batch 6 or 9"],
+    );
+    place.fails(&format!("{line} --staleness 2"), 2, &["--agree parameter-server"]);
+    let servers = format!("{line} --workers 2 --agree parameter-server");
+    place.fails(&format!("{servers} --clip-norm 1"), 2, &["--clip-norm", "--agree all-reduce"]);
+    assert!(!place.path("run").exists());
+}
+
+#[test]
+fn a_plan_shows_what_workers_send_each_other() {
+    let place = Place::new();
+    let said = place.run("plan --model resnet20 --batch 6 --workers 6 --calibrate off");
+    assert!(said.contains("between 6 workers") && said.contains("rank 5: "), "{said}");
+    let json = place.json("plan --model resnet20 --batch 6 --workers 6 --calibrate off --json");
+    assert_eq!(json["messages"]["ranks"].as_array().unwrap().len(), 6);
+    place.fails("plan --model resnet20 --batch 7 --workers 6", 2, &["--batch 12"]);
+}
