@@ -1,0 +1,216 @@
+//! What of a link's bits arrives as gradients: hosts with cables of 1 Gbit/s exchange 100 MB.
+//!
+//! With p hosts each sends and receives 2(p−1)/p of the bytes, in a ring as well as with a server beside each worker; a
+//! single server for p workers sends and receives p times the bytes. So the bounds on the time follow from the cable's
+//! rate alone.
+
+use std::time::{Duration, Instant};
+
+use paceline::cluster::spec::from_environment;
+use paceline::cluster::{Seat, join, token};
+use paceline::comm::transport::{Membership, Transport, tcp};
+use paceline::comm::{Algorithm, Choice, Communicator, Generation, Link, Links, Nodes, Options, Wait};
+use paceline::parallel::Agreement;
+use paceline::parallel::agree::parameter_server::server::{Keeper, Push, Shape, serve};
+use paceline::parallel::agree::parameter_server::{Pace, Roles};
+use paceline::parallel::agree::{BucketShape, Landed};
+use paceline::system::host;
+
+use crate::ground::{Ground, has, say};
+use crate::network::{Cable, Network};
+
+const ELEMENTS: usize = 25_000_000;
+const BYTES: f64 = 4.0 * ELEMENTS as f64;
+const RATE: u64 = 1_000_000_000;
+const REPEATS: usize = 3;
+const CABLE: Cable = Cable { rate: Some(RATE), mtu: 9000 };
+
+/// Gradients in as many messages as a large network has.
+const BUCKETS: usize = 20;
+
+/// How long one exchange may take.
+const LIMIT: Duration = Duration::from_secs(50);
+
+/// What a host does: `all-reduce`, or how many of the last ranks are servers.
+const PART: &str = "FIELD_PART";
+
+/// A process of the tests below.
+#[test]
+#[ignore = "the part of one host, which the tests beside it start"]
+fn one_host() {
+    let variables = host::variables();
+    let Some(part) = variables.get(PART) else { return };
+    let member = from_environment(&variables).unwrap().unwrap();
+    let (rank, world) = (member.rank, member.world);
+    let token = token::find(&variables).unwrap();
+    let mut listener = None;
+    let control = join(Seat::new(member, token.clone(), part.clone()), |address| {
+        let opened = tcp::Listener::bind(rank, Some(address)).map_err(std::io::Error::other)?;
+        let address = opened.address();
+        listener = Some(opened);
+        Ok(Some(address))
+    });
+    let control = control.unwrap();
+    let table = control.table();
+    let addresses: Vec<_> = table.entries().iter().filter_map(|entry| entry.data).collect();
+    let membership = Membership { token, rank, world, generation: Generation::default() };
+    let wait = Wait::new(LIMIT, control.stop());
+    let port = tcp::connect(listener.unwrap(), &addresses, &membership, tcp::Config::default(), &wait).unwrap();
+    let nodes = Nodes::new(table.nodes().iter().map(|&node| node as u32).collect());
+    let link = Link::new(50e-6, RATE as f64 / 8.0);
+    let choice = Choice::by_cost(Links { nodes, within: link, between: link }).forced(Some(Algorithm::Ring));
+    let options = Options { timeout: LIMIT, stop: control.stop().clone(), choice };
+    let communicator = Communicator::new(Transport::Tcp(port), options);
+    match part.parse::<usize>() {
+        Err(_) => all_reduce(communicator),
+        Ok(servers) if rank.index() >= world - servers => hold(communicator, servers),
+        Ok(servers) => push_and_pull(communicator, servers),
+    }
+    control.finish(LIMIT).unwrap();
+}
+
+/// What rank `rank` has at first at `index`: small whole numbers, so that every order of adding gives the same sum.
+fn number(rank: usize, index: usize) -> f32 {
+    (rank + index % 7) as f32
+}
+
+fn sum(world: usize, index: usize) -> f32 {
+    (0..world).map(|rank| number(rank, index)).sum()
+}
+
+fn all_reduce(mut communicator: Communicator) {
+    let (rank, world) = (communicator.rank().index(), communicator.world());
+    let mut buffer = vec![0.0; ELEMENTS];
+    for repeat in 0..=REPEATS {
+        buffer.iter_mut().enumerate().for_each(|(index, value)| *value = number(rank, index));
+        communicator.barrier().unwrap();
+        let start = Instant::now();
+        communicator.all_reduce(&mut buffer).unwrap();
+        communicator.barrier().unwrap();
+        tell(repeat, start);
+        assert!(buffer.iter().enumerate().all(|(index, &value)| value == sum(world, index)));
+    }
+}
+
+/// The first repeat opens the windows of the connections and is not counted.
+fn tell(repeat: usize, start: Instant) {
+    if repeat > 0 {
+        println!("\nseconds {}", start.elapsed().as_secs_f64());
+    }
+}
+
+fn buckets() -> Vec<BucketShape> {
+    let elements = ELEMENTS / BUCKETS;
+    let shape = |bucket: usize| BucketShape {
+        start: bucket * elements,
+        elements,
+        ready_after: bucket,
+        needed_before: BUCKETS - bucket,
+    };
+    (0..BUCKETS).map(shape).collect()
+}
+
+/// A server that adds what it is given to the weights.
+struct Adder;
+
+impl Keeper for Adder {
+    fn begin(&mut self, _: u64) {}
+
+    fn apply(&mut self, push: Push<'_>) {
+        push.weights.iter_mut().zip(push.gradients).for_each(|(weight, gradient)| *weight += *gradient);
+    }
+
+    fn resume(&mut self, _: usize, _: &[f32]) {}
+
+    fn state(&mut self, _: usize) -> &mut [f32] {
+        &mut []
+    }
+}
+
+fn hold(communicator: Communicator, servers: usize) {
+    let roles = Roles { workers: communicator.world() - servers, servers };
+    let (pace, buckets) = (Pace::Synchronous, buckets());
+    serve(communicator, Shape { roles, pace, buckets, parameters: ELEMENTS, states: 0, slots: 0 }, &mut Adder).unwrap();
+}
+
+fn push_and_pull(communicator: Communicator, servers: usize) {
+    let (rank, workers, buckets) = (communicator.rank().index(), communicator.world() - servers, buckets());
+    let roles = (Roles { workers, servers }, Pace::Synchronous);
+    let mut agreement = Agreement::parameter_server(communicator, roles, &buckets, LIMIT).unwrap();
+    agreement.begin(0).unwrap();
+    let mut weights = vec![0.0; ELEMENTS];
+    agreement.of_first(&mut weights).unwrap();
+    let gradients: Vec<f32> = (0..ELEMENTS).map(|index| number(rank, index)).collect();
+    for repeat in 0..=REPEATS {
+        agreement.sum(&mut [0.0]).unwrap();
+        let start = Instant::now();
+        agreement.share([0.0; 8]).unwrap();
+        for (index, bucket) in buckets.iter().enumerate() {
+            agreement.send(index, &gradients[bucket.start..bucket.start + bucket.elements]).unwrap();
+        }
+        for (bucket, shape) in buckets.iter().enumerate() {
+            let Some(Landed::Weights(new)) = agreement.take(bucket, true).unwrap() else { panic!("no weights") };
+            weights[shape.start..shape.start + shape.elements].copy_from_slice(new);
+        }
+        tell(repeat, start);
+        let expected = |index: usize| (repeat + 1) as f32 * sum(workers, index);
+        assert!(weights.iter().enumerate().all(|(index, &weight)| weight == expected(index)));
+    }
+}
+
+/// Seconds of an exchange, the slowest rank's of each repeat and the median of those.
+fn measure(ground: &Ground, network: &Network, hosts: impl Iterator<Item = usize> + Clone, part: &str) -> f64 {
+    let program = std::env::current_exe().unwrap();
+    let words = format!("{} --ignored --exact links::one_host --nocapture", program.display());
+    let done = network.run(ground, hosts, &words, &[(PART, part)]);
+    let seconds = |said: &str| -> Vec<f64> {
+        said.lines().filter_map(|line| line.strip_prefix("seconds ")?.parse().ok()).collect()
+    };
+    let told: Vec<Vec<f64>> = done.iter().map(|done| seconds(&done.said)).filter(|told| !told.is_empty()).collect();
+    let slowest = |repeat: usize| told.iter().map(|told| told[repeat]).fold(0.0, f64::max);
+    let mut slowest: Vec<f64> = (0..REPEATS).map(slowest).collect();
+    slowest.sort_by(f64::total_cmp);
+    slowest[REPEATS / 2]
+}
+
+/// What of the cable's bits are gradients, if each host sends and receives so many times the bytes.
+fn share_of_line(seconds: f64, times: f64) -> f64 {
+    8.0 * BYTES * times / seconds / RATE as f64
+}
+
+#[test]
+fn four_hosts_use_their_cables() {
+    let test = "four_hosts_use_their_cables";
+    if !has(&["ip", "tc"], test) {
+        return;
+    }
+    let ground = Ground::new();
+    let Some(network) = Network::new(4, CABLE, test) else { return };
+    let ring = measure(&ground, &network, 0..4, "all-reduce");
+    let sharded = measure(&ground, &network, (0..4).chain(0..4), "4");
+    let [ring, sharded] = [ring, sharded].map(|seconds| share_of_line(seconds, 2.0 * 3.0 / 4.0));
+    say(&format!(
+        "four hosts, 100 MB, 1 Gbit/s: ring {:.1} %, four servers {:.1} % of the line",
+        100.0 * ring,
+        100.0 * sharded
+    ));
+}
+
+#[test]
+fn a_single_server_of_six_workers_takes_3_6_times_as_long_as_a_ring() {
+    let test = "a_single_server_of_six_workers_takes_3_6_times_as_long_as_a_ring";
+    if !has(&["ip", "tc"], test) {
+        return;
+    }
+    let ground = Ground::new();
+    let Some(network) = Network::new(7, CABLE, test) else { return };
+    let ring = measure(&ground, &network, 0..6, "all-reduce");
+    let server = measure(&ground, &network, 0..7, "1");
+    let shares = (share_of_line(ring, 2.0 * 5.0 / 6.0), share_of_line(server, 6.0));
+    say(&format!(
+        "six workers, 100 MB, 1 Gbit/s: ring {ring:.2} s ({:.1} % of the line), one server {server:.2} s ({:.1} %): {:.2} times as long",
+        100.0 * shares.0,
+        100.0 * shares.1,
+        server / ring
+    ));
+}
