@@ -78,7 +78,7 @@ fn goes_on(ground: &Ground, command: &str) {
     let weights =
         |run: &str| std::fs::read(ground.path(run).join("checkpoints/step-00000080/weights.safetensors")).unwrap();
     assert!(weights("run") == weights("straight"), "resumed, it ends with other weights");
-    assert_eq!(shared_memory(), [PathBuf::new(); 0]);
+    assert!(shared_memory().is_empty(), "left in shared memory: {:?}", shared_memory());
     only_left(ground, Duration::ZERO, &[]);
 }
 

@@ -23,6 +23,8 @@ const ELEMENTS: usize = 25_000_000;
 const BYTES: f64 = 4.0 * ELEMENTS as f64;
 const RATE: u64 = 1_000_000_000;
 const REPEATS: usize = 3;
+
+/// Large packets, as between machines of a cluster: with those of 1500 bytes the headers alone take 4.4 %.
 const CABLE: Cable = Cable { rate: Some(RATE), mtu: 9000 };
 
 /// Gradients in as many messages as a large network has.
@@ -158,8 +160,8 @@ fn push_and_pull(communicator: Communicator, servers: usize) {
     }
 }
 
-/// Seconds of an exchange, the slowest rank's of each repeat and the median of those.
-fn measure(ground: &Ground, network: &Network, hosts: impl Iterator<Item = usize> + Clone, part: &str) -> f64 {
+/// Seconds of an exchange, the slowest rank's of each repeat: the fastest repeat first.
+fn measure(ground: &Ground, network: &Network, hosts: impl Iterator<Item = usize> + Clone, part: &str) -> Vec<f64> {
     let program = std::env::current_exe().unwrap();
     let words = format!("{} --ignored --exact links::one_host --nocapture", program.display());
     let done = network.run(ground, hosts, &words, &[(PART, part)]);
@@ -170,7 +172,7 @@ fn measure(ground: &Ground, network: &Network, hosts: impl Iterator<Item = usize
     let slowest = |repeat: usize| told.iter().map(|told| told[repeat]).fold(0.0, f64::max);
     let mut slowest: Vec<f64> = (0..REPEATS).map(slowest).collect();
     slowest.sort_by(f64::total_cmp);
-    slowest[REPEATS / 2]
+    slowest
 }
 
 /// What of the cable's bits are gradients, if each host sends and receives so many times the bytes.
@@ -188,12 +190,14 @@ fn four_hosts_use_their_cables() {
     let Some(network) = Network::new(4, CABLE, test) else { return };
     let ring = measure(&ground, &network, 0..4, "all-reduce");
     let sharded = measure(&ground, &network, (0..4).chain(0..4), "4");
-    let [ring, sharded] = [ring, sharded].map(|seconds| share_of_line(seconds, 2.0 * 3.0 / 4.0));
+    let share = |seconds: f64| 100.0 * share_of_line(seconds, 2.0 * 3.0 / 4.0);
+    let median = REPEATS / 2;
     say(&format!(
         "four hosts, 100 MB, 1 Gbit/s: ring {:.1} %, four servers {:.1} % of the line",
-        100.0 * ring,
-        100.0 * sharded
+        share(ring[median]),
+        share(sharded[median])
     ));
+    assert!(share(ring[0]) >= 95.0, "a ring of four hosts leaves its cables idle: {ring:?} s");
 }
 
 #[test]
@@ -204,8 +208,8 @@ fn a_single_server_of_six_workers_takes_3_6_times_as_long_as_a_ring() {
     }
     let ground = Ground::new();
     let Some(network) = Network::new(7, CABLE, test) else { return };
-    let ring = measure(&ground, &network, 0..6, "all-reduce");
-    let server = measure(&ground, &network, 0..7, "1");
+    let ring = measure(&ground, &network, 0..6, "all-reduce")[REPEATS / 2];
+    let server = measure(&ground, &network, 0..7, "1")[REPEATS / 2];
     let shares = (share_of_line(ring, 2.0 * 5.0 / 6.0), share_of_line(server, 6.0));
     say(&format!(
         "six workers, 100 MB, 1 Gbit/s: ring {ring:.2} s ({:.1} % of the line), one server {server:.2} s ({:.1} %): {:.2} times as long",

@@ -50,7 +50,7 @@ impl Network {
             ip(&format!("{card} set card up"))?;
             ip(&format!("{card} set lo up"))?;
             if let Some(rate) = rate {
-                let shape = format!("root tbf rate {rate}bit burst 128kb latency 20ms");
+                let shape = format!("root tbf rate {rate}bit burst 256kb latency 100ms");
                 run("tc", &format!("-n {host} qdisc add dev card {shape}"))?;
                 run("tc", &format!("-n {switch} qdisc add dev port{number} {shape}"))?;
             }
