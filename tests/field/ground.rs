@@ -15,7 +15,7 @@ pub const TRAIN: &str =
     "train --model lenet5 --data shapes --batch 48 --max-steps 6 --threads 1 --optimizer sgd --lr 0.02 --quiet";
 
 /// How long anything here may take before it counts as hanging.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(150);
 
 /// One test at a time: some measure, and ports that launchers choose are the same for all.
 static ALONE: Mutex<()> = Mutex::new(());

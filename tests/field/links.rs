@@ -28,7 +28,7 @@ const REPEATS: usize = 3;
 const ATTEMPTS_MAX: usize = 5;
 
 /// Large packets, as between machines of a cluster: with those of 1500 bytes the headers alone take 4.4 %.
-const CABLE: Cable = Cable { rate: Some(RATE), mtu: 9000 };
+pub const CABLE: Cable = Cable { rate: Some(RATE), mtu: 9000 };
 
 /// Gradients in as many messages as a large network has.
 const BUCKETS: usize = 20;
@@ -67,6 +67,10 @@ fn one_host() {
     let options = Options { timeout: LIMIT, stop: control.stop().clone(), choice };
     let communicator = Communicator::new(Transport::Tcp(port), options);
     match part.parse::<usize>() {
+        Err(_) if part.starts_with("overlap ") => {
+            let (model, compute_s) = part[8..].split_once(' ').unwrap();
+            crate::overlap::one_host(communicator, model, compute_s.parse().unwrap());
+        }
         Err(_) => all_reduce(communicator),
         Ok(servers) if rank.index() >= world - servers => hold(communicator, servers),
         Ok(servers) => push_and_pull(communicator, servers),
@@ -165,17 +169,27 @@ fn push_and_pull(communicator: Communicator, servers: usize) {
 
 /// Seconds of an exchange, the slowest rank's of each repeat: the fastest repeat first.
 fn measure(ground: &Ground, network: &Network, hosts: impl Iterator<Item = usize> + Clone, part: &str) -> Vec<f64> {
+    let told = measured(ground, network, hosts, part);
+    let slowest = |repeat: usize| told.iter().map(|told| told[repeat]).fold(0.0, f64::max);
+    let mut slowest: Vec<f64> = (0..REPEATS).map(slowest).collect();
+    slowest.sort_by(f64::total_cmp);
+    slowest
+}
+
+/// The seconds that each host has told.
+pub fn measured(
+    ground: &Ground,
+    network: &Network,
+    hosts: impl Iterator<Item = usize> + Clone,
+    part: &str,
+) -> Vec<Vec<f64>> {
     let program = std::env::current_exe().unwrap();
     let words = format!("{} --ignored --exact links::one_host --nocapture", program.display());
     let done = network.run(ground, hosts, &words, &[(PART, part)]);
     let seconds = |said: &str| -> Vec<f64> {
         said.lines().filter_map(|line| line.strip_prefix("seconds ")?.parse().ok()).collect()
     };
-    let told: Vec<Vec<f64>> = done.iter().map(|done| seconds(&done.said)).filter(|told| !told.is_empty()).collect();
-    let slowest = |repeat: usize| told.iter().map(|told| told[repeat]).fold(0.0, f64::max);
-    let mut slowest: Vec<f64> = (0..REPEATS).map(slowest).collect();
-    slowest.sort_by(f64::total_cmp);
-    slowest
+    done.iter().map(|done| seconds(&done.said)).filter(|told| !told.is_empty()).collect()
 }
 
 /// What of the cable's bits are gradients, if each host sends and receives so many times the bytes.

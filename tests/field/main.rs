@@ -7,4 +7,5 @@ mod hosts;
 mod links;
 mod mpi;
 mod network;
+mod overlap;
 mod slurm;

@@ -14,13 +14,18 @@ use crate::trainer::{Prepared, Surroundings, prepare};
 
 /// What an agreement has to know of a replica's buckets.
 pub fn bucket_shapes(replica: &Replica) -> Vec<BucketShape> {
+    shapes(replica.buckets())
+}
+
+/// The same of a plan's buckets.
+pub fn shapes(buckets: &[paceline_tensor::plan::Bucket]) -> Vec<BucketShape> {
     let shape = |bucket: &paceline_tensor::plan::Bucket| BucketShape {
         start: bucket.elements.start,
         elements: bucket.elements.len(),
         ready_after: bucket.ready_after,
         needed_before: bucket.needed_before,
     };
-    replica.buckets().iter().map(shape).collect()
+    buckets.iter().map(shape).collect()
 }
 
 /// Serves the workers of a run until all have ended; how often a step ended so many steps ahead of the slowest other worker.
