@@ -70,7 +70,7 @@ pub enum Event {
         samples: u64,
         /// Wall time of the step.
         seconds: f64,
-        /// Where the time went, by the names of `train/src/step.rs`: data, compute, clip (where asked for), update.
+        /// Where the time went, by the names of `train/src/step.rs`: data, compute, clip (where asked for), wait (for other ranks), update.
         phases: BTreeMap<String, f64>,
     },
     /// One pass over the data ended, with its evaluation.

@@ -56,7 +56,7 @@ pub fn step(
     // data: the loader has decoded and augmented ahead; usually the batch is waiting.
     let Some(batch) = phases.time("data", || epoch.next()).transpose()? else { return Ok(None) };
 
-    // nn + tensor: the planned graph, forward and backward, and the optimizer as soon as a gradient is final.
+    // nn + tensor + parallel: the planned graph, forward and backward; gradients travel and are applied as they become final.
     let learning_rate = rules.learning_rate.rate(step, rules.length);
     rules.watch.enter("compute", step);
     let (tally, updated) = replica.step(&batch, Moment { step, learning_rate }, &mut phases)?;

@@ -288,6 +288,10 @@ impl Run<'_> {
             Command::Sum => {
                 let words = (self.numbers[0][0], self.numbers[0][1]);
                 let length = length_of_words(words, workers);
+                // A worker says how long; nothing that is added up is longer than what both ends know of.
+                if length > self.shape.parameters.max(self.shape.states).max(SHARED) {
+                    return Err(self.violation("numbers to add up that are longer than the model"));
+                }
                 let [push, pull] = Call::pair(length);
                 let [takes, _] = push.server_elements(self.shape.roles, self.server);
                 self.room_for(takes + 1);

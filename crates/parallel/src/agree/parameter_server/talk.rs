@@ -119,7 +119,7 @@ pub(crate) fn length_words(length: usize) -> (f32, f32) {
 /// The length again, of words that were added up over so many workers.
 pub(super) fn length_of_words((high, low): (f32, f32), workers: usize) -> usize {
     let word = |sum: f32| (f64::from(sum) / workers as f64) as usize;
-    (word(high) << 20) + word(low)
+    word(high).saturating_mul(1 << 20).saturating_add(word(low))
 }
 
 /// The first worker's part when the optimizer's state comes back: every server's part of every bucket, where it belongs.
