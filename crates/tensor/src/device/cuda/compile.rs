@@ -1,0 +1,82 @@
+//! Compiles the kernels in `kernels/*.cu` for the GPU at hand, once per process, by NVRTC.
+//!
+//! The sources include nothing, so that no toolkit has to be installed; `kernels/prelude.cu` comes before all of them.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::ptr::{null, null_mut};
+
+use cudarc::nvrtc::sys;
+
+use super::CudaError;
+
+/// Every kernel of the device, in one piece.
+const SOURCE: &str = concat!(
+    include_str!("kernels/prelude.cu"),
+    include_str!("kernels/elementwise.cu"),
+    include_str!("kernels/batch_norm.cu"),
+    include_str!("kernels/layout.cu"),
+    include_str!("kernels/pooling.cu"),
+    include_str!("kernels/rows.cu"),
+    include_str!("kernels/embedding.cu"),
+    include_str!("kernels/lstm.cu"),
+    include_str!("kernels/update.cu"),
+);
+
+fn check(status: sys::nvrtcResult, what: &str) -> Result<(), CudaError> {
+    if status == sys::nvrtcResult::NVRTC_SUCCESS {
+        return Ok(());
+    }
+    // SAFETY: NVRTC answers with a string of its own that lives for ever.
+    let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(status)) };
+    Err(CudaError(format!("{what}: {}", text.to_string_lossy())))
+}
+
+/// A program that is being compiled.
+struct Program(sys::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made by NVRTC, destroyed once.
+        let _ = unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+/// Machine code of all kernels for a compute capability.
+pub(super) fn kernels(capability: (i32, i32)) -> Result<Vec<u8>, CudaError> {
+    let source = CString::new(SOURCE).expect("sources have no zero bytes");
+    let mut program = Program(null_mut());
+    // SAFETY: both strings end with a zero and there are no headers; NVRTC writes one handle.
+    let status =
+        unsafe { sys::nvrtcCreateProgram(&mut program.0, source.as_ptr(), c"paceline.cu".as_ptr(), 0, null(), null()) };
+    check(status, "reading the kernels")?;
+    let target = CString::new(format!("--gpu-architecture=sm_{}{}", capability.0, capability.1)).expect("digits");
+    let options = [target.as_ptr(), c"--std=c++17".as_ptr(), c"--extra-device-vectorization".as_ptr()];
+    // SAFETY: the options are strings that end with a zero and outlive the call.
+    let status = unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
+    if status != sys::nvrtcResult::NVRTC_SUCCESS {
+        return Err(CudaError(format!("the kernels do not compile: {}", log(&program))));
+    }
+    let mut length = 0;
+    // SAFETY: NVRTC writes the length, then that many bytes.
+    unsafe {
+        check(sys::nvrtcGetCUBINSize(program.0, &mut length), "measuring the kernels")?;
+        let mut image = vec![0u8; length];
+        check(sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast()), "fetching the kernels")?;
+        Ok(image)
+    }
+}
+
+/// What the compiler says.
+fn log(program: &Program) -> String {
+    let mut length = 0;
+    // SAFETY: NVRTC writes the length, then that many bytes.
+    unsafe {
+        if sys::nvrtcGetProgramLogSize(program.0, &mut length) != sys::nvrtcResult::NVRTC_SUCCESS {
+            return String::new();
+        }
+        let mut text = vec![0u8; length];
+        sys::nvrtcGetProgramLog(program.0, text.as_mut_ptr().cast());
+        String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned()
+    }
+}

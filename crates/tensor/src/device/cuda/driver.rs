@@ -1,0 +1,472 @@
+//! The driver's calls, each checked: memory, streams, events, modules, launches and graphs. Nothing here knows a tensor.
+//!
+//! Three layers: `cudarc`'s declarations (raw), `check` around each call (checked), and types that free what they hold (safe).
+//! A device address is a plain number, as in the driver: who computes one answers for it, as `Plan::verify` does for plans.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+pub(super) use cudarc::driver::sys::CUstream;
+
+use super::CudaError;
+
+/// Turns a status into a result that names what was tried.
+fn check(status: sys::CUresult, what: &str) -> Result<(), CudaError> {
+    if status == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut text = null();
+    // SAFETY: the driver fills in a pointer to a string of its own that lives for ever, or leaves it null.
+    let text = unsafe {
+        sys::cuGetErrorString(status, &mut text);
+        if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+    };
+    Err(CudaError(format!("{what}: {text} ({status:?})")))
+}
+
+/// The primary context of one GPU.
+#[derive(Debug)]
+pub(super) struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+}
+
+// SAFETY: a context may be used from any thread that has made it current, which `enter` does.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks it.
+unsafe impl Sync for Context {}
+
+/// How many GPUs the driver shows.
+pub(super) fn count() -> Result<usize, CudaError> {
+    let mut count = 0;
+    // SAFETY: the driver writes one integer.
+    unsafe {
+        check(sys::cuInit(0), "starting the driver")?;
+        check(sys::cuDeviceGetCount(&mut count), "counting GPUs")?;
+    }
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+impl Context {
+    /// Takes the GPU with this number.
+    pub fn new(ordinal: usize) -> Result<Arc<Self>, CudaError> {
+        let found = count()?;
+        if ordinal >= found {
+            return Err(CudaError(format!("there is no GPU {ordinal}: the driver shows {found}")));
+        }
+        let (mut device, mut context) = (0, null_mut());
+        // SAFETY: the driver writes one handle each.
+        unsafe {
+            check(sys::cuDeviceGet(&mut device, ordinal as i32), "finding the GPU")?;
+            check(sys::cuDevicePrimaryCtxRetain(&mut context, device), "taking the GPU")?;
+        }
+        let context = Arc::new(Self { device, context });
+        context.enter()?;
+        Ok(context)
+    }
+
+    /// Makes this the GPU of the calling thread.
+    pub fn enter(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is held until `self` is dropped.
+        check(unsafe { sys::cuCtxSetCurrent(self.context) }, "entering the GPU's context")
+    }
+
+    fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, CudaError> {
+        let mut value = 0;
+        // SAFETY: the driver writes one integer.
+        check(unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.device) }, "asking for an attribute")?;
+        Ok(value)
+    }
+
+    /// Major and minor number of the compute capability.
+    pub fn capability(&self) -> Result<(i32, i32), CudaError> {
+        use sys::CUdevice_attribute_enum as Attribute;
+        let major = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        Ok((major, self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?))
+    }
+
+    /// Multiprocessors.
+    pub fn multiprocessors(&self) -> Result<usize, CudaError> {
+        let count = self.attribute(sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        Ok(usize::try_from(count).unwrap_or(1).max(1))
+    }
+
+    /// The name that the vendor gave it.
+    pub fn name(&self) -> Result<String, CudaError> {
+        let mut name = [0 as std::ffi::c_char; 128];
+        // SAFETY: the driver writes at most that many bytes and ends them with a zero.
+        unsafe {
+            check(sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, self.device), "asking for its name")?;
+            Ok(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
+        }
+    }
+
+    /// Bytes that are free, and bytes there are.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the driver writes two integers.
+        check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, "asking for free memory")?;
+        Ok((free, total))
+    }
+
+    /// The version of the driver, as 13000 for 13.0.
+    pub fn driver_version(&self) -> Result<i32, CudaError> {
+        let mut version = 0;
+        // SAFETY: the driver writes one integer.
+        check(unsafe { sys::cuDriverGetVersion(&mut version) }, "asking for the driver's version")?;
+        Ok(version)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `new`.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// Memory on the GPU, zeroed.
+#[derive(Debug)]
+pub(super) struct Memory {
+    address: u64,
+    bytes: usize,
+    context: Arc<Context>,
+}
+
+impl Memory {
+    /// Takes memory, or says how much was asked for and how much was free.
+    pub fn zeroed(context: &Arc<Context>, bytes: usize, what: &str) -> Result<Self, CudaError> {
+        context.enter()?;
+        let mut address = 0;
+        // SAFETY: the driver writes one address; the memory is freed once, by `drop`.
+        let status = unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(256)) };
+        if status == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let (free, total) = context.memory()?;
+            let gigabytes = |bytes: usize| bytes as f64 / 1e9;
+            return Err(CudaError(format!(
+                "{what} needs {:.2} GB of GPU memory; {:.2} of {:.2} GB are free",
+                gigabytes(bytes),
+                gigabytes(free),
+                gigabytes(total)
+            )));
+        }
+        check(status, "taking GPU memory")?;
+        let memory = Self { address, bytes, context: Arc::clone(context) };
+        // SAFETY: the range was just taken, and nothing else uses it.
+        check(unsafe { sys::cuMemsetD8_v2(address, 0, bytes.max(256)) }, "clearing GPU memory")?;
+        Ok(memory)
+    }
+
+    /// Where it starts.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: taken in `zeroed`, freed nowhere else. The driver waits for work that uses it.
+            let _ = unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}
+
+/// Memory of the host that the GPU copies from and to by itself.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    start: *mut u8,
+    bytes: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: the memory belongs to this value alone.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// Takes zeroed memory.
+    pub fn zeroed(context: &Arc<Context>, bytes: usize) -> Result<Self, CudaError> {
+        context.enter()?;
+        let (mut start, bytes) = (null_mut(), bytes.max(64));
+        // SAFETY: the driver writes one pointer to that many bytes, which are then cleared.
+        unsafe {
+            check(sys::cuMemHostAlloc(&mut start, bytes, sys::CU_MEMHOSTALLOC_PORTABLE), "taking pinned memory")?;
+            start.cast::<u8>().write_bytes(0, bytes);
+        }
+        Ok(Self { start: start.cast(), bytes, context: Arc::clone(context) })
+    }
+
+    /// All of it. Nobody copies from or to it meanwhile: who starts a copy waits for it before touching the bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `bytes` initialised bytes that belong to `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: taken in `zeroed`, freed nowhere else.
+            let _ = unsafe { sys::cuMemFreeHost(self.start.cast()) };
+        }
+    }
+}
+
+/// Work in order.
+#[derive(Debug)]
+pub(super) struct Stream {
+    stream: CUstream,
+    context: Arc<Context>,
+}
+
+// SAFETY: a stream may be used from any thread in its context; the driver locks it.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream that does not wait for the default one.
+    pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        context.enter()?;
+        let mut stream = null_mut();
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the driver writes one handle.
+        check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "making a stream")?;
+        Ok(Self { stream, context: Arc::clone(context) })
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The handle, for libraries.
+    pub fn handle(&self) -> CUstream {
+        self.stream
+    }
+
+    /// Waits until all work is done.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream lives as long as `self`.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) }, "computing on the GPU")
+    }
+
+    /// Copies to the GPU, and waits.
+    pub fn upload(&self, address: u64, bytes: &[u8]) -> Result<(), CudaError> {
+        // SAFETY: the source is borrowed until the copy is done, which `wait` sees to; the target is the caller's to name.
+        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), self.stream) };
+        check(status, "copying to the GPU")?;
+        self.wait()
+    }
+
+    /// Copies pinned memory to the GPU, in order with the stream's other work. The bytes are left alone until then.
+    pub fn upload_later(&self, address: u64, from: &Pinned, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= from.bytes, "no more than there is");
+        // SAFETY: the memory is pinned and at least that long, and freeing it waits for the copy.
+        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.start.cast(), bytes, self.stream) };
+        check(status, "copying to the GPU")
+    }
+
+    /// Copies from the GPU, and waits.
+    pub fn download(&self, address: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+        // SAFETY: the target is borrowed until the copy is done, which `wait` sees to.
+        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), address, bytes.len(), self.stream) };
+        check(status, "copying from the GPU")?;
+        self.wait()
+    }
+
+    /// Copies from the GPU into pinned memory, in order with the stream's other work.
+    pub fn download_later(&self, address: u64, to: &mut Pinned, bytes: usize) -> Result<(), CudaError> {
+        assert!(bytes <= to.bytes, "no more than there is room for");
+        // SAFETY: as in `upload_later`.
+        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to.start.cast(), address, bytes, self.stream) };
+        check(status, "copying from the GPU")
+    }
+
+    /// Copies on the GPU.
+    pub fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the addresses are the caller's to name.
+        check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) }, "copying on the GPU")
+    }
+
+    /// Sets every byte of a range.
+    pub fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), CudaError> {
+        // SAFETY: the range is the caller's to name.
+        check(unsafe { sys::cuMemsetD8Async(address, byte, bytes, self.stream) }, "filling GPU memory")
+    }
+
+    /// Starts a kernel. Each argument is eight bytes, of which the kernel reads the first ones that its type has.
+    pub fn launch(&self, function: Function, grid: [u32; 3], block: u32, arguments: &[u64]) -> Result<(), CudaError> {
+        let mut pointers = [null_mut::<c_void>(); 32];
+        assert!(arguments.len() <= pointers.len(), "a kernel has at most {} arguments", pointers.len());
+        for (pointer, argument) in pointers.iter_mut().zip(arguments) {
+            *pointer = std::ptr::from_ref(argument).cast_mut().cast();
+        }
+        // SAFETY: the driver copies the arguments before it returns; the kernel's signature matches, as its caller asserts.
+        let status = unsafe {
+            let ([x, y, z], stream) = (grid, self.stream);
+            sys::cuLaunchKernel(function.0, x, y, z, block, 1, 1, 0, stream, pointers.as_mut_ptr(), null_mut())
+        };
+        check(status, "starting a kernel")
+    }
+
+    /// Has later work wait for an event.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both live.
+        check(unsafe { sys::cuStreamWaitEvent(self.stream, event.event, 0) }, "waiting for an event")
+    }
+
+    /// Records what `work` starts on this stream, instead of running it.
+    pub fn capture(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives.
+        check(unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) }, "beginning a graph")?;
+        let done = work();
+        let (mut graph, mut executable) = (null_mut(), null_mut());
+        // SAFETY: the driver writes one handle each; the graph is no longer needed once it is executable.
+        unsafe {
+            let ended = check(sys::cuStreamEndCapture(self.stream, &mut graph), "ending a graph");
+            done?;
+            ended?;
+            let made = check(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0), "making a graph executable");
+            sys::cuGraphDestroy(graph);
+            made?;
+        }
+        Ok(Captured { graph: executable, context: Arc::clone(&self.context) })
+    }
+
+    /// Starts a recorded graph.
+    pub fn replay(&self, captured: &Captured) -> Result<(), CudaError> {
+        // SAFETY: both live.
+        check(unsafe { sys::cuGraphLaunch(captured.graph, self.stream) }, "starting a step")
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made in `new`, destroyed nowhere else; the driver finishes its work first.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
+        }
+    }
+}
+
+/// A recorded sequence of work.
+#[derive(Debug)]
+pub(super) struct Captured {
+    graph: sys::CUgraphExec,
+    context: Arc<Context>,
+}
+
+// SAFETY: an executable graph is launched by one thread at a time: launching takes it by reference from its owner.
+unsafe impl Send for Captured {}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made in `capture`, destroyed nowhere else.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.graph) };
+        }
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub(super) struct Event {
+    event: sys::CUevent,
+    context: Arc<Context>,
+}
+
+// SAFETY: events may be used from any thread; the driver locks them.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// An event that keeps time.
+    pub fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        context.enter()?;
+        let mut event = null_mut();
+        // SAFETY: the driver writes one handle.
+        check(unsafe { sys::cuEventCreate(&mut event, 0) }, "making an event")?;
+        Ok(Self { event, context: Arc::clone(context) })
+    }
+
+    /// Happens when the stream's work so far is done.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both live.
+        check(unsafe { sys::cuEventRecord(self.event, stream.stream) }, "recording an event")
+    }
+
+    /// Waits until it has happened.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the event lives.
+        check(unsafe { sys::cuEventSynchronize(self.event) }, "computing on the GPU")
+    }
+
+    /// Seconds since another event.
+    pub fn seconds_since(&self, earlier: &Self) -> Result<f64, CudaError> {
+        self.wait()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both have happened; the driver writes one number.
+        let status = unsafe { sys::cuEventElapsedTime_v2(&mut milliseconds, earlier.event, self.event) };
+        check(status, "reading an event's time")?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made in `new`, destroyed nowhere else.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.event) };
+        }
+    }
+}
+
+/// Compiled kernels.
+#[derive(Debug)]
+pub(super) struct Module {
+    module: sys::CUmodule,
+}
+
+/// A kernel. Lives as long as the process: modules are never unloaded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Function(sys::CUfunction);
+
+// SAFETY: a handle that the driver only reads.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+// SAFETY: as above.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads machine code.
+    pub fn load(context: &Context, image: &[u8]) -> Result<Self, CudaError> {
+        context.enter()?;
+        let mut module = null_mut();
+        // SAFETY: an image as NVRTC made it, which carries its own length.
+        check(unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) }, "loading kernels")?;
+        Ok(Self { module })
+    }
+
+    /// The kernel of this name.
+    pub fn function(&self, name: &str) -> Result<Function, CudaError> {
+        let text = CString::new(name).expect("kernels have plain names");
+        let mut function = null_mut();
+        // SAFETY: the module is never unloaded; the name ends with a zero.
+        let status = unsafe { sys::cuModuleGetFunction(&mut function, self.module, text.as_ptr()) };
+        check(status, &format!("finding the kernel `{name}`"))?;
+        Ok(Function(function))
+    }
+}

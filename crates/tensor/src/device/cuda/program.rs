@@ -1,0 +1,374 @@
+//! A plan turned into calls with all their arguments: what is left to do at run time is to start them in order.
+//!
+//! Every tensor has an address before the first call is made. Only working memory has not: how much the greediest node wants
+//! is known at the end, and addresses in it are completed then.
+
+use std::collections::HashMap;
+
+use super::convolution::Convolution;
+use super::driver::{Function, Stream};
+use super::product::Product;
+use super::{Cuda, CudaError};
+use crate::dtype::DType;
+use crate::graph::{Node, Value};
+use crate::plan::{Place, Plan};
+use crate::shape::Shape;
+
+/// An address on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    /// Known.
+    Fixed(u64),
+    /// So many bytes into the working memory.
+    Scratch(u64),
+}
+
+impl Address {
+    fn complete(self, scratch: u64) -> u64 {
+        match self {
+            Self::Fixed(address) => address,
+            Self::Scratch(offset) => scratch + offset,
+        }
+    }
+}
+
+/// An argument of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Argument {
+    /// A pointer.
+    Address(Address),
+    /// A `long long`.
+    Long(u64),
+    /// An `int`.
+    Int(i32),
+    /// A `float`.
+    Float(f32),
+}
+
+impl From<Address> for Argument {
+    fn from(address: Address) -> Self {
+        Self::Address(address)
+    }
+}
+
+impl From<usize> for Argument {
+    fn from(value: usize) -> Self {
+        Self::Long(value as u64)
+    }
+}
+
+impl From<i32> for Argument {
+    fn from(value: i32) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(value: f32) -> Self {
+        Self::Float(value)
+    }
+}
+
+impl Argument {
+    fn complete(self, scratch: u64) -> u64 {
+        match self {
+            Self::Address(address) => address.complete(scratch),
+            Self::Long(value) => value,
+            Self::Int(value) => u64::from(value as u32),
+            Self::Float(value) => u64::from(value.to_bits()),
+        }
+    }
+}
+
+/// Where the tensors of a run are.
+#[derive(Clone, Debug)]
+pub(super) struct Bases {
+    /// The arena.
+    pub arena: u64,
+    /// Parameters in f32.
+    pub parameters: u64,
+    /// The same rounded to bf16.
+    pub rounded: u64,
+    /// Gradients of the parameters.
+    pub gradients: u64,
+    /// States.
+    pub states: u64,
+    /// Seed and step, as two 64-bit words.
+    pub pass: u64,
+    /// Which parameters, and their gradients, stand in the order output channel, row, column, input channel.
+    pub channels_last: Vec<bool>,
+}
+
+/// A tensor of a node.
+#[derive(Clone, Debug)]
+pub(super) struct Tensor<'a> {
+    /// Where it starts.
+    pub address: Address,
+    /// Its shape.
+    pub shape: &'a Shape,
+    /// Its type.
+    pub dtype: DType,
+    /// If it is a parameter or its gradient: whether it stands in the order output channel, row, column, input channel.
+    pub channels_last: bool,
+    /// If it is a parameter: where it stands rounded to bf16.
+    pub rounded: Option<Address>,
+}
+
+impl Tensor<'_> {
+    /// The number of its elements.
+    pub fn elements(&self) -> usize {
+        self.shape.elements()
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bytes()
+    }
+
+    /// The ending of the names of kernels for its type.
+    pub fn suffix(&self) -> &'static str {
+        suffix(self.dtype)
+    }
+}
+
+/// The ending of the names of kernels for a type.
+pub(super) fn suffix(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "f32",
+        DType::Bf16 => "bf16",
+        DType::I32 => "i32",
+    }
+}
+
+/// A kernel with its arguments.
+#[derive(Debug)]
+pub(super) struct Launch {
+    function: Function,
+    grid: [u32; 3],
+    block: u32,
+    arguments: Vec<Argument>,
+    completed: Vec<u64>,
+}
+
+/// Something that the GPU is told to do.
+#[derive(Debug)]
+pub(super) enum Call {
+    /// A kernel of our own.
+    Launch(Launch),
+    /// A convolution by cuDNN.
+    Convolution(Convolution),
+    /// A matrix product by cuBLASLt.
+    Product(Product),
+    /// Zeros.
+    Zero(Address, usize),
+    /// A copy: to, from, bytes.
+    Copy(Address, Address, usize),
+}
+
+impl Call {
+    fn start(&self, cuda: &Cuda, stream: &Stream, scratch: u64) -> Result<(), CudaError> {
+        match self {
+            Self::Launch(launch) => stream.launch(launch.function, launch.grid, launch.block, &launch.completed),
+            Self::Convolution(convolution) => convolution.start(cuda.cudnn(), stream),
+            Self::Product(product) => product.start(cuda.blas(), stream, scratch),
+            Self::Zero(address, bytes) => stream.fill(address.complete(scratch), 0, *bytes),
+            Self::Copy(to, from, bytes) => stream.copy(to.complete(scratch), from.complete(scratch), *bytes),
+        }
+    }
+}
+
+/// All calls of a plan, in order.
+#[derive(Debug)]
+pub(super) struct Program {
+    calls: Vec<Call>,
+    /// How many calls come before the end of each node.
+    ends: Vec<usize>,
+    scratch_bytes: usize,
+    scratch: u64,
+}
+
+impl Program {
+    /// Turns every node into calls.
+    pub fn new(cuda: &Cuda, plan: &Plan, bases: &Bases) -> Result<Self, CudaError> {
+        let mut builder = Builder::new(cuda, bases);
+        let mut ends = Vec::with_capacity(plan.graph().nodes().len());
+        for node in plan.graph().nodes() {
+            builder.scratch_used = 0;
+            super::lower::node(&mut builder, &At { plan, node, bases })
+                .map_err(|CudaError(why)| CudaError(format!("{}, {}: {why}", node.layer, node.op.name())))?;
+            ends.push(builder.calls.len());
+        }
+        Ok(builder.finish(ends))
+    }
+
+    /// Calls that belong to no node.
+    pub fn of_calls(
+        cuda: &Cuda,
+        bases: &Bases,
+        build: impl FnOnce(&mut Builder<'_>) -> Result<(), CudaError>,
+    ) -> Result<Self, CudaError> {
+        let mut builder = Builder::new(cuda, bases);
+        build(&mut builder)?;
+        Ok(builder.finish(Vec::new()))
+    }
+
+    /// Bytes of working memory that it needs.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch_bytes
+    }
+
+    /// Completes all addresses: the working memory starts here.
+    pub fn complete(&mut self, scratch: u64) -> Result<(), CudaError> {
+        self.scratch = scratch;
+        for call in &mut self.calls {
+            match call {
+                Call::Launch(launch) => {
+                    launch.completed = launch.arguments.iter().map(|argument| argument.complete(scratch)).collect();
+                }
+                Call::Convolution(convolution) => convolution.complete(&|address: Address| address.complete(scratch))?,
+                Call::Product(_) | Call::Zero(..) | Call::Copy(..) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts every call.
+    pub fn start(&self, cuda: &Cuda, stream: &Stream) -> Result<(), CudaError> {
+        self.calls.iter().try_for_each(|call| call.start(cuda, stream, self.scratch))
+    }
+
+    /// Starts the calls of one node.
+    pub fn start_node(&self, cuda: &Cuda, stream: &Stream, node: usize) -> Result<(), CudaError> {
+        let first = node.checked_sub(1).map_or(0, |before| self.ends[before]);
+        self.calls[first..self.ends[node]].iter().try_for_each(|call| call.start(cuda, stream, self.scratch))
+    }
+
+    /// The number of calls.
+    pub fn calls(&self) -> usize {
+        self.calls.len()
+    }
+}
+
+/// A node and where its tensors are.
+pub(super) struct At<'a> {
+    plan: &'a Plan,
+    node: &'a Node,
+    bases: &'a Bases,
+}
+
+impl<'a> At<'a> {
+    /// The node.
+    pub fn node(&self) -> &'a Node {
+        self.node
+    }
+
+    /// Number of inputs.
+    pub fn inputs(&self) -> usize {
+        self.node.inputs.len()
+    }
+
+    /// An input. It may have the address of an output that overwrites it.
+    pub fn input(&self, index: usize) -> Tensor<'a> {
+        self.tensor(self.node.inputs[index])
+    }
+
+    /// An output.
+    pub fn output(&self, index: usize) -> Tensor<'a> {
+        self.tensor(self.node.outputs[index])
+    }
+
+    /// Where seed and step of the pass stand, as two 64-bit words.
+    pub fn pass(&self) -> Address {
+        Address::Fixed(self.bases.pass)
+    }
+
+    fn tensor(&self, value: Value) -> Tensor<'a> {
+        let info = self.plan.graph().info(value);
+        let element = |base: u64, start: usize, bytes: usize| Address::Fixed(base + (start * bytes) as u64);
+        let bases = self.bases;
+        let (mut channels_last, mut rounded) = (false, None);
+        let address = match self.plan.place(value) {
+            Place::Arena(offset) => element(bases.arena, offset, 1),
+            Place::Parameter(index) => {
+                let start = self.plan.parameters().range(index).start;
+                (channels_last, rounded) = (bases.channels_last[index], Some(element(bases.rounded, start, 2)));
+                element(bases.parameters, start, 4)
+            }
+            Place::Gradient(index) => {
+                channels_last = bases.channels_last[index];
+                element(bases.gradients, self.plan.parameters().range(index).start, 4)
+            }
+            Place::State(index) => element(bases.states, self.plan.states().range(index).start, 4),
+            Place::None => panic!("{value:?} has no place"),
+        };
+        Tensor { address, shape: &info.shape, dtype: info.dtype, channels_last, rounded }
+    }
+}
+
+/// Collects calls.
+pub(super) struct Builder<'a> {
+    cuda: &'a Cuda,
+    calls: Vec<Call>,
+    functions: HashMap<String, Function>,
+    scratch_used: usize,
+    scratch_bytes: usize,
+}
+
+/// Threads of a block, where nothing else is asked for.
+pub(super) const BLOCK: u32 = 256;
+
+impl<'a> Builder<'a> {
+    fn new(cuda: &'a Cuda, _bases: &Bases) -> Self {
+        Self { cuda, calls: Vec::new(), functions: HashMap::new(), scratch_used: 0, scratch_bytes: 0 }
+    }
+
+    /// The GPU.
+    pub fn cuda(&self) -> &'a Cuda {
+        self.cuda
+    }
+
+    /// Working memory of this node, aligned to 256 bytes; the next node gets the same again.
+    pub fn scratch(&mut self, bytes: usize) -> Address {
+        let offset = self.scratch_used;
+        self.scratch_used += bytes.next_multiple_of(256);
+        self.scratch_bytes = self.scratch_bytes.max(self.scratch_used);
+        Address::Scratch(offset as u64)
+    }
+
+    /// A kernel by name, with a grid of blocks. The arguments are those of the kernel, in order and of its types.
+    pub fn launch(
+        &mut self,
+        name: &str,
+        grid: [usize; 3],
+        block: u32,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
+        let function = match self.functions.get(name) {
+            Some(&function) => function,
+            None => {
+                let function = self.cuda.function(name)?;
+                self.functions.insert(name.to_owned(), function);
+                function
+            }
+        };
+        let grid = grid.map(|size| u32::try_from(size.max(1)).expect("a grid of blocks that can be counted"));
+        let arguments = arguments.to_vec();
+        self.calls.push(Call::Launch(Launch { function, grid, block, arguments, completed: Vec::new() }));
+        Ok(())
+    }
+
+    /// A kernel with one thread for each of so many pieces, at most a few waves of blocks: kernels stride over the rest.
+    pub fn launch_each(&mut self, name: &str, pieces: usize, arguments: &[Argument]) -> Result<(), CudaError> {
+        let blocks = pieces.div_ceil(BLOCK as usize).min(self.cuda.multiprocessors() * 32);
+        self.launch(name, [blocks, 1, 1], BLOCK, arguments)
+    }
+
+    /// Any other call.
+    pub fn call(&mut self, call: Call) {
+        self.calls.push(call);
+    }
+
+    fn finish(self, ends: Vec<usize>) -> Program {
+        Program { calls: self.calls, ends, scratch_bytes: self.scratch_bytes, scratch: 0 }
+    }
+}
