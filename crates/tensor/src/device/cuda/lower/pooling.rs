@@ -22,12 +22,12 @@ pub(super) fn pooling(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), Cuda
         }
         ref other => unreachable!("{} is no pooling", other.name()),
     };
-    let mut arguments = vec![Argument::from(x.address)];
-    match (&at.node().op, pool.kind) {
-        (Op::Pool2d(_), PoolKind::Max) => arguments.extend([y.address.into(), at.output(1).address.into()]),
-        (_, PoolKind::Max) => arguments.extend([at.input(1).address.into(), y.address.into()]),
-        (_, PoolKind::Average) => arguments.push(y.address.into()),
-    }
+    let addresses = match (&at.node().op, pool.kind) {
+        (Op::Pool2d(_), PoolKind::Max) => vec![x.address, y.address, at.output(1).address],
+        (_, PoolKind::Max) => vec![x.address, at.input(1).address, y.address],
+        (_, PoolKind::Average) => vec![x.address, y.address],
+    };
+    let mut arguments: Vec<Argument> = addresses.into_iter().map(Argument::from).collect();
     arguments.extend(geometry(&pool, shape)?);
     let width = if shape[3].is_multiple_of(width(y.dtype)) { width(y.dtype) } else { 1 };
     builder.launch_each(&format!("{kernel}_{}", y.suffix()), y.elements() / width, &arguments)
