@@ -28,6 +28,7 @@ template <> struct Pack<float, 8> {
 template <int W, typename X, typename Y, typename F>
 __device__ __forceinline__ void map_packs(const X* x, Y* y, i64 packs, F f) {
     i64 stride = all_threads();
+#pragma unroll 1
     for (i64 i = first_index(); i < packs; i += 2 * stride) {
         i64 j = i + stride;
         Pack<X, W> a, b;
@@ -57,6 +58,7 @@ template <int W, typename T, typename F>
 __device__ __forceinline__ void map2_packs(const T* a, const T* b, T* y, i64 packs, i64 period, F f) {
     i64 stride = all_threads(), columns = divide(period, W);
     i64 column = first_index() % columns, step = stride % columns;
+#pragma unroll 1
     for (i64 i = first_index(); i < packs; i += 2 * stride) {
         i64 j = i + stride, next = column + step;
         if (next >= columns) next -= columns;
@@ -206,6 +208,7 @@ __device__ __forceinline__ u32 finalise(u32 word) {
 template <int W, typename T>
 __device__ __forceinline__ void drop_packs(const T* x, T* y, i64 first, i64 n, u64 key, u32 threshold, float factor) {
     u64 upper = ~0ull, of_upper = 0;
+#pragma unroll 1
     for (i64 i = first + first_index() * W; i < n; i += all_threads() * W) {
         Pack<T, W> pack;
         pack.load(x + i);
@@ -254,9 +257,11 @@ __device__ __forceinline__ void column_sums(F values, i64 rows, i64 columns, int
     int x = threadIdx.x % across, y = threadIdx.x / across, down = 256 / across;
     i64 chunk = divide(rows + gridDim.y - 1, gridDim.y), begin = blockIdx.y * chunk;
     i64 end = begin + chunk < rows ? begin + chunk : rows;
+#pragma unroll 1
     for (i64 tile = blockIdx.x; tile * across * W < columns; tile += gridDim.x) {
         i64 column = (tile * across + x) * W;
         double sums[SUMS][W] = {};
+#pragma unroll 1
         for (i64 row = begin + y; row < end && column < columns; row += RUN_OF_ROWS * down) {
             float run[SUMS][W] = {};
 #pragma unroll 4
@@ -274,6 +279,7 @@ __device__ __forceinline__ void column_sums(F values, i64 rows, i64 columns, int
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < W; i++) room[threadIdx.x * W + i] = sums[s][i];
+#pragma unroll 1
             for (int half = down / 2; half > 0; half /= 2) {
                 __syncthreads();
                 if (y < half)
@@ -295,6 +301,7 @@ __device__ __forceinline__ void column_sums(F values, i64 rows, i64 columns, int
 KERNEL sum_partials(const double* partial, i64 chunks, i64 columns, float* result) {
     __shared__ double room[256];
     int x = threadIdx.x % 32, y = threadIdx.x / 32;
+#pragma unroll 1
     for (i64 first = (i64)blockIdx.x * 32; first < columns; first += (i64)gridDim.x * 32) {
         i64 column = first + x;
         double sum = 0.0;
@@ -303,6 +310,7 @@ KERNEL sum_partials(const double* partial, i64 chunks, i64 columns, float* resul
             for (i64 chunk = y; chunk < chunks; chunk += 8) sum += partial[chunk * columns + column];
         __syncthreads();
         room[threadIdx.x] = sum;
+#pragma unroll 1
         for (int half = 4; half > 0; half /= 2) {
             __syncthreads();
             if (y < half) room[threadIdx.x] += room[threadIdx.x + half * 32];

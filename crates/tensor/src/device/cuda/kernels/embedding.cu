@@ -4,6 +4,7 @@
 template <typename T, int W>
 __device__ __forceinline__ void embed(const int* ids, const float* table, T* y, i64 count, i64 rows, i64 width) {
     i64 packs = divide(width, W), n = count * packs;
+#pragma unroll 1
     for (i64 i = first_index(); i < n; i += all_threads()) {
         i64 at = divide(i, packs), column = (i - at * packs) * W;
         i64 id = ids[at];
@@ -33,10 +34,12 @@ __device__ __forceinline__ void embed_grad(const T* dy, const int* ids, float* d
     __shared__ int owners[PLACES];
     __shared__ int found[8];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
     for (i64 first = blockIdx.x * span; first < rows; first += gridDim.x * span) {
         i64 last = first + span < rows ? first + span : rows;
         int kept = 0;
         bool fresh = true;
+#pragma unroll 1
         for (i64 base = 0; base < count; base += 256) {
             i64 at = base + threadIdx.x;
             i64 id = at < count ? ids[at] : -1;
@@ -55,7 +58,9 @@ __device__ __forceinline__ void embed_grad(const T* dy, const int* ids, float* d
             if (kept + 256 <= PLACES && base + 256 < count) continue;
             __syncthreads();
             if (kept > 0 || fresh) {
+#pragma unroll 1
                 for (i64 column = (i64)threadIdx.x * W; column < width; column += 256 * W) {
+#pragma unroll 1
                     for (int owner = 0; owner < last - first; owner++) {
                         float* to = dtable + (first + owner) * width + column;
                         Pack<float, W> sum;

@@ -9,6 +9,7 @@ struct __align__(16) Unit16 { u32 v[4]; };
 template <typename U>
 __device__ __forceinline__ void copy_runs(const U* from, i64 from_stride, U* to, i64 to_stride, i64 outer, i64 length) {
     i64 n = outer * length;
+#pragma unroll 1
     for (i64 i = first_index(); i < n; i += all_threads()) {
         i64 run = divide(i, length), at = i - run * length;
         to[run * to_stride + at] = from[run * from_stride + at];
@@ -19,6 +20,7 @@ __device__ __forceinline__ void copy_runs(const U* from, i64 from_stride, U* to,
 template <typename U>
 __device__ __forceinline__ void pad_runs(const U* from, i64 from_stride, U* to, i64 size, i64 before, i64 outer, i64 length) {
     i64 n = outer * size;
+#pragma unroll 1
     for (i64 i = first_index(); i < n; i += all_threads()) {
         i64 run = divide(i, size), at = i - run * size - before;
         to[i] = at >= 0 && at < length ? from[run * from_stride + at] : U{};
@@ -28,6 +30,7 @@ __device__ __forceinline__ void pad_runs(const U* from, i64 from_stride, U* to, 
 // y in its own order; each of its dims has a size and a distance in x.
 template <typename U>
 __device__ __forceinline__ void permute_units(const U* from, U* to, i64 n, const i64 (&sizes)[8], const i64 (&strides)[8]) {
+#pragma unroll 1
     for (i64 i = first_index(); i < n; i += all_threads()) {
         i64 rest = i, at = 0;
 #pragma unroll
@@ -48,6 +51,7 @@ __device__ __forceinline__ void transpose_units(const U* from, U* to, i64 batch,
     __shared__ U tile[32][33];
     i64 down = (rows + 31) / 32, across = (columns + 31) / 32, tiles = batch * down * across;
     int x = threadIdx.x % 32, y = threadIdx.x / 32;
+#pragma unroll 1
     for (i64 index = blockIdx.x; index < tiles; index += gridDim.x) {
         i64 line = divide(index, across), matrix = divide(line, down);
         i64 row = (line - matrix * down) * 32, column = (index - line * across) * 32;

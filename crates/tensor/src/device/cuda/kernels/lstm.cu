@@ -4,6 +4,7 @@
 // `gates` come in as the sums of the products and go out after bias and activation.
 KERNEL lstm_step(float* gates, const float* b_ih, const float* b_hh, float* cells, float* y, i64 batch, i64 steps, i64 hidden,
                  i64 step) {
+#pragma unroll 1
     for (i64 i = first_index(); i < batch * hidden; i += all_threads()) {
         i64 item = divide(i, hidden), h = i - item * hidden, row = item * steps + step;
         float* gate = gates + row * 4 * hidden + h;
@@ -24,6 +25,7 @@ KERNEL lstm_step(float* gates, const float* b_ih, const float* b_hh, float* cell
 KERNEL lstm_grad_step(const float* dy, const float* gates, const float* cells, const float* dstate, float* dcell,
                       float* dgates, i64 batch, i64 steps, i64 hidden, i64 step) {
     bool future = step + 1 < steps;
+#pragma unroll 1
     for (i64 i = first_index(); i < batch * hidden; i += all_threads()) {
         i64 item = divide(i, hidden), h = i - item * hidden, row = item * steps + step;
         const float* gate = gates + row * 4 * hidden + h;

@@ -68,6 +68,7 @@ __device__ __forceinline__ Spot spot_of(i64 i, i64 packs, int down, int across) 
 template <typename T, int W>
 __device__ __forceinline__ void max_pool(const T* x, T* y, int* winners, i64 batch, i64 channels, const Pooling& p) {
     i64 packs = divide(channels, W), n = batch * p.rows * p.columns * packs;
+#pragma unroll 1
     for (i64 i = first_index(); i < n; i += all_threads()) {
         Spot spot = spot_of(i, packs, p.rows, p.columns);
         Span down = span_of(p, true, spot.row), across = span_of(p, false, spot.column);
@@ -79,7 +80,9 @@ __device__ __forceinline__ void max_pool(const T* x, T* y, int* winners, i64 bat
             best.v[k] = -__int_as_float(0x7f800000);
             winner[k] = down.start * p.width + across.start;
         }
+#pragma unroll 1
         for (int row = down.start; row < down.end; row++) {
+#pragma unroll 1
             for (int column = across.start; column < across.end; column += POOL_AHEAD) {
                 Pack<T, W> next[POOL_AHEAD];
                 int pixel = row * p.width + column;
@@ -112,6 +115,7 @@ __device__ __forceinline__ void max_pool(const T* x, T* y, int* winners, i64 bat
 template <typename T, int W>
 __device__ __forceinline__ void average_pool(const T* x, T* y, i64 batch, i64 channels, const Pooling& p) {
     i64 packs = divide(channels, W), n = batch * p.rows * p.columns * packs;
+#pragma unroll 1
     for (i64 i = first_index(); i < n; i += all_threads()) {
         Spot spot = spot_of(i, packs, p.rows, p.columns);
         Span down = span_of(p, true, spot.row), across = span_of(p, false, spot.column);
@@ -119,7 +123,9 @@ __device__ __forceinline__ void average_pool(const T* x, T* y, i64 batch, i64 ch
         Pack<T, W> sum;
 #pragma unroll
         for (int k = 0; k < W; k++) sum.v[k] = 0.0f;
+#pragma unroll 1
         for (int row = down.start; row < down.end; row++) {
+#pragma unroll 1
             for (int column = across.start; column < across.end; column += POOL_AHEAD) {
                 Pack<T, W> next[POOL_AHEAD];
 #pragma unroll
@@ -145,6 +151,7 @@ __device__ __forceinline__ void average_all(const T* x, T* y, i64 batch, i64 pix
     __shared__ float room[256 * W];
     int column = threadIdx.x % across, line = threadIdx.x / across, down = 256 / across;
     i64 packs = divide(channels, W), tiles = divide(packs + across - 1, across);
+#pragma unroll 1
     for (i64 tile = blockIdx.x; tile < batch * tiles; tile += gridDim.x) {
         i64 image = divide(tile, tiles), pack = (tile - image * tiles) * across + column;
         float sum[W] = {};
@@ -161,6 +168,7 @@ __device__ __forceinline__ void average_all(const T* x, T* y, i64 batch, i64 pix
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < W; k++) room[threadIdx.x * W + k] = sum[k];
+#pragma unroll 1
         for (int half = down / 2; half > 0; half /= 2) {
             __syncthreads();
             if (line < half)
@@ -181,6 +189,7 @@ template <typename T, int W>
 __device__ __forceinline__ void max_pool_grad(const T* dy, const int* winners, T* dx, i64 batch, i64 channels,
                                               const Pooling& p) {
     i64 packs = divide(channels, W), n = batch * p.height * p.width * packs;
+#pragma unroll 1
     for (i64 i = first_index(); i < n; i += all_threads()) {
         Spot spot = spot_of(i, packs, p.height, p.width);
         Span down = covering(p, true, spot.row), across = covering(p, false, spot.column);
@@ -189,7 +198,9 @@ __device__ __forceinline__ void max_pool_grad(const T* dy, const int* winners, T
         Pack<T, W> sum;
 #pragma unroll
         for (int k = 0; k < W; k++) sum.v[k] = 0.0f;
+#pragma unroll 1
         for (int row = down.start; row < down.end; row++) {
+#pragma unroll 2
             for (int column = across.start; column < across.end; column++) {
                 i64 at = (image + row * p.columns + column) * channels + spot.channel * W;
                 Pack<T, W> next;
@@ -217,6 +228,7 @@ __device__ __forceinline__ void max_pool_grad(const T* dy, const int* winners, T
 template <typename T, int W>
 __device__ __forceinline__ void average_pool_grad(const T* dy, T* dx, i64 batch, i64 channels, const Pooling& p) {
     i64 packs = divide(channels, W), n = batch * p.height * p.width * packs;
+#pragma unroll 1
     for (i64 i = first_index(); i < n; i += all_threads()) {
         Spot spot = spot_of(i, packs, p.height, p.width);
         Span down = covering(p, true, spot.row), across = covering(p, false, spot.column);
@@ -224,8 +236,10 @@ __device__ __forceinline__ void average_pool_grad(const T* dy, T* dx, i64 batch,
         Pack<T, W> sum;
 #pragma unroll
         for (int k = 0; k < W; k++) sum.v[k] = 0.0f;
+#pragma unroll 1
         for (int row = down.start; row < down.end; row++) {
             i64 tall = span_of(p, true, row).count;
+#pragma unroll 2
             for (int column = across.start; column < across.end; column++) {
                 Pack<T, W> next;
                 next.load(dy + (image + row * p.columns + column) * channels + spot.channel * W);

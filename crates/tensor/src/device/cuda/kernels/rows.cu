@@ -34,7 +34,7 @@ template <typename T, int W, int TEAM> struct Exponentials {
     float top, sum;
     __device__ __forceinline__ Exponentials(const Team<TEAM>& team, const T* x, i64 seen) {
         top = -__int_as_float(0x7f800000);
-#pragma unroll 4
+#pragma unroll 2
         for (i64 at = (i64)team.rank * W; at < seen; at += TEAM * W) {
             Pack<T, W> pack;
             pack.load(x + at);
@@ -44,7 +44,7 @@ template <typename T, int W, int TEAM> struct Exponentials {
         }
         top = team.max(top);
         sum = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
         for (i64 at = (i64)team.rank * W; at < seen; at += TEAM * W) {
             Pack<T, W> pack;
             pack.load(x + at);
@@ -59,6 +59,7 @@ template <typename T, int W, int TEAM> struct Exponentials {
 template <typename T, int W, int TEAM>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 rows, i64 width, int causal) {
     Team<TEAM> team;
+#pragma unroll 1
     for (i64 row = team.row; row < rows; row += team.stride) {
         const T* from = x + row * width;
         i64 seen = causal ? row % width + 1 : width;
@@ -79,6 +80,7 @@ __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 rows, i64 wid
 template <typename T, int W, int TEAM>
 __device__ __forceinline__ void softmax_grad_rows(const T* dy, const T* y, T* dx, i64 rows, i64 width) {
     Team<TEAM> team;
+#pragma unroll 1
     for (i64 row = team.row; row < rows; row += team.stride) {
         i64 start = row * width;
         float product = 0.0f;
@@ -90,6 +92,7 @@ __device__ __forceinline__ void softmax_grad_rows(const T* dy, const T* y, T* dx
             for (int i = 0; i < W; i++) product += a.v[i] * b.v[i];
         }
         product = team.sum(product);
+#pragma unroll 2
         for (i64 at = (i64)team.rank * W; at < width; at += TEAM * W) {
             Pack<T, W> a, b;
             a.load(dy + start + at), b.load(y + start + at);
@@ -105,11 +108,13 @@ template <int W, int TEAM>
 __device__ __forceinline__ void cross_entropy_rows(const float* logits, const int* targets, double* losses, i64 rows,
                                                    i64 classes, float smoothing) {
     Team<TEAM> team;
+#pragma unroll 1
     for (i64 row = team.row; row < rows; row += team.stride) {
         const float* x = logits + row * classes;
         Exponentials<float, W, TEAM> exponentials(team, x, classes);
         float total = 0.0f;
         if (smoothing > 0.0f) {
+#pragma unroll 2
             for (i64 at = (i64)team.rank * W; at < classes; at += TEAM * W) {
                 Pack<float, W> pack;
                 pack.load(x + at);
@@ -133,6 +138,7 @@ __device__ __forceinline__ double sum_of_256(double x) {
     __shared__ double room[256];
     __syncthreads();
     room[threadIdx.x] = x;
+#pragma unroll 1
     for (int half = 128; half > 0; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half) room[threadIdx.x] += room[threadIdx.x + half];
@@ -154,6 +160,7 @@ __device__ __forceinline__ void cross_entropy_grad_rows(const float* dloss, cons
                                                         float* dlogits, i64 rows, i64 classes, float smoothing) {
     Team<TEAM> team;
     float scale = *dloss / (float)rows, spread = smoothing / (float)classes;
+#pragma unroll 1
     for (i64 row = team.row; row < rows; row += team.stride) {
         const float* x = logits + row * classes;
         Exponentials<float, W, TEAM> exponentials(team, x, classes);
@@ -178,10 +185,11 @@ template <typename T, int W, int TEAM>
 __device__ __forceinline__ void layer_norm_rows(const T* x, const float* gamma, const float* beta, T* y, float* means,
                                                 float* inverses, i64 rows, i64 width, float epsilon) {
     Team<TEAM> team;
+#pragma unroll 1
     for (i64 row = team.row; row < rows; row += team.stride) {
         const T* from = x + row * width;
         float sum = 0.0f, squares = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
         for (i64 at = (i64)team.rank * W; at < width; at += TEAM * W) {
             Pack<T, W> pack;
             pack.load(from + at);
@@ -189,7 +197,7 @@ __device__ __forceinline__ void layer_norm_rows(const T* x, const float* gamma, 
             for (int i = 0; i < W; i++) sum += pack.v[i];
         }
         float mean = team.sum(sum) / (float)width;
-#pragma unroll 4
+#pragma unroll 2
         for (i64 at = (i64)team.rank * W; at < width; at += TEAM * W) {
             Pack<T, W> pack;
             pack.load(from + at);
@@ -215,6 +223,7 @@ template <typename T, int W, int TEAM>
 __device__ __forceinline__ void layer_norm_grad_rows(const T* dy, const T* x, const float* gamma, const float* means,
                                                      const float* inverses, T* dx, i64 rows, i64 width) {
     Team<TEAM> team;
+#pragma unroll 1
     for (i64 row = team.row; row < rows; row += team.stride) {
         i64 start = row * width;
         float mean = means[row], inverse = inverses[row], offset = 0.0f, slope = 0.0f;
@@ -232,6 +241,7 @@ __device__ __forceinline__ void layer_norm_grad_rows(const T* dy, const T* x, co
         }
         offset = team.sum(offset) / (float)width;
         slope = team.sum(slope) / (float)width;
+#pragma unroll 2
         for (i64 at = (i64)team.rank * W; at < width; at += TEAM * W) {
             Pack<T, W> a, b;
             Pack<float, W> scale;
@@ -332,6 +342,7 @@ LAYER_NORM_SUMS(bf16, bf16)
 // the five largest. Ties go to the lower class and a NaN stands before everything. [3][rows]; other rows give zeros.
 KERNEL tally_rows(const float* logits, const int* targets, const u32* counted, i64 rows, i64 classes, double* tallies) {
     Team<32> team;
+#pragma unroll 1
     for (i64 row = team.row; row < rows; row += team.stride) {
         if (row >= *counted) {
             if (team.rank < 3) tallies[team.rank * rows + row] = 0.0;
@@ -342,6 +353,7 @@ KERNEL tally_rows(const float* logits, const int* targets, const u32* counted, i
         bool known = target >= 0 && target < classes;
         float value = known ? x[target] : __int_as_float(0x7fc00000), top = -__int_as_float(0x7f800000);
         u32 before = 0;
+#pragma unroll 2
         for (i64 at = team.rank; at < classes; at += 32) {
             float other = x[at];
             top = fmaxf(top, other);
@@ -349,6 +361,7 @@ KERNEL tally_rows(const float* logits, const int* targets, const u32* counted, i
         }
         top = team.max(top);
         double sum = 0.0;
+#pragma unroll 2
         for (i64 at = team.rank; at < classes; at += 32) sum += exp((double)(x[at] - top));
 #pragma unroll
         for (int offset = 16; offset > 0; offset /= 2) {
