@@ -386,6 +386,9 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn profile(&mut self, batch: &Batch, step: u64) -> Profile {
+        if let Some(gpu) = &mut self.gpu {
+            return gpu.profile();
+        }
         let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
         ends.fill(executor, batch, 0, 1.0);
         executor.profile(&mut self.store, Pass { seed: self.dropout_seed, step })

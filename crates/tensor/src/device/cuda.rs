@@ -13,6 +13,7 @@ mod cudnn;
 mod driver;
 pub mod library;
 mod lower;
+mod peak;
 mod product;
 mod program;
 pub mod session;

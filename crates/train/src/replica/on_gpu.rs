@@ -6,6 +6,7 @@ use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Segment};
 use paceline_tensor::device::cuda::session::{self, Blueprint, Found, Samples, Session};
 use paceline_tensor::device::cuda::{Cuda, CudaError};
+use paceline_tensor::execute::Profile;
 use paceline_tensor::{Buffer, Store};
 
 use super::half::{Ends, Planned};
@@ -74,6 +75,11 @@ impl OnGpu {
             self.session.load(store, slots)?;
         }
         Ok(())
+    }
+
+    /// Times every node on the batch that is there.
+    pub fn profile(&mut self) -> Profile {
+        Profile { seconds: self.session.profile().expect("the GPU answers") }
     }
 
     /// Answers a batch.

@@ -429,7 +429,7 @@ impl Trial {
             self.tensors.iter().filter(|(number, _)| used(*number)).map(|(number, memory)| (*number, memory.address())).collect();
         let pack = pack(&tensors, self.workspace.address())?;
         let stream = cuda.stream();
-        let mut run = |times: usize| {
+        let run = |times: usize| {
             self.events[0].record(stream)?;
             (0..times).try_for_each(|_| cuda.cudnn().execute(&ready.plan, &pack))?;
             self.events[1].record(stream)?;

@@ -358,6 +358,31 @@ impl Session {
         Ok((logits, found))
     }
 
+    /// Seconds of every node of the training graph on the batch that was filled in last. Changes states, and no weights.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    ///
+    /// # Panics
+    /// When the session has no training graph.
+    pub fn profile(&mut self) -> Result<Vec<f64>, CudaError> {
+        let cuda = Arc::clone(&self.cuda);
+        let _alone = cuda.enter()?;
+        let half = self.train.as_ref().expect("a training graph");
+        let nodes = half.plan.graph().nodes().len();
+        let events = (0..=nodes).map(|_| Event::new(cuda.context())).collect::<Result<Vec<_>, _>>()?;
+        // Twice: the first time, libraries load what they load late.
+        for _ in 0..2 {
+            events[0].record(cuda.stream())?;
+            for node in 0..nodes {
+                half.program.start_node(&cuda, cuda.stream(), node)?;
+                events[node + 1].record(cuda.stream())?;
+            }
+            cuda.stream().wait()?;
+        }
+        events.windows(2).map(|pair| pair[1].seconds_since(&pair[0])).collect()
+    }
+
     /// Has the numbers of a step copied before it.
     fn give(&mut self, moment: &Moment) -> Result<(), CudaError> {
         let (pinned, copied) = &mut self.moments[self.started % AHEAD];
@@ -439,7 +464,8 @@ impl Parts<'_> {
             let tensors = [self.bases.parameters, self.bases.gradients].map(Address::Fixed);
             let mut arguments: Vec<Argument> = tensors.map(Argument::from).into();
             arguments.extend([slot(0), slot(1), Address::Fixed(self.bases.rounded)].map(Argument::from));
-            arguments.extend([Address::Fixed(self.decays.address()).into(), elements.into(), moment.into(), verdict.into()]);
+            arguments.extend([Argument::from(Address::Fixed(self.decays.address())), elements.into()]);
+            arguments.extend([moment, verdict].map(Argument::from));
             builder.launch_each("update_parameters", elements.div_ceil(4), &arguments)
         })
     }

@@ -24,8 +24,8 @@ pub(super) fn pooling(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), Cuda
     };
     let mut arguments = vec![Argument::from(x.address)];
     match (&at.node().op, pool.kind) {
-        (Op::Pool2d(_), PoolKind::Max) => arguments.extend([y.address.into(), at.output(1).address.into()]),
-        (_, PoolKind::Max) => arguments.extend([at.input(1).address.into(), y.address.into()]),
+        (Op::Pool2d(_), PoolKind::Max) => arguments.extend([y.address, at.output(1).address].map(Argument::from)),
+        (_, PoolKind::Max) => arguments.extend([at.input(1).address, y.address].map(Argument::from)),
         (_, PoolKind::Average) => arguments.push(y.address.into()),
     }
     arguments.extend(geometry(&pool, shape)?);
