@@ -12,6 +12,7 @@ use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
 use paceline::tensor::{MemoryUse, Precision};
+use paceline::train::compute::Compute;
 use paceline::train::together::{self, Agree, Staleness};
 
 use crate::command::calibrate::Calibrate;
@@ -483,6 +484,12 @@ pub struct BenchStep {
     /// Steps to time, after two that are not
     #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
     pub steps: usize,
+    /// Where to compute: cpu | cuda | cuda:1
+    #[arg(long, default_value_t = Compute::Cpu)]
+    pub device: Compute,
+    /// Let products of f32 on a GPU round their operands to 10 bits
+    #[arg(long)]
+    pub tf32: bool,
     /// Compute threads [default: all cores]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,

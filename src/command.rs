@@ -5,6 +5,7 @@ pub mod calibrate;
 pub mod data;
 pub mod evaluate;
 pub mod export;
+pub mod gpu;
 pub mod launch;
 pub mod models;
 pub mod plan;

@@ -3,6 +3,7 @@
 mod bound;
 mod check;
 mod collectives;
+mod gpu_step;
 mod kernels;
 mod profile;
 mod scaling;
@@ -16,10 +17,13 @@ use paceline::nn::{Input, Model};
 use paceline::system::random::Random;
 use paceline::system::threads;
 use paceline::tensor::device::cpu::Cpu;
+use paceline::tensor::device::cuda::Options;
+use paceline::train::compute::Compute;
 use paceline::train::replica::{Replica, ReplicaOptions};
 
 use super::Outcome;
 use super::calibrate::{calibrate, tell};
+use super::gpu;
 use crate::cli::{Bench, BenchCommand, BenchStep};
 use crate::failure::Failure;
 
@@ -31,6 +35,7 @@ pub fn run(arguments: &Bench) -> Outcome {
     match &arguments.command {
         BenchCommand::Step(arguments) => match &arguments.check {
             Some(file) => check::run(arguments, file),
+            None if arguments.device != Compute::Cpu => gpu_step::run(arguments),
             None => step::run(arguments),
         },
         BenchCommand::Kernels(arguments) => kernels::run(arguments),
@@ -61,6 +66,13 @@ fn replica(
         clip_norm,
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
+    if let Compute::Cuda(number) = arguments.device {
+        let options_of_gpu = Options { tf32: arguments.tf32, ..Options::default() };
+        let gpu = gpu::open(number, options_of_gpu, arguments.calibrate)?;
+        let replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;
+        gpu.keep();
+        return Ok(replica);
+    }
     let replica = Replica::new(model, options, &cpu)?;
     tell(&calibrate(&cpu, replica.plans(), arguments.calibrate));
     Ok(replica)

@@ -63,7 +63,8 @@ pub fn tell(calibration: &Calibration) {
     }
 }
 
-fn folder() -> Option<PathBuf> {
+/// The folder of the cache.
+pub fn folder() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("PACELINE_CACHE")
         .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("paceline")))

@@ -235,6 +235,11 @@ impl Rule {
         }
     }
 
+    /// The arithmetic of one step for tensors that decay or do not: what a device needs that applies the rule itself.
+    pub fn constants(&self, moment: Moment, decays: bool) -> update::Update {
+        self.step(moment, Place { decay: if decays { self.decay } else { 0.0 }, rate: 1.0 })
+    }
+
     fn step(&self, moment: Moment, place: Place) -> update::Update {
         match self.formula {
             Formula::Sgd(sgd) => sgd.step(moment, place),

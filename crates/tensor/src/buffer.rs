@@ -163,6 +163,18 @@ fn check_range<T: Element>(words: &[f32], byte: usize, count: usize) {
     assert!(end.is_some_and(|end| end <= size_of_val(words)), "the elements lie inside the arena");
 }
 
+/// The bytes of a slice.
+pub(crate) fn bytes_of<T: Element>(slice: &[T]) -> &[u8] {
+    // SAFETY: element types are plain numbers without padding; the bytes are borrowed as long as the slice.
+    unsafe { std::slice::from_raw_parts(slice.as_ptr().cast(), size_of_val(slice)) }
+}
+
+/// As [`bytes_of`], to be written.
+pub(crate) fn bytes_of_mut<T: Element>(slice: &mut [T]) -> &mut [u8] {
+    // SAFETY: as in `bytes_of`, borrowed mutably; no bit pattern of an element type is invalid.
+    unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), size_of_val(slice)) }
+}
+
 /// A slice under another name of the same type: `Element` types are told apart by their `DTYPE`, which must be equal.
 pub(crate) fn cast<A: Element, B: Element>(slice: &[A]) -> &[B] {
     assert!(A::DTYPE == B::DTYPE && size_of::<A>() == size_of::<B>() && align_of::<A>() == align_of::<B>());

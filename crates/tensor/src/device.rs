@@ -1,6 +1,7 @@
 //! The devices that run a plan. A closed enum: a new device is a new file and a line in `execute.rs`.
 
 pub mod cpu;
+pub mod cuda;
 pub mod null;
 
 use std::sync::Arc;
@@ -10,6 +11,8 @@ use std::sync::Arc;
 pub enum Device {
     /// This machine's cores.
     Cpu(Arc<cpu::Cpu>),
+    /// An NVIDIA GPU.
+    Cuda(Arc<cuda::Cuda>),
     /// Computes nothing and takes the time that a cost model says.
     Null(null::CostModel),
 }

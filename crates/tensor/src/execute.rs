@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use crate::bf16::Bf16;
-use crate::buffer::{Buffer, cast, cast_mut, elements, elements_mut};
+use crate::buffer::{Buffer, bytes_of, bytes_of_mut, cast, cast_mut, elements, elements_mut};
+use crate::device::cuda::bound::{Between, Bound};
 use crate::device::{Device, cpu, null};
 use crate::dtype::{DType, Element};
 use crate::graph::{Source, Value};
@@ -24,8 +25,13 @@ pub struct Pass {
 pub struct Executor {
     plan: Plan,
     device: Device,
+    /// On the host; empty where the memory is elsewhere.
     arena: Buffer,
+    /// On a GPU.
+    bound: Option<Box<Bound>>,
 }
+
+const ON_GPU: &str = "the GPU does its work";
 
 /// The numbers of a tensor.
 #[derive(Clone, Copy, Debug)]
@@ -90,24 +96,32 @@ pub struct Profile {
 
 impl Executor {
     /// Takes the memory that the plan asks for.
+    ///
+    /// # Panics
+    /// When a GPU does not have it, or cannot compute a node: the message says which and why.
     pub fn new(device: &Device, plan: Plan) -> Self {
         let mut executor = Self::without_arena(device, plan);
         executor.arena = Buffer::zeroed(executor.arena_words());
-        if let Device::Cpu(cpu) = &executor.device {
-            cpu::touch(cpu, &executor.plan, &mut executor.arena);
+        match &executor.device {
+            Device::Cpu(cpu) => cpu::touch(cpu, &executor.plan, &mut executor.arena),
+            Device::Cuda(cuda) => {
+                let bound = Bound::new(cuda, &executor.plan);
+                executor.bound = Some(Box::new(bound.unwrap_or_else(|error| panic!("{error}"))));
+            }
+            Device::Null(_) => {}
         }
         executor
     }
 
     /// As [`Executor::new`] without memory of its own: it borrows that of another before it runs.
     pub fn without_arena(device: &Device, plan: Plan) -> Self {
-        Self { plan, device: device.clone(), arena: Buffer::default() }
+        Self { plan, device: device.clone(), arena: Buffer::default(), bound: None }
     }
 
     fn arena_words(&self) -> usize {
         match self.device {
             Device::Cpu(_) => self.plan.arena_bytes() / DType::F32.bytes(),
-            Device::Null(_) => 0,
+            Device::Cuda(_) | Device::Null(_) => 0,
         }
     }
 
@@ -117,6 +131,10 @@ impl Executor {
         let words = self.arena_words().max(borrower.arena_words());
         if self.arena.len() < words {
             self.arena = Buffer::zeroed(words);
+        }
+        if let (Device::Cuda(cuda), None) = (&borrower.device, &borrower.bound) {
+            let bound = Bound::new(cuda, &borrower.plan);
+            borrower.bound = Some(Box::new(bound.unwrap_or_else(|error| panic!("{error}"))));
         }
         std::mem::swap(&mut self.arena, &mut borrower.arena);
         let result = body(borrower);
@@ -132,6 +150,9 @@ impl Executor {
     /// Fills the whole arena with NaN: a result that depends on memory that no node wrote, then shows.
     pub fn poison(&mut self) {
         self.arena.fill(f32::NAN);
+        if let Some(bound) = &self.bound {
+            bound.poison().expect(ON_GPU);
+        }
     }
 
     /// Fills an input. Numbers given as `f32` are rounded where the input is bf16.
@@ -156,6 +177,20 @@ impl Executor {
         assert!(data.len() <= length, "input `{}` is {}", info.name, info.shape);
         let rounds = (info.dtype, T::DTYPE) == (DType::Bf16, DType::F32);
         assert!(rounds || info.dtype == T::DTYPE, "input `{}` is {}, not {}", info.name, info.dtype, T::DTYPE);
+        if let Some(bound) = &self.bound {
+            let Place::Arena(start) = self.plan.place(value) else { panic!("`{value:?}` is not in the arena") };
+            let write = |bytes: &[u8]| bound.write(start, bytes).expect(ON_GPU);
+            if rounds {
+                let mut rounded = vec![Bf16::default(); length];
+                rounded.iter_mut().zip(cast::<T, f32>(data)).for_each(|(target, &x)| *target = Bf16::from_f32(x));
+                write(bytes_of(&rounded));
+            } else {
+                let mut padded = vec![T::default(); length];
+                padded[..data.len()].copy_from_slice(data);
+                write(bytes_of(&padded));
+            }
+            return;
+        }
         let Some(start) = self.offset(value) else { return };
         if rounds {
             let (first, rest) = elements_mut::<Bf16>(&mut self.arena, start, length).split_at_mut(data.len());
@@ -188,6 +223,17 @@ impl Executor {
         assert_eq!(info.shape.elements(), data.len(), "output `{}`", info.name);
         let widens = (info.dtype, T::DTYPE) == (DType::Bf16, DType::F32);
         assert!(widens || info.dtype == T::DTYPE, "output `{}` is {}, not {}", info.name, info.dtype, T::DTYPE);
+        if let Some(bound) = &self.bound {
+            let Place::Arena(start) = self.plan.place(value) else { panic!("`{value:?}` is not in the arena") };
+            if widens {
+                let mut narrow = vec![Bf16::default(); data.len()];
+                bound.read(start, bytes_of_mut(&mut narrow)).expect(ON_GPU);
+                cast_mut::<T, f32>(data).iter_mut().zip(narrow).for_each(|(target, x)| *target = x.to_f32());
+            } else {
+                bound.read(start, bytes_of_mut(data)).expect(ON_GPU);
+            }
+            return;
+        }
         match self.offset(value) {
             None => data.fill(T::default()),
             Some(start) if widens => {
@@ -198,7 +244,7 @@ impl Executor {
         }
     }
 
-    /// A wanted output of the last run, where it stands; none on the null device.
+    /// A wanted output of the last run, where it stands; none on a device whose memory the host does not reach.
     ///
     /// # Panics
     /// When `value` is not a wanted output of the plan, does not live in the arena, or has another type.
@@ -215,7 +261,8 @@ impl Executor {
     /// # Panics
     /// When the store has another layout than the plan.
     pub fn run(&mut self, store: &mut Store, pass: Pass) {
-        self.run_each(store, pass, &mut |_, _| true);
+        let nodes = 0..self.plan.graph().nodes().len();
+        self.run_nodes(nodes, store, pass, Between::Nothing, &mut |_| true);
     }
 
     /// Runs the forward pass: afterwards the wanted outputs can be read.
@@ -223,7 +270,7 @@ impl Executor {
     /// # Panics
     /// When the store has another layout than the plan.
     pub fn forward(&mut self, store: &mut Store, pass: Pass) {
-        self.run_nodes(0..self.plan.forward_nodes(), store, pass, &mut |_| true);
+        self.run_nodes(0..self.plan.forward_nodes(), store, pass, Between::Nothing, &mut |_| true);
     }
 
     /// As [`Executor::forward`]. Before the first node that reads the parameters of a bucket, `need` is called with its number and
@@ -239,11 +286,11 @@ impl Executor {
         for index in 0..self.plan.needs().len() {
             let (node, bucket) = self.plan.needs()[index];
             let node = node.min(end);
-            self.run_nodes(done..node, store, pass, &mut |_| true);
+            self.run_nodes(done..node, store, pass, Between::Nothing, &mut |_| true);
             done = node;
             need(bucket, &mut store.parameters[self.plan.buckets()[bucket].elements.clone()])?;
         }
-        self.run_nodes(done..end, store, pass, &mut |_| true);
+        self.run_nodes(done..end, store, pass, Between::Nothing, &mut |_| true);
         Ok(())
     }
 
@@ -254,7 +301,7 @@ impl Executor {
     /// When the store has another layout than the plan.
     pub fn backward(&mut self, store: &mut Store, pass: Pass, turn: &mut dyn FnMut(Turn<'_>) -> bool) {
         let nodes = self.plan.forward_nodes()..self.plan.graph().nodes().len();
-        self.run_nodes(nodes, store, pass, &mut |progress| match progress {
+        self.run_nodes(nodes, store, pass, Between::Nothing, &mut |progress| match progress {
             Progress::Node(..) => true,
             Progress::Turn(bucket) => turn(bucket),
         });
@@ -265,7 +312,10 @@ impl Executor {
         let clock = paceline_system::clock::Clock::real();
         let mut last = clock.seconds();
         let mut seconds = Vec::with_capacity(self.plan.graph().nodes().len());
-        self.run_each(store, pass, &mut |_, _| {
+        self.run_nodes(0..self.plan.graph().nodes().len(), store, pass, Between::Done, &mut |progress| {
+            if matches!(progress, Progress::Turn(_)) {
+                return true;
+            }
             let now = clock.seconds();
             seconds.push(now - std::mem::replace(&mut last, now));
             true
@@ -288,7 +338,8 @@ impl Executor {
 
     /// Runs the nodes in order; after each, `after(node, float outputs)` says whether to go on.
     pub fn run_each(&mut self, store: &mut Store, pass: Pass, after: &mut After<'_>) {
-        self.run_nodes(0..self.plan.graph().nodes().len(), store, pass, &mut |progress| match progress {
+        let nodes = 0..self.plan.graph().nodes().len();
+        self.run_nodes(nodes, store, pass, Between::Outputs, &mut |progress| match progress {
             Progress::Node(node, outputs) => after(node, outputs),
             Progress::Turn(_) => true,
         });
@@ -299,12 +350,17 @@ impl Executor {
         nodes: Range<usize>,
         store: &mut Store,
         pass: Pass,
+        between: Between,
         watch: &mut dyn FnMut(Progress<'_>) -> bool,
     ) {
         let layouts = (self.plan.parameters(), self.plan.states());
         assert_eq!((store.layout(), store.states_layout()), layouts, "the store was made for another model");
         match &self.device {
             Device::Cpu(device) => cpu::run(device, (&self.plan, nodes), &mut self.arena, store, pass, watch),
+            Device::Cuda(_) => {
+                let bound = self.bound.as_mut().expect("an executor on a GPU has memory of its own");
+                bound.run((&self.plan, nodes), store, pass, between, watch).expect(ON_GPU);
+            }
             Device::Null(device) => null::run(device, (&self.plan, nodes), store, watch),
         }
     }

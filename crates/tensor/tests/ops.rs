@@ -11,6 +11,8 @@ mod reference {
     pub mod window;
 }
 
+use std::io::Write;
+
 use paceline_tensor::op::{BatchNorm, Rectifier};
 use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
 use paceline_tensor::{DType, Device, Executor, Graph, Op, Pass, Plan, Shape, Store, Unary, Wanted, gradient};
@@ -38,6 +40,13 @@ fn convolutions(rows: &[(&str, [usize; 4], usize, Geometry)]) {
         cases.push(Case::of(format!("conv {name}, bias, relu"), op(true, true), &inputs).forward_only());
     }
     check_all(cases);
+}
+
+#[test]
+fn every_row_on_a_gpu() {
+    if reference::compare::gpu().is_none() {
+        let _ = writeln!(std::io::stderr(), "skipped: every_row_on_a_gpu: no GPU");
+    }
 }
 
 #[test]

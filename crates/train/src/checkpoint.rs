@@ -289,6 +289,7 @@ pub fn load_weights(
             replica.store.state_mut(index).copy_from_slice(&data);
         }
     }
+    replica.changed();
     Ok(loaded.left_out)
 }
 

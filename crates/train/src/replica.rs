@@ -7,12 +7,14 @@
 
 mod agreed;
 mod half;
+mod on_gpu;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::{Half, Planned};
+use on_gpu::OnGpu;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
@@ -20,9 +22,10 @@ use paceline_parallel::Agreement;
 use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
+use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::execute::{Profile, Turn};
 use paceline_tensor::plan::{Bucket, Updates};
-use paceline_tensor::{Buffer, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
+use paceline_tensor::{Buffer, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
 
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -81,6 +84,8 @@ pub enum NotFinite {
 pub struct Replica {
     options: ReplicaOptions,
     device: Arc<Cpu>,
+    /// Where it computes, if not on the CPU.
+    gpu: Option<OnGpu>,
     /// None if it only evaluates.
     train: Option<Half>,
     /// Runs in the arena of `train`, if there is one: they never run at the same time.
@@ -135,8 +140,8 @@ pub fn early(whole_tensors: bool) -> Updates {
 }
 
 /// When the gradients of a network are applied.
-fn updates(network: &Network, options: &ReplicaOptions) -> Updates {
-    let Some((_, gradients)) = &network.gradients else { return Updates::AtEnd };
+fn updates(network: &Network, options: &ReplicaOptions, on_gpu: bool) -> Updates {
+    let Some((_, gradients)) = network.gradients.as_ref().filter(|_| !on_gpu) else { return Updates::AtEnd };
     let all = network.graph.parameters().iter().all(|&parameter| gradients.of(parameter).is_some());
     if options.clip_norm.is_none() && options.accumulate == 1 && all {
         early(options.rule.needs_whole_tensors())
@@ -153,7 +158,23 @@ impl Replica {
     pub fn new(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, TrainError> {
         let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
         let train = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
-        Self::assemble(model, options, device, Some(train))
+        Self::assemble(model, options, (device, None), Some(train))
+    }
+
+    /// As [`Replica::new`], to compute on a GPU: weights and optimizer live there, and [`Replica::fetch`] brings them to the host.
+    ///
+    /// # Errors
+    /// As [`Replica::new`], when the GPU's memory is too small or a layer cannot be computed there, and for options that it does not know.
+    pub fn on_gpu(
+        model: &dyn Model,
+        options: ReplicaOptions,
+        device: &Arc<Cpu>,
+        cuda: &Arc<Cuda>,
+    ) -> Result<Self, TrainError> {
+        on_gpu::check(&options)?;
+        let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
+        let train = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
+        Self::assemble(model, options, (device, Some(cuda)), Some(train))
     }
 
     /// As [`Replica::new`], without the memory that only training needs; it can only evaluate.
@@ -161,20 +182,20 @@ impl Replica {
     /// # Errors
     /// As [`Replica::new`].
     pub fn for_evaluation(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, TrainError> {
-        Self::assemble(model, options, device, None)
+        Self::assemble(model, options, (device, None), None)
     }
 
     fn assemble(
         model: &dyn Model,
         options: ReplicaOptions,
-        device: &Arc<Cpu>,
+        (device, cuda): (&Arc<Cpu>, Option<&Arc<Cuda>>),
         train: Option<Network>,
     ) -> Result<Self, TrainError> {
         let ReplicaOptions { input, classes, micro_batch, .. } = options;
         let eval = Network::new(model, Mode::Eval, micro_batch, input, classes, 0.0)?;
         let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
         let train = train.map(|network| {
-            let updates = updates(&network, &options);
+            let updates = updates(&network, &options, cuda.is_some());
             Planned::new(network, updates, &options)
         });
         let eval = Planned::new(eval, Updates::AtEnd, &options);
@@ -182,7 +203,7 @@ impl Replica {
         let (elements, trains) = (plan.parameters().length(), train.is_some());
         let optimizer = if trains { options.rule.optimizer().state_slots() } else { 0 };
         let gradients = usize::from(plan.stores_gradients()) + usize::from(trains && options.accumulate > 1);
-        let arena = plan.arena_bytes().max(eval.plan.arena_bytes());
+        let arena = if cuda.is_some() { 0 } else { plan.arena_bytes().max(eval.plan.arena_bytes()) };
         let needed = arena + (1 + gradients + optimizer) * elements * size_of::<f32>();
         check_memory(needed as u64, Host::look().memory_bytes)?;
         let mut store = Store::new(plan);
@@ -196,16 +217,23 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = parameters.iter().zip(store.layout().ranges());
-        let segments =
+        let segments: Vec<Segment> =
             segments.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect();
+        let gpu = cuda.map(|cuda| OnGpu::new(cuda, train.as_ref(), &eval, (optimizer, &segments))).transpose()?;
+        let place = cuda.map_or_else(|| Device::Cpu(Arc::clone(device)), |cuda| Device::Cuda(Arc::clone(cuda)));
+        let borrows = trains || cuda.is_some();
         Ok(Self {
             optimizer_state,
             accumulated: Buffer::zeroed(if trains && options.accumulate > 1 { elements } else { 0 }),
             options,
             device: Arc::clone(device),
             buckets: plan.buckets().to_vec(),
-            eval: if trains { Half::without_arena(eval, device) } else { Half::new(eval, device) },
-            train: train.map(|train| Half::new(train, device)),
+            eval: if borrows { Half::without_arena(eval, &place) } else { Half::new(eval, &place) },
+            train: train.map(|train| match cuda {
+                Some(_) => Half::without_arena(train, &place),
+                None => Half::new(train, &place),
+            }),
+            gpu,
             store,
             parameters,
             states,
@@ -275,6 +303,9 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<Stepped, TrainError> {
+        if self.gpu.is_some() {
+            return self.step_on_gpu(batch, moment, phases);
+        }
         let _bound = self.device.pool().enter();
         match (self.world(), self.plan().stores_gradients()) {
             (1, true) => Ok(self.step_at_end(batch, moment, phases)),
@@ -355,6 +386,9 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn profile(&mut self, batch: &Batch, step: u64) -> Profile {
+        if let Some(gpu) = &mut self.gpu {
+            return gpu.profile();
+        }
         let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
         ends.fill(executor, batch, 0, 1.0);
         executor.profile(&mut self.store, Pass { seed: self.dropout_seed, step })
@@ -418,7 +452,13 @@ impl Replica {
     }
 
     /// The logits of a batch in evaluation mode, for its `size` samples; it may be smaller than planned.
+    ///
+    /// # Panics
+    /// When a GPU does not answer.
     pub fn evaluate(&mut self, batch: &Batch) -> (Vec<f32>, Tally) {
+        if let Some(gpu) = &mut self.gpu {
+            return gpu.evaluate(batch, &self.store, &self.optimizer_state).expect("the GPU answers");
+        }
         let Self { train, eval: Half { executor, ends }, store, .. } = self;
         let mut run = |executor: &mut Executor| {
             ends.fill(executor, batch, 0, 1.0);

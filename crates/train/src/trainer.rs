@@ -216,7 +216,7 @@ impl Trainer {
             self.journal.tell_damage(&self.train.dataset().damaged())?;
             self.settle()?;
             if let Some(reason) = ended {
-                self.journal.save(&self.replica, false)?;
+                self.journal.save(&mut self.replica, false)?;
                 return Ok((reason, evaluation));
             }
             let stop = self.journal.stop.clone();
@@ -229,12 +229,12 @@ impl Trainer {
             let tally = self.replica.total(tally)?;
             if self.replica.votes.interrupted > 0 {
                 // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run evaluates first.
-                self.journal.save(&self.replica, false)?;
+                self.journal.save(&mut self.replica, false)?;
                 return Ok((Reason::Interrupted, evaluation));
             }
             let best = self.journal.end_epoch(&tally)?;
             evaluation = Some(tally);
-            self.journal.save(&self.replica, best)?;
+            self.journal.save(&mut self.replica, best)?;
             if let Some(reason) = self.journal.ends_after_epoch(self.replica.votes) {
                 return Ok((reason, evaluation));
             }

@@ -1,6 +1,8 @@
 //! The least time that a node can take on this machine: its arithmetic at the peak, or its operands at the speed of memory,
 //! each read or written once. A sum over nodes bounds a step; data that stays in a cache from one node to the next can beat it.
 
+use std::sync::Arc;
+
 use paceline::tensor::device::cpu::Cpu;
 use paceline::tensor::device::cpu::conv::Algorithm;
 use paceline::tensor::device::cpu::peak::Peak;
@@ -28,11 +30,11 @@ impl Bound {
         Self::new(flops as f64, flops_per_s(kernel, peak), kernel.bytes(), peak)
     }
 
-    /// Of any node, with the algorithm that the device takes for it.
-    pub fn of_node(cpu: &Cpu, graph: &Graph, node: &Node, peak: &Peak) -> Self {
+    /// Of any node, with the algorithm that the CPU takes for it; on a GPU, of direct sums.
+    pub fn of_node(cpu: Option<&Arc<Cpu>>, graph: &Graph, node: &Node, peak: &Peak) -> Self {
         match Kernel::of(graph, node) {
             Some(kernel @ Kernel::Convolution { shape, pass, dtype }) => {
-                Self::of_kernel(&kernel, Some(cpu.algorithm(&shape, pass, dtype).0), peak)
+                Self::of_kernel(&kernel, cpu.map(|cpu| cpu.algorithm(&shape, pass, dtype).0), peak)
             }
             Some(kernel) => Self::of_kernel(&kernel, None, peak),
             None => Self::new(graph.flops(node) as f64, peak.f32_flops, graph.bytes_moved(node), peak),

@@ -37,13 +37,15 @@ impl Profile {
     /// Runs a step.
     pub fn take(replica: &mut Replica, batch: &Batch) -> Self {
         let seconds = replica.profile(batch, 0).seconds;
+        let gpu = replica.session().map(|session| session.cuda().peak().expect("the GPU answers"));
         let (cpu, graph) = (replica.device(), replica.plan().graph());
-        let peak = cpu.peak();
+        let on_cpu = gpu.is_none();
+        let peak = gpu.unwrap_or_else(|| cpu.peak());
         let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
         for (node, &time) in graph.nodes().iter().zip(&seconds) {
             let sum = sums.entry(node.op.name()).or_default();
             sum.seconds += time;
-            sum.bound += Bound::of_node(cpu, graph, node, &peak).seconds;
+            sum.bound += Bound::of_node(on_cpu.then_some(cpu), graph, node, &peak).seconds;
             sum.flops += graph.flops(node);
             sum.bytes += graph.bytes_moved(node);
             sum.nodes += 1;

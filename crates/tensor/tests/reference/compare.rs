@@ -3,10 +3,11 @@
 //! once more in bf16, on operands that bf16 holds exactly, to 1e-2 (3e-2 where a
 //! convolution may go by tiles).
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use paceline_system::random::{self, Random};
 use paceline_tensor::device::cpu::{Cpu, isa::Isa};
+use paceline_tensor::device::cuda::{self, Cuda};
 use paceline_tensor::window::Conv2d;
 use paceline_tensor::{
     Bf16, DType, Device, Executor, Graph, Op, Pass, Plan, Shape, Source, Store, Value, Wanted, gradient,
@@ -127,12 +128,25 @@ pub fn check_all(cases: Vec<Case>) {
         .filter(|isa| isa.available())
         .map(|isa| (isa, [1, 2].map(|threads| Device::Cpu(Arc::new(Cpu::with_isa(threads, isa))))))
         .collect();
+    let devices: Vec<(String, [Device; 2])> =
+        devices.into_iter().map(|(isa, devices)| (format!("{isa:?}"), devices)).chain(gpu()).collect();
     let mut failures: Vec<String> = cases.iter().flat_map(|case| check(case, &devices)).collect();
     failures.extend(cases.iter().filter_map(Case::narrowed).flat_map(|case| check(&case, &devices)));
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
 }
 
-fn check(case: &Case, devices: &[(Isa, [Device; 2])]) -> Vec<String> {
+/// The first GPU, if there is one, twice: the same bits are expected of two runs.
+pub fn gpu() -> Option<(String, [Device; 2])> {
+    static GPU: OnceLock<Option<Device>> = OnceLock::new();
+    let device = GPU.get_or_init(|| {
+        cuda::count().ok().filter(|&count| count > 0)?;
+        let options = cuda::Options { tf32: false, deterministic: true, tune: false };
+        Some(Device::Cuda(Arc::new(Cuda::new(0, options).unwrap_or_else(|error| panic!("{error}")))))
+    });
+    device.clone().map(|device| ("GPU".to_owned(), [device.clone(), device]))
+}
+
+fn check(case: &Case, devices: &[(String, [Device; 2])]) -> Vec<String> {
     let given: Vec<(Value, Array)> =
         case.fills.iter().map(|&(value, fill)| (value, fill_in(case, value, fill))).collect();
     let output = case.output.expect("a case has an operation");
@@ -158,7 +172,7 @@ fn check(case: &Case, devices: &[(Isa, [Device; 2])]) -> Vec<String> {
                 continue;
             }
             let [one, two] = [0, 1].map(|index| work.run(&threads[index], &given, &dy, fused));
-            let at = format!("{}, {isa:?}{}", case.name, if fused { ", fused" } else { "" });
+            let at = format!("{}, {isa}{}", case.name, if fused { ", fused" } else { "" });
             for (((what, target), one), two) in wanted.iter().zip(&one).zip(&two) {
                 failures.extend(target.mismatch(one, case.tolerances).map(|why| format!("{at}: {what}: {why}")));
                 if let Some(element) = one.iter().zip(two).position(|(one, two)| one.to_bits() != two.to_bits()) {

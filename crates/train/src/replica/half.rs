@@ -1,10 +1,7 @@
 //! One of a replica's two graphs, for training or for evaluation: its executor and the names of its ends.
 
-use std::sync::Arc;
-
 use paceline_data::batch::Batch;
 use paceline_nn::Network;
-use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::plan::Updates;
 use paceline_tensor::{Device, Executor, Plan, Value, Wanted};
 
@@ -14,7 +11,7 @@ use crate::metrics::Tally;
 /// A network whose plan is made and whose memory is not yet taken.
 pub(super) struct Planned {
     pub plan: Plan,
-    ends: Ends,
+    pub ends: Ends,
 }
 
 impl Planned {
@@ -35,23 +32,23 @@ pub(super) struct Half {
 
 impl Half {
     /// With memory of its own.
-    pub fn new(planned: Planned, device: &Arc<Cpu>) -> Self {
-        Self { executor: Executor::new(&Device::Cpu(Arc::clone(device)), planned.plan), ends: planned.ends }
+    pub fn new(planned: Planned, device: &Device) -> Self {
+        Self { executor: Executor::new(device, planned.plan), ends: planned.ends }
     }
 
     /// To run in the memory of another.
-    pub fn without_arena(planned: Planned, device: &Arc<Cpu>) -> Self {
-        Self { executor: Executor::without_arena(&Device::Cpu(Arc::clone(device)), planned.plan), ends: planned.ends }
+    pub fn without_arena(planned: Planned, device: &Device) -> Self {
+        Self { executor: Executor::without_arena(device, planned.plan), ends: planned.ends }
     }
 }
 
 /// The values by which a graph is fed and read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    x: Value,
-    targets: Value,
-    logits: Value,
-    seed: Option<Value>,
+    pub x: Value,
+    pub targets: Value,
+    pub logits: Value,
+    pub seed: Option<Value>,
 }
 
 impl Ends {

@@ -210,11 +210,12 @@ impl Journal {
     }
 
     /// Saves the run where it stands, unless that was done already.
-    pub fn save(&mut self, replica: &Replica, best: bool) -> Result<(), TrainError> {
+    pub fn save(&mut self, replica: &mut Replica, best: bool) -> Result<(), TrainError> {
         let step = self.position.step;
         if self.saved.as_ref() == Some(&self.position) {
             return Ok(());
         }
+        replica.fetch()?;
         if let Some(layer) = replica.spoiled_tensor() {
             let survivor = self.checkpoints.survivor();
             return Err(TrainError::NotANumber { step, layer, op: "parameter".to_owned(), survivor });

@@ -39,7 +39,7 @@ impl Library {
     /// The name under which it is found, if it is.
     pub fn find(&self) -> Option<&'static str> {
         // SAFETY: loading runs the library's own initialisers; these are the vendor's, and the calls that follow run them too.
-        self.files.iter().copied().find(|file| unsafe { libloading::Library::new(file) }.is_ok())
+        self.files.iter().copied().find(|file| unsafe { libloading::Library::new(*file) }.is_ok())
     }
 
     /// Finds it, or says what was looked for and where.

@@ -15,6 +15,7 @@ use super::program::{At, Builder};
 use crate::op::Op;
 
 pub(super) use elementwise::cast;
+pub(super) use rows::tally;
 
 /// Appends the calls of a node.
 pub(super) fn node(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), CudaError> {

@@ -51,97 +51,109 @@ __device__ __forceinline__ Span covering(const Pooling& p, bool vertical, int pi
     return Span{start, end < windows ? end : windows, 0};
 }
 
-// Pack number i of images with `down` by `across` pixels.
-struct Spot {
-    i64 image, channel;
-    int row, column;
+// The lines of pixels of all images, each walked by a block: what belongs to a line is worked out once. Across a line,
+// packs of channels are counted in 32 bits.
+struct Line {
+    i64 image;
+    int row;
+    __device__ __forceinline__ Line(i64 index, int down) {
+        image = divide(index, down);
+        row = (int)(index - image * down);
+    }
 };
-
-__device__ __forceinline__ Spot spot_of(i64 i, i64 packs, int down, int across) {
-    i64 pixel = divide(i, packs), line = divide(pixel, across), image = divide(line, down);
-    return Spot{image, i - pixel * packs, (int)(line - image * down), (int)(pixel - line * across)};
-}
 
 // Pixels of a window's row that are loaded before the first is looked at.
 #define POOL_AHEAD 3
 
 template <typename T, int W>
 __device__ __forceinline__ void max_pool(const T* x, T* y, int* winners, i64 batch, i64 channels, const Pooling& p) {
-    i64 packs = divide(channels, W), n = batch * p.rows * p.columns * packs;
+    u32 packs = (u32)(channels / W);
 #pragma unroll 1
-    for (i64 i = first_index(); i < n; i += all_threads()) {
-        Spot spot = spot_of(i, packs, p.rows, p.columns);
-        Span down = span_of(p, true, spot.row), across = span_of(p, false, spot.column);
-        const T* image = x + spot.image * p.height * p.width * channels + spot.channel * W;
-        Pack<T, W> best;
-        int winner[W];
-#pragma unroll
-        for (int k = 0; k < W; k++) {
-            best.v[k] = -__int_as_float(0x7f800000);
-            winner[k] = down.start * p.width + across.start;
-        }
+    for (i64 index = blockIdx.x; index < batch * p.rows; index += gridDim.x) {
+        Line line(index, p.rows);
+        Span down = span_of(p, true, line.row);
 #pragma unroll 1
-        for (int row = down.start; row < down.end; row++) {
-#pragma unroll 1
-            for (int column = across.start; column < across.end; column += POOL_AHEAD) {
-                Pack<T, W> next[POOL_AHEAD];
-                int pixel = row * p.width + column;
+        for (u32 i = threadIdx.x; i < p.columns * packs; i += blockDim.x) {
+            int place = (int)(i / packs);
+            i64 channel = i - place * packs, to = (index * p.columns * packs + i) * W;
+            Span across = span_of(p, false, place);
+            const T* image = x + line.image * p.height * p.width * channels + channel * W;
+            Pack<T, W> best;
+            int winner[W];
 #pragma unroll
-                for (int a = 0; a < POOL_AHEAD; a++)
-                    if (column + a < across.end) next[a].load(image + (i64)(pixel + a) * channels);
-#pragma unroll
-                for (int a = 0; a < POOL_AHEAD; a++)
-                    if (column + a < across.end)
-#pragma unroll
-                        for (int k = 0; k < W; k++) {
-                            float v = next[a].v[k];
-                            if (v > best.v[k] || v != v) best.v[k] = v, winner[k] = pixel + a;
-                        }
+            for (int k = 0; k < W; k++) {
+                best.v[k] = -__int_as_float(0x7f800000);
+                winner[k] = down.start * p.width + across.start;
             }
-        }
-        best.store(y + i * W);
-        if (W % 4 == 0) {
+#pragma unroll 1
+            for (int row = down.start; row < down.end; row++) {
+#pragma unroll 1
+                for (int column = across.start; column < across.end; column += POOL_AHEAD) {
+                    Pack<T, W> next[POOL_AHEAD];
+                    int pixel = row * p.width + column;
 #pragma unroll
-            for (int k = 0; k < W; k += 4)
-                *reinterpret_cast<int4*>(winners + i * W + k) =
-                    make_int4(winner[k], winner[(k + 1) % W], winner[(k + 2) % W], winner[(k + 3) % W]);
-        } else {
+                    for (int a = 0; a < POOL_AHEAD; a++)
+                        if (column + a < across.end) next[a].load(image + (i64)(pixel + a) * channels);
 #pragma unroll
-            for (int k = 0; k < W; k++) winners[i * W + k] = winner[k];
+                    for (int a = 0; a < POOL_AHEAD; a++)
+                        if (column + a < across.end)
+#pragma unroll
+                            for (int k = 0; k < W; k++) {
+                                float v = next[a].v[k];
+                                if (v > best.v[k] || v != v) best.v[k] = v, winner[k] = pixel + a;
+                            }
+                }
+            }
+            best.store(y + to);
+            if (W % 4 == 0) {
+#pragma unroll
+                for (int k = 0; k < W; k += 4)
+                    *reinterpret_cast<int4*>(winners + to + k) =
+                        make_int4(winner[k], winner[(k + 1) % W], winner[(k + 2) % W], winner[(k + 3) % W]);
+            } else {
+#pragma unroll
+                for (int k = 0; k < W; k++) winners[to + k] = winner[k];
+            }
         }
     }
 }
 
 template <typename T, int W>
 __device__ __forceinline__ void average_pool(const T* x, T* y, i64 batch, i64 channels, const Pooling& p) {
-    i64 packs = divide(channels, W), n = batch * p.rows * p.columns * packs;
+    u32 packs = (u32)(channels / W);
 #pragma unroll 1
-    for (i64 i = first_index(); i < n; i += all_threads()) {
-        Spot spot = spot_of(i, packs, p.rows, p.columns);
-        Span down = span_of(p, true, spot.row), across = span_of(p, false, spot.column);
-        const T* image = x + spot.image * p.height * p.width * channels + spot.channel * W;
-        Pack<T, W> sum;
-#pragma unroll
-        for (int k = 0; k < W; k++) sum.v[k] = 0.0f;
+    for (i64 index = blockIdx.x; index < batch * p.rows; index += gridDim.x) {
+        Line line(index, p.rows);
+        Span down = span_of(p, true, line.row);
 #pragma unroll 1
-        for (int row = down.start; row < down.end; row++) {
+        for (u32 i = threadIdx.x; i < p.columns * packs; i += blockDim.x) {
+            int place = (int)(i / packs);
+            i64 channel = i - place * packs, to = (index * p.columns * packs + i) * W;
+            Span across = span_of(p, false, place);
+            const T* image = x + line.image * p.height * p.width * channels + channel * W;
+            Pack<T, W> sum;
+#pragma unroll
+            for (int k = 0; k < W; k++) sum.v[k] = 0.0f;
 #pragma unroll 1
-            for (int column = across.start; column < across.end; column += POOL_AHEAD) {
-                Pack<T, W> next[POOL_AHEAD];
+            for (int row = down.start; row < down.end; row++) {
+#pragma unroll 1
+                for (int column = across.start; column < across.end; column += POOL_AHEAD) {
+                    Pack<T, W> next[POOL_AHEAD];
 #pragma unroll
-                for (int a = 0; a < POOL_AHEAD; a++)
-                    if (column + a < across.end) next[a].load(image + (i64)(row * p.width + column + a) * channels);
+                    for (int a = 0; a < POOL_AHEAD; a++)
+                        if (column + a < across.end) next[a].load(image + (i64)(row * p.width + column + a) * channels);
 #pragma unroll
-                for (int a = 0; a < POOL_AHEAD; a++)
-                    if (column + a < across.end)
+                    for (int a = 0; a < POOL_AHEAD; a++)
+                        if (column + a < across.end)
 #pragma unroll
-                        for (int k = 0; k < W; k++) sum.v[k] += next[a].v[k];
+                            for (int k = 0; k < W; k++) sum.v[k] += next[a].v[k];
+                }
             }
-        }
-        float factor = 1.0f / (float)((i64)down.count * across.count);
+            float factor = 1.0f / (float)((i64)down.count * across.count);
 #pragma unroll
-        for (int k = 0; k < W; k++) sum.v[k] *= factor;
-        sum.store(y + i * W);
+            for (int k = 0; k < W; k++) sum.v[k] *= factor;
+            sum.store(y + to);
+        }
     }
 }
 
@@ -185,70 +197,98 @@ __device__ __forceinline__ void average_all(const T* x, T* y, i64 batch, i64 pix
     }
 }
 
+// Its gradient: every pixel gets the same.
+template <typename T, int W>
+__device__ __forceinline__ void average_all_grad(const T* dy, T* dx, i64 batch, i64 pixels, i64 channels) {
+    i64 packs = channels / W;
+    float factor = 1.0f / (float)pixels;
+#pragma unroll 1
+    for (i64 i = first_index(); i < batch * pixels * packs; i += all_threads()) {
+        i64 pixel = divide(i, packs);
+        Pack<T, W> pack;
+        pack.load(dy + divide(pixel, pixels) * channels + (i - pixel * packs) * W);
+#pragma unroll
+        for (int k = 0; k < W; k++) pack.v[k] *= factor;
+        pack.store(dx + i * W);
+    }
+}
+
 template <typename T, int W>
 __device__ __forceinline__ void max_pool_grad(const T* dy, const int* winners, T* dx, i64 batch, i64 channels,
                                               const Pooling& p) {
-    i64 packs = divide(channels, W), n = batch * p.height * p.width * packs;
+    u32 packs = (u32)(channels / W);
 #pragma unroll 1
-    for (i64 i = first_index(); i < n; i += all_threads()) {
-        Spot spot = spot_of(i, packs, p.height, p.width);
-        Span down = covering(p, true, spot.row), across = covering(p, false, spot.column);
-        int pixel = spot.row * p.width + spot.column;
-        i64 image = spot.image * p.rows * p.columns;
-        Pack<T, W> sum;
+    for (i64 index = blockIdx.x; index < batch * p.height; index += gridDim.x) {
+        Line line(index, p.height);
+        Span down = covering(p, true, line.row);
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < p.width * packs; i += blockDim.x) {
+            int place = (int)(i / packs);
+            i64 channel = i - place * packs, to = (index * p.width * packs + i) * W;
+            Span across = covering(p, false, place);
+            int pixel = line.row * p.width + place;
+            i64 image = line.image * p.rows * p.columns;
+            Pack<T, W> sum;
 #pragma unroll
-        for (int k = 0; k < W; k++) sum.v[k] = 0.0f;
+            for (int k = 0; k < W; k++) sum.v[k] = 0.0f;
 #pragma unroll 1
-        for (int row = down.start; row < down.end; row++) {
+            for (int row = down.start; row < down.end; row++) {
 #pragma unroll 2
-            for (int column = across.start; column < across.end; column++) {
-                i64 at = (image + row * p.columns + column) * channels + spot.channel * W;
-                Pack<T, W> next;
-                next.load(dy + at);
-                int winner[W];
-                if (W % 4 == 0) {
+                for (int column = across.start; column < across.end; column++) {
+                    i64 at = (image + row * p.columns + column) * channels + channel * W;
+                    Pack<T, W> next;
+                    next.load(dy + at);
+                    int winner[W];
+                    if (W % 4 == 0) {
 #pragma unroll
-                    for (int k = 0; k < W; k += 4) {
-                        int4 four = *reinterpret_cast<const int4*>(winners + at + k);
-                        winner[k] = four.x, winner[(k + 1) % W] = four.y;
-                        winner[(k + 2) % W] = four.z, winner[(k + 3) % W] = four.w;
+                        for (int k = 0; k < W; k += 4) {
+                            int4 four = *reinterpret_cast<const int4*>(winners + at + k);
+                            winner[k] = four.x, winner[(k + 1) % W] = four.y;
+                            winner[(k + 2) % W] = four.z, winner[(k + 3) % W] = four.w;
+                        }
+                    } else {
+#pragma unroll
+                        for (int k = 0; k < W; k++) winner[k] = winners[at + k];
                     }
-                } else {
 #pragma unroll
-                    for (int k = 0; k < W; k++) winner[k] = winners[at + k];
+                    for (int k = 0; k < W; k++) sum.v[k] += winner[k] == pixel ? next.v[k] : 0.0f;
                 }
-#pragma unroll
-                for (int k = 0; k < W; k++) sum.v[k] += winner[k] == pixel ? next.v[k] : 0.0f;
             }
+            sum.store(dx + to);
         }
-        sum.store(dx + i * W);
     }
 }
 
 template <typename T, int W>
 __device__ __forceinline__ void average_pool_grad(const T* dy, T* dx, i64 batch, i64 channels, const Pooling& p) {
-    i64 packs = divide(channels, W), n = batch * p.height * p.width * packs;
+    u32 packs = (u32)(channels / W);
 #pragma unroll 1
-    for (i64 i = first_index(); i < n; i += all_threads()) {
-        Spot spot = spot_of(i, packs, p.height, p.width);
-        Span down = covering(p, true, spot.row), across = covering(p, false, spot.column);
-        i64 image = spot.image * p.rows * p.columns;
-        Pack<T, W> sum;
+    for (i64 index = blockIdx.x; index < batch * p.height; index += gridDim.x) {
+        Line line(index, p.height);
+        Span down = covering(p, true, line.row);
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < p.width * packs; i += blockDim.x) {
+            int place = (int)(i / packs);
+            i64 channel = i - place * packs, to = (index * p.width * packs + i) * W;
+            Span across = covering(p, false, place);
+            i64 image = line.image * p.rows * p.columns;
+            Pack<T, W> sum;
 #pragma unroll
-        for (int k = 0; k < W; k++) sum.v[k] = 0.0f;
+            for (int k = 0; k < W; k++) sum.v[k] = 0.0f;
 #pragma unroll 1
-        for (int row = down.start; row < down.end; row++) {
-            i64 tall = span_of(p, true, row).count;
+            for (int row = down.start; row < down.end; row++) {
+                i64 tall = span_of(p, true, row).count;
 #pragma unroll 2
-            for (int column = across.start; column < across.end; column++) {
-                Pack<T, W> next;
-                next.load(dy + (image + row * p.columns + column) * channels + spot.channel * W);
-                float factor = 1.0f / (float)(tall * span_of(p, false, column).count);
+                for (int column = across.start; column < across.end; column++) {
+                    Pack<T, W> next;
+                    next.load(dy + (image + row * p.columns + column) * channels + channel * W);
+                    float factor = 1.0f / (float)(tall * span_of(p, false, column).count);
 #pragma unroll
-                for (int k = 0; k < W; k++) sum.v[k] += factor * next.v[k];
+                    for (int k = 0; k < W; k++) sum.v[k] += factor * next.v[k];
+                }
             }
+            sum.store(dx + to);
         }
-        sum.store(dx + i * W);
     }
 }
 
@@ -269,6 +309,11 @@ __device__ __forceinline__ void average_pool_grad(const T* dy, T* dx, i64 batch,
         const int W = Wide<T>::width;                                                                                          \
         if (channels % W == 0 && is_aligned(x) && is_aligned(y)) average_all<T, W>(x, y, batch, pixels, channels, across);     \
         else average_all<T, 1>(x, y, batch, pixels, channels, across);                                                         \
+    }                                                                                                                          \
+    KERNEL average_all_grad_##type(const T* dy, T* dx, i64 batch, i64 pixels, i64 channels) {                                  \
+        const int W = Wide<T>::width;                                                                                          \
+        if (channels % W == 0 && is_aligned(dy) && is_aligned(dx)) average_all_grad<T, W>(dy, dx, batch, pixels, channels);    \
+        else average_all_grad<T, 1>(dy, dx, batch, pixels, channels);                                                          \
     }                                                                                                                          \
     KERNEL max_pool_grad_##type(const T* dy, const int* winners, T* dx, POOLING_PARAMETERS) {                                  \
         const int W = Wide<T>::width;                                                                                          \

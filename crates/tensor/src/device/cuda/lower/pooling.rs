@@ -9,39 +9,46 @@ use crate::window::{Pool2d, PoolKind, Windows};
 /// Appends the calls of a node.
 pub(super) fn pooling(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), CudaError> {
     let (x, y) = (at.input(0), at.output(0));
-    let (pool, shape, kernel) = match at.node().op {
-        Op::Pool2d(pool) => {
-            let shape = x.shape.nhwc().expect("pooling has an image");
-            if pool == Pool2d::global(PoolKind::Average) {
-                return average_all(builder, at, shape);
-            }
-            (pool, shape, if pool.kind == PoolKind::Max { "max_pool" } else { "average_pool" })
-        }
-        Op::Pool2dGrad { pool, input } => {
-            (pool, input, if pool.kind == PoolKind::Max { "max_pool_grad" } else { "average_pool_grad" })
-        }
+    let (pool, shape, is_gradient) = match at.node().op {
+        Op::Pool2d(pool) => (pool, x.shape.nhwc().expect("pooling has an image"), false),
+        Op::Pool2dGrad { pool, input } => (pool, input, true),
         ref other => unreachable!("{} is no pooling", other.name()),
     };
-    let addresses = match (&at.node().op, pool.kind) {
-        (Op::Pool2d(_), PoolKind::Max) => vec![x.address, y.address, at.output(1).address],
-        (_, PoolKind::Max) => vec![x.address, at.input(1).address, y.address],
-        (_, PoolKind::Average) => vec![x.address, y.address],
+    if pool == Pool2d::global(PoolKind::Average) {
+        return average_all(builder, at, shape, is_gradient);
+    }
+    let (kernel, addresses) = match (pool.kind, is_gradient) {
+        (PoolKind::Max, false) => ("max_pool", vec![x.address, y.address, at.output(1).address]),
+        (PoolKind::Max, true) => ("max_pool_grad", vec![x.address, at.input(1).address, y.address]),
+        (PoolKind::Average, false) => ("average_pool", vec![x.address, y.address]),
+        (PoolKind::Average, true) => ("average_pool_grad", vec![x.address, y.address]),
     };
     let mut arguments: Vec<Argument> = addresses.into_iter().map(Argument::from).collect();
     arguments.extend(geometry(&pool, shape)?);
+    // A block walks a line of the result.
     let width = if shape[3].is_multiple_of(width(y.dtype)) { width(y.dtype) } else { 1 };
-    builder.launch_each(&format!("{kernel}_{}", y.suffix()), y.elements() / width, &arguments)
+    let (lines, packs) = (y.shape[0] * y.shape[1], y.shape[2] * y.shape[3] / width);
+    let block = packs.next_multiple_of(32).min(BLOCK as usize) as u32;
+    builder.launch(&format!("{kernel}_{}", y.suffix()), [lines.min(1 << 30), 1, 1], block, &arguments)
 }
 
 /// One window over the whole image.
-fn average_all(builder: &mut Builder<'_>, at: &At<'_>, shape: [usize; 4]) -> Result<(), CudaError> {
+fn average_all(
+    builder: &mut Builder<'_>,
+    at: &At<'_>,
+    [batch, height, columns, channels]: [usize; 4],
+    is_gradient: bool,
+) -> Result<(), CudaError> {
     let (x, y) = (at.input(0), at.output(0));
-    let [batch, height, columns, channels] = shape;
     let width = if channels.is_multiple_of(width(x.dtype)) { width(x.dtype) } else { 1 };
+    let mut arguments = [x.address, y.address].map(Argument::from).to_vec();
+    arguments.extend([batch, height * columns, channels].map(Argument::from));
+    if is_gradient {
+        return builder.launch_each(&format!("average_all_grad_{}", x.suffix()), y.elements() / width, &arguments);
+    }
     let across = (channels / width).next_power_of_two().min(32);
     let blocks = (batch * (channels / width).div_ceil(across)).min(1 << 30);
-    let sizes = [batch, height * columns, channels].map(Argument::from);
-    let arguments = [x.address.into(), y.address.into(), sizes[0], sizes[1], sizes[2], Argument::Int(across as i32)];
+    arguments.push(Argument::Int(across as i32));
     builder.launch(&format!("average_all_{}", x.suffix()), [blocks, 1, 1], BLOCK, &arguments)
 }
 
@@ -56,11 +63,14 @@ fn geometry(pool: &Pool2d, [batch, height, width, channels]: [usize; 4]) -> Resu
             sizes.extend([padding.top, padding.left, padding.bottom, padding.right, usize::from(count_padding)]);
         }
     }
+    let fit = |size: usize| {
+        i32::try_from(size).map_err(|_| CudaError(format!("a size of {size} is too large for a pooling on a GPU")))
+    };
+    // Pixels of an image and elements of a line are counted in 32 bits.
+    [height * width, width.max(columns) * channels].into_iter().try_for_each(|size| fit(size).map(|_| ()))?;
     let mut arguments = vec![batch.into(), channels.into()];
     for size in sizes {
-        let size =
-            i32::try_from(size).map_err(|_| CudaError(format!("a size of {size} is too large for a pooling")))?;
-        arguments.push(Argument::Int(size));
+        arguments.push(Argument::Int(fit(size)?));
     }
     Ok(arguments)
 }

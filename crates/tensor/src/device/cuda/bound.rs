@@ -1,0 +1,297 @@
+//! A plan on the GPU for an [`crate::Executor`]: node by node, with what the caller keeps in the host's store. For tests, profiles and
+//! whatever looks between nodes; a whole training run belongs to a [`super::session`].
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::driver::Memory;
+use super::program::{Address, Bases, Program};
+use super::{Cuda, CudaError};
+use crate::bf16::Bf16;
+use crate::buffer::{bytes_of, bytes_of_mut};
+use crate::dtype::{DType, Element};
+use crate::execute::{Floats, Pass, Progress, Turn};
+use crate::graph::Value;
+use crate::op::Op;
+use crate::plan::{Due, Layout, Place, Plan};
+use crate::store::Store;
+
+/// What a caller wants between nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Between {
+    /// Nothing: nodes follow each other without waiting.
+    Nothing,
+    /// To be called when each node is done.
+    Done,
+    /// And to see what it gave.
+    Outputs,
+}
+
+/// A plan with its memory on the GPU.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    program: Program,
+    bases: Bases,
+    arena: Memory,
+    parameters: Memory,
+    rounded: Memory,
+    gradients: Memory,
+    states: Memory,
+    pass: Memory,
+    _scratch: Memory,
+    cuda: Arc<Cuda>,
+}
+
+/// Which parameters stand in cuDNN's order: those that only convolutions read, and whose gradient, if it has a place of its own, is
+/// written by one.
+pub(super) fn channels_last(plan: &Plan) -> Vec<bool> {
+    let parameters = plan.graph().parameters();
+    let mut last = vec![false; parameters.len()];
+    for (index, &value) in parameters.iter().enumerate() {
+        let mut reads = plan.graph().nodes().iter().flat_map(|node| {
+            let positions = node.inputs.iter().enumerate().filter(|(_, input)| **input == value);
+            positions.map(|(position, _)| (&node.op, position))
+        });
+        let weight = |(op, position): (&Op, usize)| {
+            matches!(op, Op::Conv2d { .. } | Op::Conv2dGradInput { .. }) && position == 1
+        };
+        last[index] = reads.clone().next().is_some() && reads.all(weight);
+    }
+    for node in plan.graph().nodes() {
+        for &output in &node.outputs {
+            if let Place::Gradient(index) = plan.place(output) {
+                last[index] &= matches!(node.op, Op::Conv2dGradWeight { .. });
+            }
+        }
+    }
+    last
+}
+
+/// `to`, of `rows`·`columns` elements, becomes `from` transposed.
+fn transpose(from: &[f32], columns: usize, to: &mut [f32]) {
+    let rows = from.len() / columns.max(1);
+    for (row, line) in from.chunks_exact(columns).enumerate() {
+        line.iter().enumerate().for_each(|(column, &x)| to[column * rows + row] = x);
+    }
+}
+
+/// Translates flat parameters between the host's order and the GPU's.
+pub(super) fn translate(plan: &Plan, last: &[bool], data: &mut [f32], to_gpu: bool) {
+    let mut copy = Vec::new();
+    for (index, &value) in plan.graph().parameters().iter().enumerate().filter(|(index, _)| last[*index]) {
+        let part = &mut data[plan.parameters().range(index)];
+        copy.clear();
+        copy.extend_from_slice(part);
+        let outputs = plan.graph().shape(value).last();
+        transpose(&copy, if to_gpu { outputs } else { part.len() / outputs }, part);
+    }
+}
+
+impl Bound {
+    /// Takes memory and makes the program.
+    pub fn new(cuda: &Arc<Cuda>, plan: &Plan) -> Result<Self, CudaError> {
+        let _alone = cuda.enter()?;
+        let take = |bytes: usize, what: &str| Memory::zeroed(cuda.context(), bytes, what);
+        let words = |layout: &Layout| layout.length() * DType::F32.bytes();
+        let arena = take(plan.arena_bytes(), "the arena of a step")?;
+        let parameters = take(words(plan.parameters()), "the parameters")?;
+        let rounded = take(words(plan.parameters()) / 2, "the parameters in bf16")?;
+        let gradients = take(if plan.stores_gradients() { words(plan.parameters()) } else { 0 }, "the gradients")?;
+        let states = take(words(plan.states()), "the states")?;
+        let pass = take(16, "the pass")?;
+        let bases = Bases {
+            arena: arena.address(),
+            parameters: parameters.address(),
+            rounded: rounded.address(),
+            gradients: gradients.address(),
+            states: states.address(),
+            pass: pass.address(),
+            channels_last: channels_last(plan),
+        };
+        let mut program = Program::new(cuda, plan, &bases)?;
+        let scratch = take(program.scratch_bytes(), "working memory")?;
+        program.complete(scratch.address())?;
+        let cuda = Arc::clone(cuda);
+        Ok(Self { program, bases, arena, parameters, rounded, gradients, states, pass, _scratch: scratch, cuda })
+    }
+
+    /// Writes bytes of the arena.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), CudaError> {
+        let _alone = self.cuda.enter()?;
+        self.cuda.stream().upload(self.arena.address() + offset as u64, bytes)
+    }
+
+    /// Reads bytes of the arena.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), CudaError> {
+        let _alone = self.cuda.enter()?;
+        self.cuda.stream().download(self.arena.address() + offset as u64, bytes)
+    }
+
+    /// Fills the arena with NaN.
+    pub fn poison(&self) -> Result<(), CudaError> {
+        let _alone = self.cuda.enter()?;
+        self.cuda.stream().fill(self.arena.address(), 0xff, self.arena.bytes())?;
+        self.cuda.stream().wait()
+    }
+
+    /// Runs some nodes with the store's tensors, which are brought up to date with the run's.
+    pub fn run(
+        &mut self,
+        (plan, nodes): (&Plan, Range<usize>),
+        store: &mut Store,
+        pass: Pass,
+        between: Between,
+        watch: &mut dyn FnMut(Progress<'_>) -> bool,
+    ) -> Result<(), CudaError> {
+        let cuda = Arc::clone(&self.cuda);
+        let _alone = cuda.enter()?;
+        self.give(plan, store, pass)?;
+        let mut dues = plan.dues_from(nodes.start).iter().peekable();
+        'nodes: for index in nodes {
+            self.program.start_node(&cuda, cuda.stream(), index)?;
+            if between != Between::Nothing {
+                cuda.stream().wait()?;
+                let outputs = if between == Between::Outputs { self.outputs(plan, index)? } else { Vec::new() };
+                let floats: Vec<Floats<'_>> = outputs.iter().map(|values| Floats::F32(values)).collect();
+                if !watch(Progress::Node(index, &floats)) {
+                    break 'nodes;
+                }
+            }
+            while let Some(&Due { bucket, apply, .. }) = dues.next_if(|due| due.node == index) {
+                if !self.turn(plan, store, (bucket, apply), watch)? {
+                    break 'nodes;
+                }
+            }
+        }
+        self.take(plan, store)
+    }
+
+    /// Uploads the store.
+    fn give(&self, plan: &Plan, store: &Store, pass: Pass) -> Result<(), CudaError> {
+        let stream = self.cuda.stream();
+        let mut parameters = store.parameters.to_vec();
+        translate(plan, &self.bases.channels_last, &mut parameters, true);
+        stream.upload(self.parameters.address(), bytes_of(&parameters))?;
+        stream.upload(self.states.address(), bytes_of(&store.states[..]))?;
+        stream.upload(self.pass.address(), &[pass.seed.to_le_bytes(), pass.step.to_le_bytes()].concat())?;
+        let elements = plan.parameters().length();
+        let [full, rounded] = [&self.parameters, &self.rounded].map(|memory| Address::Fixed(memory.address()));
+        let mut cast = Program::of_calls(&self.cuda, &self.bases, |builder| {
+            super::lower::cast(builder, full, DType::F32, rounded, DType::Bf16, elements)
+        })?;
+        cast.complete(0)?;
+        cast.start(&self.cuda, stream)
+    }
+
+    /// Downloads states and gradients into the store.
+    fn take(&self, plan: &Plan, store: &mut Store) -> Result<(), CudaError> {
+        let stream = self.cuda.stream();
+        stream.download(self.states.address(), bytes_of_mut(&mut store.states[..]))?;
+        if plan.stores_gradients() {
+            store.gradients.copy_from_slice(&self.all_gradients(plan)?);
+        }
+        Ok(())
+    }
+
+    /// The float outputs of a node.
+    fn outputs(&self, plan: &Plan, node: usize) -> Result<Vec<Vec<f32>>, CudaError> {
+        let outputs = plan.graph().nodes()[node].outputs.iter();
+        outputs.filter(|&&output| plan.graph().dtype(output).is_float()).map(|&output| self.fetch(plan, output)).collect()
+    }
+
+    fn fetch(&self, plan: &Plan, value: Value) -> Result<Vec<f32>, CudaError> {
+        let info = plan.graph().info(value);
+        let words = |base: &Memory, start: usize| base.address() + (start * DType::F32.bytes()) as u64;
+        let address = match plan.place(value) {
+            Place::Arena(offset) => self.arena.address() + offset as u64,
+            Place::Gradient(index) => words(&self.gradients, plan.parameters().range(index).start),
+            Place::Parameter(index) => words(&self.parameters, plan.parameters().range(index).start),
+            Place::State(index) => words(&self.states, plan.states().range(index).start),
+            Place::None => panic!("{value:?} has no place"),
+        };
+        fn values<T: Element>(cuda: &Cuda, address: u64, length: usize) -> Result<Vec<T>, CudaError> {
+            let mut values = vec![T::default(); length];
+            cuda.stream().download(address, bytes_of_mut(&mut values))?;
+            Ok(values)
+        }
+        let length = info.shape.elements();
+        match info.dtype {
+            DType::Bf16 => Ok(values::<Bf16>(&self.cuda, address, length)?.into_iter().map(Bf16::to_f32).collect()),
+            _ => values(&self.cuda, address, length),
+        }
+    }
+
+    /// The turn of a bucket: its gradients and parameters come to the host, and go back as they were changed.
+    fn turn(
+        &self,
+        plan: &Plan,
+        store: &mut Store,
+        (number, apply): (usize, bool),
+        watch: &mut dyn FnMut(Progress<'_>) -> bool,
+    ) -> Result<bool, CudaError> {
+        let (bucket, stream) = (&plan.buckets()[number], self.cuda.stream());
+        let mut gradients = self.bucket(plan, number)?;
+        let goes_on = if apply {
+            let parameters = &mut store.parameters[bucket.elements.clone()];
+            let goes_on = watch(Progress::Turn(Turn::Apply { bucket: number, gradients: &mut gradients, parameters }));
+            let mut all = store.parameters.to_vec();
+            translate(plan, &self.bases.channels_last, &mut all, true);
+            stream.upload(self.parameters.address(), bytes_of(&all))?;
+            goes_on
+        } else {
+            watch(Progress::Turn(Turn::Send { bucket: number, gradients: &mut gradients }))
+        };
+        match bucket.place {
+            Place::Arena(offset) => stream.upload(self.arena.address() + offset as u64, bytes_of(&gradients))?,
+            _ => {
+                let mut all = self.all_gradients(plan)?;
+                all[bucket.elements.clone()].copy_from_slice(&gradients);
+                translate(plan, &self.bases.channels_last, &mut all, true);
+                stream.upload(self.gradients.address(), bytes_of(&all))?;
+            }
+        }
+        Ok(goes_on)
+    }
+
+    /// The gradients of a bucket in the host's order, with zeros in the gaps between them.
+    fn bucket(&self, plan: &Plan, number: usize) -> Result<Vec<f32>, CudaError> {
+        let bucket = &plan.buckets()[number];
+        let mut gradients = match bucket.place {
+            Place::Arena(offset) => {
+                let mut gradients = vec![0.0f32; bucket.elements.len()];
+                let address = self.arena.address() + offset as u64;
+                self.cuda.stream().download(address, bytes_of_mut(&mut gradients))?;
+                gradients
+            }
+            _ => self.all_gradients(plan)?[bucket.elements.clone()].to_vec(),
+        };
+        for parameter in bucket.parameters.clone().skip(1) {
+            let [before, here] = [parameter - 1, parameter].map(|index| plan.parameters().range(index));
+            gradients[before.end - bucket.elements.start..here.start - bucket.elements.start].fill(0.0);
+        }
+        Ok(gradients)
+    }
+
+    /// The gradients that have places of their own, in the host's order.
+    fn all_gradients(&self, plan: &Plan) -> Result<Vec<f32>, CudaError> {
+        let mut gradients = vec![0.0f32; plan.parameters().length()];
+        self.cuda.stream().download(self.gradients.address(), bytes_of_mut(&mut gradients))?;
+        translate(plan, &self.bases.channels_last, &mut gradients, false);
+        Ok(gradients)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transposing_twice_with_the_sizes_swapped_gives_the_same_back() {
+        let from: Vec<f32> = (0..12u8).map(f32::from).collect();
+        let (mut once, mut twice) = ([0.0; 12], [0.0; 12]);
+        transpose(&from, 4, &mut once);
+        assert_eq!(once[..4], [0.0, 4.0, 8.0, 1.0]);
+        transpose(&once, 3, &mut twice);
+        assert_eq!(from, twice);
+    }
+}

@@ -1,0 +1,306 @@
+// Batch normalisation over the rows of a [rows, channels] matrix: two reading passes forward (sums, then the result), two
+// backward. Bound: bytes of those passes over memory bandwidth.
+//
+// A block of 256 threads works on a tile of `tile` packs of W channels and 256/tile rows at a time, over `chunk` rows; blocks
+// are numbered by chunk (x) and by tile of channels (y). Sums go lane by lane, then chunk by chunk, in a fixed order.
+
+#define NORM_THREADS 256
+#define NORM_UNROLL 4
+
+struct NormPlace {
+    i64 row, end;
+    int lanes, channel;
+    bool live;
+};
+
+template <int W> __device__ __forceinline__ NormPlace norm_place(i64 rows, int channels, int tile, i64 chunk) {
+    NormPlace p;
+    int column = threadIdx.x % tile;
+    p.lanes = NORM_THREADS / tile;
+    p.channel = (blockIdx.y * tile + column) * W;
+    p.live = p.channel < channels;
+    p.row = blockIdx.x * chunk + threadIdx.x / tile;
+    p.end = min((i64)(blockIdx.x + 1) * chunk, rows);
+    return p;
+}
+
+// Adds up what the lanes of a block hold, two sums per channel, and writes them to partial[chunk][2][channels].
+template <int W> __device__ __forceinline__ void norm_write_sums(const float* first, const float* second, float* partial, int channels, int tile) {
+    __shared__ float room[NORM_THREADS * 2 * W];
+    const int n = 2 * W;
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        room[threadIdx.x * n + i] = first[i];
+        room[threadIdx.x * n + W + i] = second[i];
+    }
+    __syncthreads();
+    for (int index = threadIdx.x; index < tile * n; index += NORM_THREADS) {
+        float sum = 0.0f;
+        for (int lane = 0; lane < NORM_THREADS / tile; lane++) sum += room[lane * tile * n + index];
+        int channel = (blockIdx.y * tile + index / n) * W + index % W, which = index % n / W;
+        if (channel < channels) partial[((i64)blockIdx.x * 2 + which) * channels + channel] = sum;
+    }
+}
+
+// Sums of x − pivot and of its square, the pivot being the first row.
+template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* x, float* partial, i64 rows, int channels, int tile, i64 chunk) {
+    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+    float sum[W], square[W];
+    Pack<T, W> pivot, pack[NORM_UNROLL];
+#pragma unroll
+    for (int i = 0; i < W; i++) sum[i] = square[i] = 0.0f;
+    if (p.live) {
+        pivot.load(x + p.channel);
+        i64 row = p.row;
+        for (; row + (NORM_UNROLL - 1) * p.lanes < p.end; row += NORM_UNROLL * p.lanes) {
+#pragma unroll
+            for (int u = 0; u < NORM_UNROLL; u++) pack[u].load(x + (row + u * p.lanes) * channels + p.channel);
+#pragma unroll
+            for (int u = 0; u < NORM_UNROLL; u++)
+#pragma unroll
+                for (int i = 0; i < W; i++) {
+                    float d = pack[u].v[i] - pivot.v[i];
+                    sum[i] += d;
+                    square[i] = fmaf(d, d, square[i]);
+                }
+        }
+        for (; row < p.end; row += p.lanes) {
+            pack[0].load(x + row * channels + p.channel);
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                float d = pack[0].v[i] - pivot.v[i];
+                sum[i] += d;
+                square[i] = fmaf(d, d, square[i]);
+            }
+        }
+    }
+    norm_write_sums<W>(sum, square, partial, channels, tile);
+}
+
+// Adds up the chunks' sums of 32 channels with 8 threads for each; the first of them gets both.
+__device__ __forceinline__ bool norm_collect(const float* partial, int chunks, int channels, int* channel, double* first, double* second) {
+    __shared__ double room[2][8][32];
+    int column = threadIdx.x % 32, group = threadIdx.x / 32;
+    int c = blockIdx.x * 32 + column;
+    double a = 0.0, b = 0.0;
+    if (c < channels)
+#pragma unroll 4
+        for (int chunk = group; chunk < chunks; chunk += 8) {
+            a += partial[((i64)chunk * 2) * channels + c];
+            b += partial[((i64)chunk * 2 + 1) * channels + c];
+        }
+    room[0][group][column] = a;
+    room[1][group][column] = b;
+    __syncthreads();
+    *channel = c;
+    if (group != 0 || c >= channels) return false;
+    a = b = 0.0;
+    for (int g = 0; g < 8; g++) {
+        a += room[0][g][column];
+        b += room[1][g][column];
+    }
+    *first = a;
+    *second = b;
+    return true;
+}
+
+template <typename T> __device__ __forceinline__ void norm_statistics(const float* partial, int chunks, const T* x, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) {
+    int c;
+    double sum, square;
+    if (!norm_collect(partial, chunks, channels, &c, &sum, &square)) return;
+    double shift = sum / (double)rows, variance = fmax(square / (double)rows - shift * shift, 0.0);
+    double middle = (double)to_float(x[c]) + shift;
+    mean[c] = (float)middle;
+    spread[c] = (float)(1.0 / sqrt(variance + (double)epsilon));
+    double m = momentum, unbiased = variance * (double)rows / fmax((double)rows - 1.0, 1.0);
+    running_mean[c] = (float)((1.0 - m) * (double)running_mean[c] + m * middle);
+    running_variance[c] = (float)((1.0 - m) * (double)running_variance[c] + m * unbiased);
+}
+
+// What multiplies x, and what is added to it.
+template <int W> __device__ __forceinline__ void norm_affine(float* scale, float* shift, int c, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta) {
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        float s = is_variance ? 1.0f / sqrtf(spread[c + i] + epsilon) : spread[c + i];
+        scale[i] = gamma ? gamma[c + i] * s : s;
+        shift[i] = fmaf(-mean[c + i], scale[i], beta[c + i]);
+    }
+}
+
+// cut: 0 nothing, 1 below zero, 2 below zero and above six.
+__device__ __forceinline__ float norm_cut(float x, int cut) {
+    if (cut) x = x < 0.0f ? 0.0f : x;
+    return cut == 2 && x > 6.0f ? 6.0f : x;
+}
+
+__device__ __forceinline__ bool norm_passes(float x, int cut) { return x > 0.0f && (cut != 2 || x < 6.0f); }
+
+template <typename T, int W> __device__ __forceinline__ void norm_apply(const T* x, const T* added, T* y, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile, i64 chunk) {
+    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+    if (!p.live) return;
+    float scale[W], shift[W];
+    norm_affine<W>(scale, shift, p.channel, mean, spread, is_variance, epsilon, gamma, beta);
+    Pack<T, W> pack[NORM_UNROLL], other[NORM_UNROLL];
+    i64 row = p.row;
+    for (; row + (NORM_UNROLL - 1) * p.lanes < p.end; row += NORM_UNROLL * p.lanes) {
+#pragma unroll
+        for (int u = 0; u < NORM_UNROLL; u++) pack[u].load(x + (row + u * p.lanes) * channels + p.channel);
+        if (added)
+#pragma unroll
+            for (int u = 0; u < NORM_UNROLL; u++) other[u].load(added + (row + u * p.lanes) * channels + p.channel);
+#pragma unroll
+        for (int u = 0; u < NORM_UNROLL; u++) {
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                float value = fmaf(pack[u].v[i], scale[i], shift[i]);
+                pack[u].v[i] = norm_cut(added ? value + other[u].v[i] : value, cut);
+            }
+            pack[u].store(y + (row + u * p.lanes) * channels + p.channel);
+        }
+    }
+    for (; row < p.end; row += p.lanes) {
+        pack[0].load(x + row * channels + p.channel);
+        if (added) other[0].load(added + row * channels + p.channel);
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            float value = fmaf(pack[0].v[i], scale[i], shift[i]);
+            pack[0].v[i] = norm_cut(added ? value + other[0].v[i] : value, cut);
+        }
+        pack[0].store(y + row * channels + p.channel);
+    }
+}
+
+// What of dy the ReLU let pass. mask: 0 there is none, 1 it follows from x, 2 it follows from y.
+template <typename T, int W> struct NormGradient {
+    Pack<T, W> dy, x, y;
+    __device__ __forceinline__ void load(const T* dy_, const T* x_, const T* y_, int mask, i64 at) {
+        dy.load(dy_ + at);
+        x.load(x_ + at);
+        if (mask == 2) y.load(y_ + at);
+    }
+    __device__ __forceinline__ void cut(const float* scale, const float* shift, int mask, int kind) {
+        if (mask == 0) return;
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            float value = mask == 2 ? y.v[i] : fmaf(x.v[i], scale[i], shift[i]);
+            if (!norm_passes(value, kind)) dy.v[i] = 0.0f;
+        }
+    }
+};
+
+// Sums of dz and of dz·(x − mean)/deviation; gives dz out where somebody wants it.
+template <typename T, int W> __device__ __forceinline__ void norm_grad_sums(const T* dy, const T* x, const T* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int mask, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) {
+    const int U = 2;
+    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+    float sum[W], slope[W], scale[W], shift[W], middle[W], inverse[W];
+#pragma unroll
+    for (int i = 0; i < W; i++) sum[i] = slope[i] = 0.0f;
+    if (p.live) {
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            middle[i] = mean[p.channel + i];
+            inverse[i] = spread[p.channel + i];
+        }
+        if (mask == 1) norm_affine<W>(scale, shift, p.channel, mean, spread, 0, 0.0f, gamma, beta);
+        NormGradient<T, W> g[U];
+        i64 row = p.row;
+        for (; row + (U - 1) * p.lanes < p.end; row += U * p.lanes) {
+#pragma unroll
+            for (int u = 0; u < U; u++) g[u].load(dy, x, y, mask, (row + u * p.lanes) * channels + p.channel);
+#pragma unroll
+            for (int u = 0; u < U; u++) {
+                g[u].cut(scale, shift, mask, kind);
+#pragma unroll
+                for (int i = 0; i < W; i++) {
+                    sum[i] += g[u].dy.v[i];
+                    slope[i] = fmaf(g[u].dy.v[i], (g[u].x.v[i] - middle[i]) * inverse[i], slope[i]);
+                }
+                if (dz) g[u].dy.store(dz + (row + u * p.lanes) * channels + p.channel);
+            }
+        }
+        for (; row < p.end; row += p.lanes) {
+            g[0].load(dy, x, y, mask, row * channels + p.channel);
+            g[0].cut(scale, shift, mask, kind);
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                sum[i] += g[0].dy.v[i];
+                slope[i] = fmaf(g[0].dy.v[i], (g[0].x.v[i] - middle[i]) * inverse[i], slope[i]);
+            }
+            if (dz) g[0].dy.store(dz + row * channels + p.channel);
+        }
+    }
+    norm_write_sums<W>(sum, slope, partial, channels, tile);
+}
+
+KERNEL batch_norm_grad_totals(const float* partial, int chunks, int channels, float* dbeta, float* dgamma) {
+    int c;
+    double sum, slope;
+    if (!norm_collect(partial, chunks, channels, &c, &sum, &slope)) return;
+    dbeta[c] = (float)sum;
+    dgamma[c] = (float)slope;
+}
+
+// dx = gamma/deviation·(dz − mean of dz − (x − mean)/deviation·mean of dz·(x − mean)/deviation)
+template <typename T, int W> __device__ __forceinline__ void norm_grad_apply(const T* dy, const T* x, const T* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int mask, int kind, i64 rows, int channels, int tile, i64 chunk) {
+    const int U = 2;
+    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+    if (!p.live) return;
+    float scale[W], shift[W], of_x[W], constant[W], of_dy[W];
+    float share = 1.0f / (float)rows;
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        int c = p.channel + i;
+        of_dy[i] = gamma ? gamma[c] * spread[c] : spread[c];
+        of_x[i] = -of_dy[i] * spread[c] * dgamma[c] * share;
+        constant[i] = -of_dy[i] * dbeta[c] * share - of_x[i] * mean[c];
+    }
+    if (mask == 1) norm_affine<W>(scale, shift, p.channel, mean, spread, 0, 0.0f, gamma, beta);
+    NormGradient<T, W> g[U];
+    i64 row = p.row;
+    for (; row + (U - 1) * p.lanes < p.end; row += U * p.lanes) {
+#pragma unroll
+        for (int u = 0; u < U; u++) g[u].load(dy, x, y, mask, (row + u * p.lanes) * channels + p.channel);
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            g[u].cut(scale, shift, mask, kind);
+#pragma unroll
+            for (int i = 0; i < W; i++) g[u].dy.v[i] = fmaf(of_dy[i], g[u].dy.v[i], fmaf(of_x[i], g[u].x.v[i], constant[i]));
+            g[u].dy.store(dx + (row + u * p.lanes) * channels + p.channel);
+        }
+    }
+    for (; row < p.end; row += p.lanes) {
+        g[0].load(dy, x, y, mask, row * channels + p.channel);
+        g[0].cut(scale, shift, mask, kind);
+#pragma unroll
+        for (int i = 0; i < W; i++) g[0].dy.v[i] = fmaf(of_dy[i], g[0].dy.v[i], fmaf(of_x[i], g[0].x.v[i], constant[i]));
+        g[0].dy.store(dx + row * channels + p.channel);
+    }
+}
+
+#define NORM_KERNELS(T, NAME, W)                                                                                                 \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_sums_##NAME(const T* x, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
+        norm_sums<T, W>(x, partial, rows, channels, tile, chunk);                                                                \
+    }                                                                                                                            \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_apply_##NAME(const T* x, const T* added, T* y, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile, i64 chunk) { \
+        norm_apply<T, W>(x, added, y, mean, spread, is_variance, epsilon, gamma, beta, cut, rows, channels, tile, chunk);         \
+    }                                                                                                                            \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_sums_##NAME(const T* dy, const T* x, const T* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int mask, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
+        norm_grad_sums<T, W>(dy, x, y, dz, mean, spread, gamma, beta, mask, kind, partial, rows, channels, tile, chunk);          \
+    }                                                                                                                            \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_apply_##NAME(const T* dy, const T* x, const T* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int mask, int kind, i64 rows, int channels, int tile, i64 chunk) { \
+        norm_grad_apply<T, W>(dy, x, y, dx, mean, spread, gamma, beta, dbeta, dgamma, mask, kind, rows, channels, tile, chunk);   \
+    }
+
+NORM_KERNELS(float, f32, 1)
+NORM_KERNELS(float, f32_wide, 4)
+NORM_KERNELS(bf16, bf16, 1)
+NORM_KERNELS(bf16, bf16_wide, 8)
+
+#define NORM_STATISTICS(T, NAME)                                                                                                 \
+    KERNEL batch_norm_statistics_##NAME(const float* partial, int chunks, const T* x, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) { \
+        norm_statistics<T>(partial, chunks, x, rows, channels, epsilon, momentum, mean, spread, running_mean, running_variance);  \
+    }
+
+NORM_STATISTICS(float, f32)
+NORM_STATISTICS(bf16, bf16)
+

@@ -1,0 +1,157 @@
+// What follows the gradients: are they numbers, how long are they, the step of the optimizer. And small things for convolutions.
+
+// Flags and numbers of a step, written by the host before it: see `Moment` in session.rs.
+struct Rule {
+    int kind;
+    float c[9];
+};
+struct Moment {
+    u64 seed, step;
+    float norm_max;
+    u32 rows;
+    Rule rules[2];
+};
+// What the device finds out: whether all gradients are numbers, their norm, and what they are multiplied by.
+struct Verdict {
+    u32 spoiled;
+    float factor;
+    double norm;
+};
+
+// Squares of the gradients by chunk; one that is not a number makes its chunk's sum so.
+KERNEL gradient_squares(const float* gradients, i64 elements, double* partial) {
+    __shared__ double room[256];
+    double sum = 0.0;
+    for (i64 i = first_index() * 4; i < elements; i += all_threads() * 4) {
+        float4 g = *reinterpret_cast<const float4*>(gradients + i);
+        sum += (double)(g.x * g.x + g.y * g.y) + (double)(g.z * g.z + g.w * g.w);
+        // A square may overflow where the number does not: infinity is judged by the number itself.
+        if (!(isfinite(g.x) && isfinite(g.y) && isfinite(g.z) && isfinite(g.w))) sum = __longlong_as_double(0x7ff8000000000000ll);
+    }
+    room[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) room[threadIdx.x] += room[threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) partial[blockIdx.x] = room[0];
+}
+
+// One block. The loss, where it is given, must be a number too.
+KERNEL gradient_verdict(const double* partial, int chunks, const double* loss, const Moment* moment, Verdict* verdict) {
+    __shared__ double room[256];
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < chunks; i += 256) sum += partial[i];
+    room[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) room[threadIdx.x] += room[threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        double norm = sqrt(room[0]);
+        u32 spoiled = isnan(norm) ? 2 : 0;
+        if (loss && !isfinite(*loss)) spoiled = 1;
+        verdict->spoiled = spoiled;
+        verdict->norm = norm;
+        verdict->factor = norm > (double)moment->norm_max ? (float)((double)moment->norm_max / norm) : 1.0f;
+    }
+}
+
+__device__ __forceinline__ void update_one(const Rule& rule, float& w, float g, float& m, float& s) {
+    const float* c = rule.c;
+    switch (rule.kind) {
+        case 0:
+            w -= c[0] * (g + c[1] * w);
+            break;
+        case 1:
+            m = c[0] * m + c[1] * (g + c[3] * w);
+            w -= c[2] * m;
+            break;
+        case 2:
+            g = c[1] * (g + c[3] * w);
+            m = c[0] * m + g;
+            w -= c[2] * (g + c[0] * m);
+            break;
+        case 3:
+            g = g + c[2] * w;
+            m += g * g;
+            w -= c[0] * g / (sqrtf(m) + c[1]);
+            break;
+        default:
+            g = g + c[7] * w;
+            m = c[2] * m + c[4] * g;
+            s = c[3] * s + c[5] * g * g;
+            w = c[8] * w - c[0] * m / (sqrtf(s) * c[1] + c[6]);
+    }
+}
+
+// One step over all parameters: weights, what the rule keeps, and the rounded twins. `decays` has a byte for every 16 elements.
+KERNEL update_parameters(float* weights, const float* gradients, float* first, float* second, bf16* rounded, const unsigned char* decays, i64 elements, const Moment* moment, const Verdict* verdict) {
+    if (verdict->spoiled) return;
+    float factor = verdict->factor;
+    for (i64 i = first_index() * 4; i < elements; i += all_threads() * 4) {
+        const Rule& rule = moment->rules[decays[i / 16]];
+        Pack<float, 4> w, g, m, s;
+        w.load(weights + i);
+        g.load(gradients + i);
+        if (first) m.load(first + i);
+        if (second) s.load(second + i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) update_one(rule, w.v[j], g.v[j] * factor, m.v[j], s.v[j]);
+        w.store(weights + i);
+        if (first) m.store(first + i);
+        if (second) s.store(second + i);
+        *reinterpret_cast<uint2*>(rounded + i) = make_uint2(to_bf16_pair(w.v[0], w.v[1]), to_bf16_pair(w.v[2], w.v[3]));
+    }
+}
+
+// Numbers in −1..1 that depend on their index alone.
+template <typename T> __device__ __forceinline__ void noise(T* data, i64 elements) {
+    for (i64 i = first_index(); i < elements; i += all_threads()) {
+        u32 word = (u32)i * 0x9e3779b9u + 0x7f4a7c15u;
+        word = (word ^ (word >> 16)) * 0x7feb352du;
+        word = (word ^ (word >> 15)) * 0x846ca68bu;
+        word ^= word >> 16;
+        data[i] = from_float<T>((float)(int)word * (1.0f / 2147483648.0f));
+    }
+}
+KERNEL noise_f32(float* data, i64 elements) { noise(data, elements); }
+KERNEL noise_bf16(bf16* data, i64 elements) { noise(data, elements); }
+
+// Pixel (h, w) of the result is pixel (h, w) + shift of the source, or zero where there is none.
+template <typename T> __device__ __forceinline__ void place_image(const T* from, T* to, i64 elements, int from_h, int from_w, int to_h, int to_w, int channels, int shift_h, int shift_w) {
+    for (i64 i = first_index(); i < elements; i += all_threads()) {
+        i64 pixel = i / channels;
+        int c = (int)(i % channels), w = (int)(pixel % to_w), h = (int)(pixel / to_w % to_h);
+        i64 n = pixel / to_w / to_h;
+        int y = h + shift_h, x = w + shift_w;
+        bool inside = y >= 0 && y < from_h && x >= 0 && x < from_w;
+        to[i] = inside ? from[((n * from_h + y) * from_w + x) * channels + c] : (T)0;
+    }
+}
+KERNEL place_image_2(const bf16* from, bf16* to, i64 elements, int from_h, int from_w, int to_h, int to_w, int channels, int shift_h, int shift_w) {
+    place_image(from, to, elements, from_h, from_w, to_h, to_w, channels, shift_h, shift_w);
+}
+KERNEL place_image_4(const u32* from, u32* to, i64 elements, int from_h, int from_w, int to_h, int to_w, int channels, int shift_h, int shift_w) {
+    place_image(from, to, elements, from_h, from_w, to_h, to_w, channels, shift_h, shift_w);
+}
+
+template <typename T> __device__ __forceinline__ void add_bias(T* y, const float* bias, i64 elements, i64 channels, int relu) {
+    for (i64 i = first_index(); i < elements; i += all_threads()) {
+        float value = to_float(y[i]) + bias[i % channels];
+        y[i] = from_float<T>(relu && value < 0.0f ? 0.0f : value);
+    }
+}
+KERNEL add_bias_f32(float* y, const float* bias, i64 elements, i64 channels, int relu) { add_bias(y, bias, elements, channels, relu); }
+KERNEL add_bias_bf16(bf16* y, const float* bias, i64 elements, i64 channels, int relu) { add_bias(y, bias, elements, channels, relu); }
+
+template <typename T> __device__ __forceinline__ void relu_in_place(T* y, i64 elements) {
+    for (i64 i = first_index(); i < elements; i += all_threads()) {
+        float value = to_float(y[i]);
+        if (value < 0.0f) y[i] = from_float<T>(0.0f);
+    }
+}
+KERNEL relu_f32(float* y, i64 elements) { relu_in_place(y, elements); }
+KERNEL relu_bf16(bf16* y, i64 elements) { relu_in_place(y, elements); }
+

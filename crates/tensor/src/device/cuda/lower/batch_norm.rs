@@ -1,0 +1,151 @@
+//! Batch normalisation: how rows and channels are shared among blocks. The passes are in `kernels/batch_norm.cu`.
+
+use super::super::CudaError;
+use super::super::program::{Address, Argument, At, Builder, Tensor};
+use crate::dtype::DType;
+use crate::op::{BatchNorm, BatchNormGrad, Op, Rectifier, ReluMask};
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// Appends the calls of a node.
+pub(super) fn batch_norm(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), CudaError> {
+    match at.node().op {
+        Op::BatchNorm(norm) => train(builder, at, norm),
+        Op::BatchNormInference(norm) => apply(builder, at, norm, [at.input(2).address, at.input(3).address], true),
+        Op::BatchNormAgain(norm) => apply(builder, at, norm, [at.input(2).address, at.input(3).address], false),
+        Op::BatchNormGrad(norm) => gradient(builder, at, norm),
+        _ => unreachable!("only batch normalisation comes here"),
+    }
+}
+
+/// How a matrix of rows and channels is cut.
+struct Cut {
+    rows: usize,
+    channels: usize,
+    /// Packs of channels that a block works on.
+    tile: usize,
+    /// Rows that a block works on.
+    chunk: usize,
+    grid: [usize; 3],
+    name: String,
+}
+
+impl Cut {
+    fn new(builder: &Builder<'_>, x: &Tensor<'_>) -> Self {
+        let (channels, rows) = (x.shape.last(), x.elements() / x.shape.last());
+        let width = if x.dtype == DType::Bf16 { 8 } else { 4 };
+        let wide = channels % width == 0;
+        let packs = channels / if wide { width } else { 1 };
+        let tile = packs.next_power_of_two().min(32);
+        let tiles = packs.div_ceil(tile);
+        let lanes = THREADS as usize / tile;
+        let wanted = (builder.cuda().multiprocessors() * 4).div_ceil(tiles).max(1);
+        let chunk = rows.div_ceil(wanted).next_multiple_of(lanes);
+        let name = format!("{}{}", x.suffix(), if wide { "_wide" } else { "" });
+        Self { rows, channels, tile, chunk, grid: [rows.div_ceil(chunk), tiles, 1], name }
+    }
+
+    /// The last arguments of every kernel.
+    fn arguments(&self) -> [Argument; 4] {
+        [self.rows.into(), (self.channels as i32).into(), (self.tile as i32).into(), self.chunk.into()]
+    }
+
+    /// Room for two sums per chunk and channel.
+    fn partial_bytes(&self) -> usize {
+        self.grid[0] * 2 * self.channels * DType::F32.bytes()
+    }
+}
+
+const NOTHING: Address = Address::Fixed(0);
+
+fn kind(rectifier: Rectifier) -> Argument {
+    Argument::Int(match rectifier {
+        Rectifier::None => 0,
+        Rectifier::Relu => 1,
+        Rectifier::Relu6 => 2,
+    })
+}
+
+fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), CudaError> {
+    let (x, mean, spread) = (at.input(0), at.output(1).address, at.output(2).address);
+    let cut = Cut::new(builder, &x);
+    let partial = builder.scratch(cut.partial_bytes());
+    let mut arguments = vec![x.address.into(), partial.into()];
+    arguments.extend(cut.arguments());
+    builder.launch(&format!("batch_norm_sums_{}", cut.name), cut.grid, THREADS, &arguments)?;
+    let arguments = [
+        partial.into(),
+        (cut.grid[0] as i32).into(),
+        x.address.into(),
+        cut.rows.into(),
+        (cut.channels as i32).into(),
+        norm.epsilon.into(),
+        norm.momentum.into(),
+        mean.into(),
+        spread.into(),
+        at.input(2).address.into(),
+        at.input(3).address.into(),
+    ];
+    let blocks = [cut.channels.div_ceil(32), 1, 1];
+    builder.launch(&format!("batch_norm_statistics_{}", x.suffix()), blocks, THREADS, &arguments)?;
+    apply(builder, at, norm, [mean, spread], false)
+}
+
+fn apply(
+    builder: &mut Builder<'_>,
+    at: &At<'_>,
+    norm: BatchNorm,
+    [mean, spread]: [Address; 2],
+    is_variance: bool,
+) -> Result<(), CudaError> {
+    let x = at.input(0);
+    let cut = Cut::new(builder, &x);
+    let gamma = if norm.scale { at.input(4).address } else { NOTHING };
+    let added = if norm.residual { at.input(4 + usize::from(norm.scale)).address } else { NOTHING };
+    let mut arguments = vec![
+        x.address.into(),
+        added.into(),
+        at.output(0).address.into(),
+        mean.into(),
+        spread.into(),
+        i32::from(is_variance).into(),
+        norm.epsilon.into(),
+        gamma.into(),
+        at.input(1).address.into(),
+        kind(norm.rectifier),
+    ];
+    arguments.extend(cut.arguments());
+    builder.launch(&format!("batch_norm_apply_{}", cut.name), cut.grid, THREADS, &arguments)
+}
+
+fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Result<(), CudaError> {
+    let (dy, x, last) = (at.input(0), at.input(1), at.inputs() - 1);
+    let cut = Cut::new(builder, &x);
+    let partial = builder.scratch(cut.partial_bytes());
+    let (mean, spread) = (at.input(2).address, at.input(3).address);
+    let gamma = if norm.scale { at.input(4).address } else { NOTHING };
+    let (mask, beta, y) = match norm.mask {
+        ReluMask::None => (0, NOTHING, NOTHING),
+        ReluMask::FromInput => (1, at.input(last).address, NOTHING),
+        ReluMask::FromOutput => (2, NOTHING, at.input(last).address),
+    };
+    let scaled = usize::from(norm.scale);
+    let dz = if norm.residual { at.output(2 + scaled).address } else { NOTHING };
+    let mut arguments: Vec<Argument> = [dy.address, x.address, y, dz, mean, spread, gamma, beta].map(Argument::from).into();
+    arguments.extend([mask.into(), kind(norm.rectifier), partial.into()]);
+    arguments.extend(cut.arguments());
+    builder.launch(&format!("batch_norm_grad_sums_{}", cut.name), cut.grid, THREADS, &arguments)?;
+    let dbeta = at.output(1).address;
+    let dgamma = if norm.scale { at.output(2).address } else { builder.scratch(cut.channels * DType::F32.bytes()) };
+    let totals = [partial.into(), (cut.grid[0] as i32).into(), (cut.channels as i32).into(), dbeta.into(), dgamma.into()];
+    builder.launch("batch_norm_grad_totals", [cut.channels.div_ceil(32), 1, 1], THREADS, &totals)?;
+    // Once it was given out, what the ReLU let pass is read instead of dy.
+    let (dz, y, mask) = if norm.residual { (dz, NOTHING, 0) } else { (dy.address, y, mask) };
+    let dx = at.output(0).address;
+    let mut arguments: Vec<Argument> =
+        [dz, x.address, y, dx, mean, spread, gamma, beta, dbeta, dgamma].map(Argument::from).into();
+    arguments.extend([mask.into(), kind(norm.rectifier)]);
+    arguments.extend(cut.arguments());
+    builder.launch(&format!("batch_norm_grad_apply_{}", cut.name), cut.grid, THREADS, &arguments)
+}

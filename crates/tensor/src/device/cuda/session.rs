@@ -1,0 +1,572 @@
+//! Training on the GPU: weights, optimizer and data stay there, and a step is one graph that the host starts with one call.
+//!
+//! The first step runs call by call, which loads what the libraries load late; the second is recorded, and from then on it is
+//! replayed. What changes from step to step (seed, learning rate, how many rows count) stands in a few bytes that are copied before it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::bound::{channels_last, translate};
+use super::driver::{Captured, Event, Memory, Pinned};
+use super::program::{Address, Argument, BLOCK, Bases, Program};
+use super::{Cuda, CudaError, lower};
+use crate::buffer::{Buffer, bytes_of, bytes_of_mut};
+use crate::device::cpu::update::Update;
+use crate::dtype::{DType, Element};
+use crate::graph::Value;
+use crate::plan::{Place, Plan};
+use crate::store::Store;
+
+/// The values by which a graph is fed and read.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// Images or tokens.
+    pub x: Value,
+    /// Class numbers.
+    pub targets: Value,
+    /// The answers, in f32.
+    pub logits: Value,
+    /// The gradient of the loss, in a graph that has a backward pass.
+    pub seed: Option<Value>,
+}
+
+/// A batch, as the host has it. It may be smaller than planned.
+#[derive(Clone, Copy, Debug)]
+pub enum Samples<'a> {
+    /// Pixels.
+    Images(&'a [f32]),
+    /// Tokens.
+    Tokens(&'a [i32]),
+}
+
+/// What a step needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Decides dropout.
+    pub seed: u64,
+    /// The step's number.
+    pub step: u64,
+    /// Gradients are scaled down to this norm; infinity leaves them.
+    pub norm_max: f32,
+    /// How parameters change: those that do not decay, and those that do.
+    pub rules: [Update; 2],
+}
+
+/// What a step found.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Found {
+    /// The sum of the rows' losses.
+    pub loss: f64,
+    /// Rows whose largest logit was the right one.
+    pub top1: u64,
+    /// Rows with the right class among the five largest.
+    pub top5: u64,
+    /// Whether the loss was a number.
+    pub loss_is_finite: bool,
+    /// Whether all gradients were.
+    pub gradients_are_finite: bool,
+    /// The norm of the gradients before they were scaled down.
+    pub norm: f64,
+}
+
+/// Bytes of [`Moment`] on the device: seed, step, norm, rows, two rules of a kind and nine numbers.
+const MOMENT_BYTES: usize = 24 + 2 * 40;
+/// Where the number of rows stands in them.
+const ROWS_AT: u64 = 20;
+/// Three numbers of the tally, then the verdict on the gradients.
+const FOUND_BYTES: usize = 24 + 16;
+/// Steps that may be under way.
+const AHEAD: usize = 8;
+
+/// A graph of the session: of training or of evaluation.
+#[derive(Debug)]
+struct Half {
+    plan: Plan,
+    ends: Ends,
+    program: Program,
+    tail: Program,
+    captured: Option<Captured>,
+    runs: u64,
+}
+
+/// A model on a GPU.
+#[derive(Debug)]
+pub struct Session {
+    train: Option<Half>,
+    eval: Half,
+    bases: Bases,
+    arena: Memory,
+    parameters: Memory,
+    gradients: Memory,
+    states: Memory,
+    slots: Vec<Memory>,
+    moment: Memory,
+    found: Memory,
+    staging: Pinned,
+    results: Pinned,
+    moments: Vec<(Pinned, Event)>,
+    started: usize,
+    rows: u32,
+    /// Held as long as programs refer to them.
+    _held: Vec<Memory>,
+    cuda: Arc<Cuda>,
+}
+
+/// What a session is made of.
+#[derive(Debug)]
+pub struct Blueprint<'a> {
+    /// The training graph, if there is one.
+    pub train: Option<(&'a Plan, Ends)>,
+    /// The evaluation graph.
+    pub eval: (&'a Plan, Ends),
+    /// Tensors of the optimizer.
+    pub slots: usize,
+    /// Where the parameters stand, and whether they decay.
+    pub decays: &'a [(Range<usize>, bool)],
+}
+
+impl Session {
+    /// Takes memory, prepares every call.
+    ///
+    /// # Errors
+    /// When the memory is not there (the sentence says how much was needed, how much was free and what would fit), or a node cannot be
+    /// computed.
+    pub fn new(cuda: &Arc<Cuda>, blueprint: &Blueprint<'_>) -> Result<Self, CudaError> {
+        let alone = cuda.enter()?;
+        let plan = blueprint.train.map_or(blueprint.eval.0, |(plan, _)| plan);
+        check_memory(cuda, blueprint)?;
+        let take = |bytes: usize, what: &str| Memory::zeroed(cuda.context(), bytes, what);
+        let (words, states) = (plan.parameters().length() * 4, plan.states().length() * 4);
+        let arena = take(plan.arena_bytes().max(blueprint.eval.0.arena_bytes()), "a step")?;
+        let parameters = take(words, "the parameters")?;
+        let rounded = take(words / 2, "the parameters in bf16")?;
+        let gradients = take(if blueprint.train.is_some() { words } else { 0 }, "the gradients")?;
+        let states = take(states, "the states")?;
+        let slots = (0..blueprint.slots).map(|_| take(words, "the optimizer")).collect::<Result<Vec<_>, _>>()?;
+        let (moment, found) = (take(MOMENT_BYTES, "a step's numbers")?, take(FOUND_BYTES, "a step's results")?);
+        let bases = Bases {
+            arena: arena.address(),
+            parameters: parameters.address(),
+            rounded: rounded.address(),
+            gradients: gradients.address(),
+            states: states.address(),
+            pass: moment.address(),
+            channels_last: channels_last(plan),
+        };
+        let decays = decays(plan.parameters().length(), blueprint.decays);
+        let decay_flags = take(decays.len(), "which parameters decay")?;
+        cuda.stream().upload(decay_flags.address(), &decays)?;
+        let parts = Parts { cuda, bases: &bases, slots: &slots, decays: &decay_flags, moment: &moment, found: &found };
+        let mut train = blueprint.train.map(|(plan, ends)| parts.half(plan, ends, true)).transpose()?;
+        let mut eval = parts.half(blueprint.eval.0, blueprint.eval.1, false)?;
+        let programs = || train.iter().chain([&eval]).flat_map(|half| [&half.program, &half.tail]);
+        let scratch = take(programs().map(Program::scratch_bytes).max().unwrap_or(0), "working memory")?;
+        for half in train.iter_mut().chain([&mut eval]) {
+            half.program.complete(scratch.address())?;
+            half.tail.complete(scratch.address())?;
+        }
+        let context = cuda.context();
+        let input = |half: &Half| half.plan.graph().info(half.ends.x).bytes();
+        let staging = Pinned::zeroed(context, train.iter().chain([&eval]).map(input).max().unwrap_or(0))?;
+        let moments = (0..AHEAD).map(|_| Ok((Pinned::zeroed(context, MOMENT_BYTES)?, Event::new(context)?)));
+        let moments = moments.collect::<Result<Vec<_>, CudaError>>()?;
+        let results = Pinned::zeroed(context, FOUND_BYTES)?;
+        drop(alone);
+        Ok(Self {
+            train,
+            eval,
+            bases,
+            arena,
+            parameters,
+            gradients,
+            states,
+            slots,
+            moment,
+            found,
+            staging,
+            results,
+            moments,
+            started: 0,
+            rows: 0,
+            _held: vec![rounded, decay_flags, scratch],
+            cuda: Arc::clone(cuda),
+        })
+    }
+
+    /// The GPU.
+    pub fn cuda(&self) -> &Arc<Cuda> {
+        &self.cuda
+    }
+
+    /// Calls in a training step.
+    pub fn calls(&self) -> usize {
+        self.train.as_ref().map_or(0, |half| half.program.calls() + half.tail.calls())
+    }
+
+    /// Bytes that it holds on the GPU.
+    pub fn bytes(&self) -> usize {
+        let named = [&self.arena, &self.parameters, &self.gradients, &self.states, &self.moment, &self.found];
+        named.into_iter().chain(&self.slots).chain(&self._held).map(Memory::bytes).sum()
+    }
+
+    /// Brings weights, states and the optimizer's tensors to the GPU.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    ///
+    /// # Panics
+    /// When the store is of another model.
+    pub fn load(&mut self, store: &Store, slots: &[Buffer]) -> Result<(), CudaError> {
+        let _alone = self.cuda.enter()?;
+        let (stream, plan) = (self.cuda.stream(), self.plan());
+        assert_eq!(store.layout(), plan.parameters(), "the store was made for another model");
+        let upload = |memory: &Memory, values: &[f32]| {
+            let mut values = values.to_vec();
+            translate(plan, &self.bases.channels_last, &mut values, true);
+            stream.upload(memory.address(), bytes_of(&values))
+        };
+        upload(&self.parameters, &store.parameters)?;
+        self.slots.iter().zip(slots).try_for_each(|(memory, slot)| upload(memory, slot))?;
+        stream.upload(self.states.address(), bytes_of(&store.states[..]))?;
+        let [full, rounded] = [self.bases.parameters, self.bases.rounded].map(Address::Fixed);
+        let mut cast = Program::of_calls(&self.cuda, &self.bases, |builder| {
+            lower::cast(builder, full, DType::F32, rounded, DType::Bf16, plan.parameters().length())
+        })?;
+        cast.complete(0)?;
+        cast.start(&self.cuda, stream)?;
+        stream.wait()
+    }
+
+    /// Brings weights, states and the optimizer's tensors to the host.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    pub fn fetch(&self, store: &mut Store, slots: &mut [Buffer]) -> Result<(), CudaError> {
+        let _alone = self.cuda.enter()?;
+        let (stream, plan) = (self.cuda.stream(), self.plan());
+        let download = |memory: &Memory, values: &mut [f32]| {
+            stream.download(memory.address(), bytes_of_mut(values))?;
+            translate(plan, &self.bases.channels_last, values, false);
+            Ok::<(), CudaError>(())
+        };
+        download(&self.parameters, &mut store.parameters)?;
+        if !store.gradients.is_empty() {
+            download(&self.gradients, &mut store.gradients)?;
+        }
+        self.slots.iter().zip(slots).try_for_each(|(memory, slot)| download(memory, slot))?;
+        stream.download(self.states.address(), bytes_of_mut(&mut store.states[..]))
+    }
+
+    fn plan(&self) -> &Plan {
+        self.train.as_ref().map_or(&self.eval.plan, |half| &half.plan)
+    }
+
+    /// Brings a batch to the GPU, with zeros where it is smaller than planned. `seed` is the gradient of its loss, for training.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    ///
+    /// # Panics
+    /// When the batch is larger than planned, or of another kind.
+    pub fn fill(&mut self, samples: Samples<'_>, targets: &[i32], seed: Option<f32>) -> Result<(), CudaError> {
+        let _alone = self.cuda.enter()?;
+        let half = if seed.is_some() { self.train.as_ref().expect("a training graph") } else { &self.eval };
+        let (graph, stream) = (half.plan.graph(), self.cuda.stream());
+        let info = graph.info(half.ends.x);
+        let bytes = match samples {
+            Samples::Images(images) => bytes_as(images, info.dtype),
+            Samples::Tokens(tokens) => bytes_as(tokens, info.dtype),
+        };
+        assert!(bytes.len() <= info.bytes(), "no more samples than planned");
+        // The last copy from here is done: who filled before has started a step since and waited for it, or waits now.
+        stream.wait()?;
+        self.staging.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        let address = self.address(half, half.ends.x);
+        if bytes.len() < info.bytes() {
+            stream.fill(address, 0, info.bytes())?;
+        }
+        stream.upload_later(address, &self.staging, bytes.len())?;
+        let target_info = graph.info(half.ends.targets);
+        let mut padded = vec![0i32; target_info.shape.elements()];
+        padded[..targets.len()].copy_from_slice(targets);
+        stream.upload(self.address(half, half.ends.targets), bytes_of(&padded))?;
+        if let (Some(seed), Some(value)) = (seed, half.ends.seed) {
+            stream.upload(self.address(half, value), bytes_of(&[seed]))?;
+        }
+        self.rows = targets.len() as u32;
+        Ok(())
+    }
+
+    fn address(&self, half: &Half, value: Value) -> u64 {
+        let Place::Arena(offset) = half.plan.place(value) else { panic!("inputs and outputs live in the arena") };
+        self.arena.address() + offset as u64
+    }
+
+    /// Starts a training step on the batch that was filled in last, without waiting for it.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    ///
+    /// # Panics
+    /// When the session has no training graph.
+    pub fn start(&mut self, moment: &Moment) -> Result<(), CudaError> {
+        let cuda = Arc::clone(&self.cuda);
+        let _alone = cuda.enter()?;
+        self.give(moment)?;
+        self.train.as_mut().expect("a training graph").start(&cuda)?;
+        cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)
+    }
+
+    /// Waits for all steps that were started; what the last one found.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    pub fn finish(&mut self) -> Result<Found, CudaError> {
+        let _alone = self.cuda.enter()?;
+        self.cuda.stream().wait()?;
+        let bytes = self.results.bytes_mut();
+        let word = |at: usize| f64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let spoiled = u32::from_le_bytes(bytes[24..28].try_into().expect("four bytes"));
+        Ok(Found {
+            loss: word(0),
+            top1: word(8) as u64,
+            top5: word(16) as u64,
+            loss_is_finite: spoiled != 1,
+            gradients_are_finite: spoiled != 2,
+            norm: word(32),
+        })
+    }
+
+    /// Answers the batch that was filled in last: logits of the rows that it has, and how good they are.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    pub fn evaluate(&mut self) -> Result<(Vec<f32>, Found), CudaError> {
+        let cuda = Arc::clone(&self.cuda);
+        {
+            let _alone = cuda.enter()?;
+            let nothing = Update::Descent { rate: 0.0, decay: 0.0 };
+            self.give(&Moment { seed: 0, step: 0, norm_max: f32::INFINITY, rules: [nothing; 2] })?;
+            self.eval.start(&cuda)?;
+            cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)?;
+        }
+        let found = self.finish()?;
+        let _alone = cuda.enter()?;
+        let shape = self.eval.plan.graph().shape(self.eval.ends.logits);
+        let mut logits = vec![0.0f32; self.rows as usize * shape.last()];
+        cuda.stream().download(self.address(&self.eval, self.eval.ends.logits), bytes_of_mut(&mut logits))?;
+        Ok((logits, found))
+    }
+
+    /// Seconds of every node of the training graph on the batch that was filled in last. Changes states, and no weights.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    ///
+    /// # Panics
+    /// When the session has no training graph.
+    pub fn profile(&mut self) -> Result<Vec<f64>, CudaError> {
+        let cuda = Arc::clone(&self.cuda);
+        let _alone = cuda.enter()?;
+        let half = self.train.as_ref().expect("a training graph");
+        let nodes = half.plan.graph().nodes().len();
+        let events = (0..=nodes).map(|_| Event::new(cuda.context())).collect::<Result<Vec<_>, _>>()?;
+        // Twice: the first time, libraries load what they load late.
+        for _ in 0..2 {
+            events[0].record(cuda.stream())?;
+            for node in 0..nodes {
+                half.program.start_node(&cuda, cuda.stream(), node)?;
+                events[node + 1].record(cuda.stream())?;
+            }
+            cuda.stream().wait()?;
+        }
+        events.windows(2).map(|pair| pair[1].seconds_since(&pair[0])).collect()
+    }
+
+    /// Has the numbers of a step copied before it.
+    fn give(&mut self, moment: &Moment) -> Result<(), CudaError> {
+        let (pinned, copied) = &mut self.moments[self.started % AHEAD];
+        if self.started >= AHEAD {
+            copied.wait()?;
+        }
+        write_moment(pinned.bytes_mut(), moment, self.rows);
+        self.cuda.stream().upload_later(self.moment.address(), pinned, MOMENT_BYTES)?;
+        copied.record(self.cuda.stream())?;
+        self.started += 1;
+        Ok(())
+    }
+}
+
+/// The bytes of a slice whose type the graph must have.
+fn bytes_as<T: Element>(slice: &[T], dtype: DType) -> &[u8] {
+    assert_eq!(T::DTYPE, dtype, "the graph is fed with what it asks for");
+    bytes_of(slice)
+}
+
+impl Half {
+    fn start(&mut self, cuda: &Cuda) -> Result<(), CudaError> {
+        let stream = cuda.stream();
+        let (program, tail) = (&self.program, &self.tail);
+        let calls = || program.start(cuda, stream).and_then(|()| tail.start(cuda, stream));
+        self.runs += 1;
+        if self.runs == 1 {
+            return calls();
+        }
+        if self.captured.is_none() {
+            self.captured = Some(stream.capture(calls)?);
+        }
+        stream.replay(self.captured.as_ref().expect("captured above"))
+    }
+}
+
+/// What halves are built with.
+struct Parts<'a> {
+    cuda: &'a Cuda,
+    bases: &'a Bases,
+    slots: &'a [Memory],
+    decays: &'a Memory,
+    moment: &'a Memory,
+    found: &'a Memory,
+}
+
+impl Parts<'_> {
+    fn half(&self, plan: &Plan, ends: Ends, trains: bool) -> Result<Half, CudaError> {
+        let program = Program::new(self.cuda, plan, self.bases)?;
+        let tail = self.tail(plan, ends, trains)?;
+        Ok(Half { plan: plan.clone(), ends, program, tail, captured: None, runs: 0 })
+    }
+
+    /// What follows the graph: the tally, and in training the verdict and the update.
+    fn tail(&self, plan: &Plan, ends: Ends, trains: bool) -> Result<Program, CudaError> {
+        let address = |value: Value| match plan.place(value) {
+            Place::Arena(offset) => Address::Fixed(self.bases.arena + offset as u64),
+            _ => panic!("inputs and outputs live in the arena"),
+        };
+        let (found, moment) = (Address::Fixed(self.found.address()), Address::Fixed(self.moment.address()));
+        let verdict = Address::Fixed(self.found.address() + 24);
+        let shape = plan.graph().shape(ends.logits);
+        let size = (shape.elements() / shape.last(), shape.last());
+        Program::of_calls(self.cuda, self.bases, |builder| {
+            let rows = Address::Fixed(self.moment.address() + ROWS_AT);
+            lower::tally(builder, address(ends.logits), address(ends.targets), rows, size, found)?;
+            if !trains {
+                return Ok(());
+            }
+            let elements = plan.parameters().length();
+            let chunks = elements.div_ceil(4 * BLOCK as usize).min(self.cuda.multiprocessors() * 8).max(1);
+            let partial = builder.scratch(chunks * size_of::<f64>());
+            let gradients = Address::Fixed(self.bases.gradients);
+            let arguments = [gradients.into(), elements.into(), partial.into()];
+            builder.launch("gradient_squares", [chunks, 1, 1], BLOCK, &arguments)?;
+            let arguments = [partial.into(), (chunks as i32).into(), found.into(), moment.into(), verdict.into()];
+            builder.launch("gradient_verdict", [1, 1, 1], BLOCK, &arguments)?;
+            let slot = |index: usize| Address::Fixed(self.slots.get(index).map_or(0, Memory::address));
+            let tensors = [self.bases.parameters, self.bases.gradients].map(Address::Fixed);
+            let mut arguments: Vec<Argument> = tensors.map(Argument::from).into();
+            arguments.extend([slot(0), slot(1), Address::Fixed(self.bases.rounded)].map(Argument::from));
+            arguments.extend([Argument::from(Address::Fixed(self.decays.address())), elements.into()]);
+            arguments.extend([moment, verdict].map(Argument::from));
+            builder.launch_each("update_parameters", elements.div_ceil(4), &arguments)
+        })
+    }
+}
+
+/// A byte for every 16 elements: whether they decay.
+fn decays(elements: usize, ranges: &[(Range<usize>, bool)]) -> Vec<u8> {
+    let mut flags = vec![0; elements.div_ceil(16)];
+    for (range, _) in ranges.iter().filter(|range| range.1) {
+        flags[range.start / 16..range.end.div_ceil(16)].fill(1);
+    }
+    flags
+}
+
+fn write_moment(bytes: &mut [u8], moment: &Moment, rows: u32) {
+    let mut at = 0;
+    let mut put = |word: &[u8]| {
+        bytes[at..at + word.len()].copy_from_slice(word);
+        at += word.len();
+    };
+    put(&moment.seed.to_le_bytes());
+    put(&moment.step.to_le_bytes());
+    put(&moment.norm_max.to_le_bytes());
+    put(&rows.to_le_bytes());
+    for rule in moment.rules {
+        let (kind, numbers) = constants(rule);
+        put(&kind.to_le_bytes());
+        numbers.iter().for_each(|number| put(&number.to_le_bytes()));
+    }
+}
+
+/// A rule as the kernel `update_parameters` reads it.
+fn constants(rule: Update) -> (i32, [f32; 9]) {
+    let mut numbers = [0.0; 9];
+    let mut put = |values: &[f32]| numbers[..values.len()].copy_from_slice(values);
+    let kind = match rule {
+        Update::Descent { rate, decay } => {
+            put(&[rate, decay]);
+            0
+        }
+        Update::Momentum { momentum, inside, outside, decay, ahead } => {
+            put(&[momentum, inside, outside, decay]);
+            if ahead { 2 } else { 1 }
+        }
+        Update::Adagrad { rate, epsilon, decay } => {
+            put(&[rate, epsilon, decay]);
+            3
+        }
+        Update::Adam { rate, root, betas, rests, epsilon, decay, kept } => {
+            put(&[rate, root, betas[0], betas[1], rests[0], rests[1], epsilon, decay, kept]);
+            4
+        }
+    };
+    (kind, numbers)
+}
+
+/// A step that cannot fit is refused before memory is taken, with a batch that would.
+fn check_memory(cuda: &Cuda, blueprint: &Blueprint<'_>) -> Result<(), CudaError> {
+    let (plan, ends) = blueprint.train.unwrap_or(blueprint.eval);
+    let (free, total) = cuda.context().memory()?;
+    let arena = plan.arena_bytes().max(blueprint.eval.0.arena_bytes());
+    let fixed = plan.parameters().length() * (4 * (2 + blueprint.slots) + 2) + plan.states().length() * 4;
+    if arena + fixed <= free {
+        return Ok(());
+    }
+    let gigabytes = |bytes: usize| bytes as f64 / 1e9;
+    let batch = plan.graph().shape(ends.x)[0];
+    let fits = (free.saturating_sub(fixed) as f64 / arena as f64 * batch as f64) as usize;
+    let advice = if fits > 0 { format!("a batch of about {fits} would fit") } else { "not even one sample would fit".into() };
+    Err(CudaError(format!(
+        "a step needs {:.2} GB of GPU memory; {:.2} of {:.2} GB are free: {advice}",
+        gigabytes(arena + fixed),
+        gigabytes(free),
+        gigabytes(total)
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_of_a_step_fill_their_bytes() {
+        let adam = Update::Adam {
+            rate: 1.0,
+            root: 2.0,
+            betas: [3.0, 4.0],
+            rests: [5.0, 6.0],
+            epsilon: 7.0,
+            decay: 8.0,
+            kept: 9.0,
+        };
+        let mut bytes = [0; MOMENT_BYTES];
+        let moment = Moment { seed: 1, step: 2, norm_max: 3.0, rules: [adam; 2] };
+        write_moment(&mut bytes, &moment, 7);
+        assert_eq!(u32::from_le_bytes(bytes[ROWS_AT as usize..][..4].try_into().unwrap()), 7);
+        assert_eq!(f32::from_le_bytes(bytes[MOMENT_BYTES - 4..].try_into().unwrap()), 9.0);
+    }
+
+    #[test]
+    fn every_line_of_a_decaying_tensor_is_marked() {
+        assert_eq!(decays(64, &[(0..10, true), (16..20, false), (32..50, true)]), [1, 0, 1, 1]);
+    }
+}

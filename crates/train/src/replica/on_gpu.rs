@@ -1,0 +1,160 @@
+//! A replica that computes on a GPU: weights and optimizer are there, the host's store is a copy that is fetched when somebody wants it.
+
+use std::sync::Arc;
+
+use paceline_data::batch::Batch;
+use paceline_nn::optim::{Moment, Segment};
+use paceline_tensor::device::cuda::session::{self, Blueprint, Found, Samples, Session};
+use paceline_tensor::device::cuda::{Cuda, CudaError};
+use paceline_tensor::execute::Profile;
+use paceline_tensor::{Buffer, Store};
+
+use super::half::{Ends, Planned};
+use super::{NotFinite, Replica, ReplicaOptions, Stepped, is_finite};
+use crate::error::TrainError;
+use crate::metrics::Tally;
+use crate::phases::Phases;
+
+/// The model on the GPU, and which copy is the newer one.
+#[derive(Debug)]
+pub(super) struct OnGpu {
+    session: Session,
+    host_is_newer: bool,
+    gpu_is_newer: bool,
+}
+
+impl From<CudaError> for TrainError {
+    fn from(error: CudaError) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+/// Refuses what a GPU does not do.
+pub(super) fn check(options: &ReplicaOptions) -> Result<(), TrainError> {
+    if options.accumulate > 1 {
+        return Err(TrainError::Refused("a GPU takes a batch as a whole; leave out --accumulate or type --device cpu".into()));
+    }
+    if options.rule.needs_whole_tensors() {
+        return Err(TrainError::Refused("LARS is not on the GPU; type another --optimizer or --device cpu".into()));
+    }
+    Ok(())
+}
+
+fn ends(ends: &Ends) -> session::Ends {
+    session::Ends { x: ends.x, targets: ends.targets, logits: ends.logits, seed: ends.seed }
+}
+
+fn samples(batch: &Batch) -> Samples<'_> {
+    if batch.tokens.is_empty() { Samples::Images(&batch.images) } else { Samples::Tokens(&batch.tokens) }
+}
+
+fn tally(found: Found, rows: usize) -> Tally {
+    Tally { rows: rows as u64, loss: found.loss, top1: found.top1, top5: found.top5 }
+}
+
+impl OnGpu {
+    /// Takes the GPU's memory.
+    pub fn new(
+        cuda: &Arc<Cuda>,
+        train: Option<&Planned>,
+        eval: &Planned,
+        (slots, segments): (usize, &[Segment]),
+    ) -> Result<Self, TrainError> {
+        let decays: Vec<_> = segments.iter().map(|segment| (segment.range.clone(), segment.decay)).collect();
+        let blueprint = Blueprint {
+            train: train.map(|planned| (&planned.plan, ends(&planned.ends))),
+            eval: (&eval.plan, ends(&eval.ends)),
+            slots,
+            decays: &decays,
+        };
+        Ok(Self { session: Session::new(cuda, &blueprint)?, host_is_newer: true, gpu_is_newer: false })
+    }
+
+    fn give(&mut self, store: &Store, slots: &[Buffer]) -> Result<(), CudaError> {
+        if std::mem::take(&mut self.host_is_newer) {
+            self.session.load(store, slots)?;
+        }
+        Ok(())
+    }
+
+    /// Times every node on the batch that is there.
+    pub fn profile(&mut self) -> Profile {
+        Profile { seconds: self.session.profile().expect("the GPU answers") }
+    }
+
+    /// Answers a batch.
+    pub fn evaluate(&mut self, batch: &Batch, store: &Store, slots: &[Buffer]) -> Result<(Vec<f32>, Tally), CudaError> {
+        self.give(store, slots)?;
+        self.session.fill(samples(batch), &batch.targets, None)?;
+        let (logits, found) = self.session.evaluate()?;
+        Ok((logits, tally(found, batch.targets.len())))
+    }
+}
+
+impl Replica {
+    /// The GPU's session, if it computes on one.
+    pub fn session(&mut self) -> Option<&mut Session> {
+        self.gpu.as_mut().map(|gpu| &mut gpu.session)
+    }
+
+    /// Brings the host's copy of weights, states and optimizer up to date.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    pub fn fetch(&mut self) -> Result<(), TrainError> {
+        if let Some(gpu) = self.gpu.as_mut().filter(|gpu| gpu.gpu_is_newer) {
+            gpu.session.fetch(&mut self.store, &mut self.optimizer_state)?;
+            gpu.gpu_is_newer = false;
+        }
+        Ok(())
+    }
+
+    /// Says that the host's copy was changed: the GPU gets it before it computes again.
+    pub fn changed(&mut self) {
+        if let Some(gpu) = &mut self.gpu {
+            gpu.host_is_newer = true;
+        }
+    }
+
+    /// Brings a batch to the GPU; steps that are started with [`Replica::start_on_gpu`] use it until the next one.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    pub fn fill_gpu(&mut self, batch: &Batch) -> Result<(), TrainError> {
+        let Some(gpu) = &mut self.gpu else { return Ok(()) };
+        gpu.give(&self.store, &self.optimizer_state)?;
+        Ok(gpu.session.fill(samples(batch), &batch.targets, Some(self.share))?)
+    }
+
+    /// Starts a step on the batch that is there, without waiting for it; does nothing where there is no GPU.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    pub fn start_on_gpu(&mut self, moment: Moment) -> Result<(), TrainError> {
+        let Some(gpu) = &mut self.gpu else { return Ok(()) };
+        let norm_max = self.options.clip_norm.map_or(f32::INFINITY, |norm| norm as f32);
+        let rules = [false, true].map(|decays| self.options.rule.constants(moment, decays));
+        gpu.gpu_is_newer = true;
+        Ok(gpu.session.start(&session::Moment { seed: self.dropout_seed, step: moment.step, norm_max, rules })?)
+    }
+
+    pub(super) fn step_on_gpu(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<Stepped, TrainError> {
+        phases.time("copy", || self.fill_gpu(batch))?;
+        let found = phases.time("compute", || {
+            self.start_on_gpu(moment)?;
+            let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
+            Ok::<Found, TrainError>(gpu.session.finish()?)
+        })?;
+        let tally = tally(found, batch.targets.len());
+        if !found.loss_is_finite {
+            return Ok((tally, Err(NotFinite::Loss)));
+        }
+        if !found.gradients_are_finite {
+            self.fetch()?;
+            let spoiled = |&index: &usize| !is_finite(self.store.gradient(index));
+            let parameter = (0..self.parameters.len()).find(spoiled).unwrap_or(0);
+            return Ok((tally, Err(NotFinite::Gradient(parameter))));
+        }
+        Ok((tally, Ok(())))
+    }
+}
