@@ -247,8 +247,8 @@ DROPOUT(bf16, bf16)
 // packs of columns wide over a chunk of the rows; gridDim.y is the number of chunks. Each thread adds runs of rows in f32 and
 // the runs in f64. With one chunk the sums are the results, else they go to `partial`, [sum][chunk][column].
 
-// Rows of a thread that are added in f32.
-#define RUN_OF_ROWS 32
+// Rows of a thread that are read together and added in f32.
+#define RUN_OF_ROWS 8
 
 template <int W, int SUMS, typename F>
 __device__ __forceinline__ void column_sums(F values, i64 rows, i64 columns, int across, double* partial,
@@ -264,10 +264,12 @@ __device__ __forceinline__ void column_sums(F values, i64 rows, i64 columns, int
 #pragma unroll 1
         for (i64 row = begin + y; row < end && column < columns; row += RUN_OF_ROWS * down) {
             float run[SUMS][W] = {};
-#pragma unroll 4
-            for (int k = 0; k < RUN_OF_ROWS; k++) {
-                i64 at = row + k * down;
-                if (at < end) values(at, column, run);
+            if (row + (RUN_OF_ROWS - 1) * down < end) {
+#pragma unroll
+                for (int k = 0; k < RUN_OF_ROWS; k++) values(row + k * down, column, run);
+            } else {
+#pragma unroll 1
+                for (i64 at = row; at < end; at += down) values(at, column, run);
             }
 #pragma unroll
             for (int s = 0; s < SUMS; s++)
