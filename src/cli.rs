@@ -196,6 +196,15 @@ pub struct Train {
     /// What activations are stored as: f32 | bf16 (half the memory; weights and sums stay f32)
     #[arg(long, help_heading = "Machine and output")]
     pub dtype: Option<Precision>,
+    /// Where to compute: cpu | cuda | cuda:1 [default: cpu]
+    #[arg(long, help_heading = "Machine and output")]
+    pub device: Option<Compute>,
+    /// Let products of f32 on a GPU round their operands to 10 bits: on | off [default: off]
+    #[arg(long, value_name = "SWITCH", value_parser = parse::switch, help_heading = "Machine and output")]
+    pub tf32: Option<bool>,
+    /// Use only algorithms of a GPU that give the same bits every time: on | off [default: off]
+    #[arg(long, value_name = "SWITCH", value_parser = parse::switch, help_heading = "Machine and output")]
+    pub deterministic: Option<bool>,
     /// normal | low: compute again what is cheap, instead of keeping it for the backward pass
     #[arg(long, help_heading = "Machine and output")]
     pub memory: Option<MemoryUse>,
@@ -490,6 +499,9 @@ pub struct BenchStep {
     /// Let products of f32 on a GPU round their operands to 10 bits
     #[arg(long)]
     pub tf32: bool,
+    /// Use only algorithms of a GPU that give the same bits every time
+    #[arg(long)]
+    pub deterministic: bool,
     /// Compute threads [default: all cores]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,

@@ -5,7 +5,6 @@ pub mod calibrate;
 pub mod data;
 pub mod evaluate;
 pub mod export;
-pub mod gpu;
 pub mod launch;
 pub mod models;
 pub mod plan;
@@ -27,7 +26,7 @@ pub type Outcome = Result<ExitCode, Failure>;
 /// The real world, without Ctrl-C.
 pub fn surroundings() -> Surroundings {
     let data_home = std::env::var_os("PACELINE_DATA").map(PathBuf::from);
-    Surroundings { data_home, ..Surroundings::default() }
+    Surroundings { data_home, cache: calibrate::folder(), ..Surroundings::default() }
 }
 
 /// A number with commas between thousands.

@@ -14,16 +14,17 @@ use std::sync::Arc;
 use paceline::data::Batch;
 use paceline::nn::optim::{HyperParameters, Optimizer};
 use paceline::nn::{Input, Model};
+use paceline::system::disk::Disk;
 use paceline::system::random::Random;
 use paceline::system::threads;
 use paceline::tensor::device::cpu::Cpu;
 use paceline::tensor::device::cuda::Options;
+use paceline::tensor::device::cuda::kept::Kept;
 use paceline::train::compute::Compute;
 use paceline::train::replica::{Replica, ReplicaOptions};
 
 use super::Outcome;
-use super::calibrate::{calibrate, tell};
-use super::gpu;
+use super::calibrate::{Calibrate, calibrate, folder, tell};
 use crate::cli::{Bench, BenchCommand, BenchStep};
 use crate::failure::Failure;
 
@@ -67,10 +68,17 @@ fn replica(
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
     if let Compute::Cuda(number) = arguments.device {
-        let options_of_gpu = Options { tf32: arguments.tf32, ..Options::default() };
-        let gpu = gpu::open(number, options_of_gpu, arguments.calibrate)?;
+        let tune = arguments.calibrate == Calibrate::On;
+        let options_of_gpu = Options { tf32: arguments.tf32, deterministic: arguments.deterministic, tune };
+        let folder = folder().filter(|_| arguments.calibrate != Calibrate::Off);
+        let gpu = Kept::open(&Disk::real(), folder.as_deref(), number, options_of_gpu).map_err(Failure::refused)?;
+        gpu.warning.iter().for_each(|warning| eprintln!("warning: {warning}"));
         let replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;
-        gpu.keep();
+        match gpu.keep() {
+            Ok(0) => {}
+            Ok(new) => eprintln!("chose the engines of {new} convolution passes"),
+            Err(error) => eprintln!("warning: what was chosen is not kept: {error}"),
+        }
         return Ok(replica);
     }
     let replica = Replica::new(model, options, &cpu)?;

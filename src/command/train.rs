@@ -12,7 +12,7 @@ use paceline::system::signal::Stop;
 use paceline::train::trainer::Surroundings;
 use paceline::train::{Config, Outcome as TrainOutcome, Reason, TrainError, Trainer};
 
-use super::calibrate::{calibrate, tell};
+use super::calibrate::{Calibrate, calibrate, tell};
 use super::team::{self, Role, Team};
 use super::{Outcome, surroundings};
 use crate::cli::Train;
@@ -78,7 +78,8 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
     if let Some(team) = &team {
         team.join(&mut trainer)?;
     }
-    let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), arguments.calibrate);
+    let how = if trainer.replica().is_on_gpu() { Calibrate::Off } else { arguments.calibrate };
+    let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), how);
     let run = trainer.run_dir().path().to_owned();
     if team.as_ref().is_some_and(|team| !team.speaks()) {
         let ended = trainer.run();
@@ -173,6 +174,9 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.servers, &arguments.servers);
     set(&mut config.staleness, &arguments.staleness);
     set(&mut config.dtype, &arguments.dtype);
+    set(&mut config.device, &arguments.device);
+    set(&mut config.tf32, &arguments.tf32);
+    set(&mut config.deterministic, &arguments.deterministic);
     set(&mut config.memory, &arguments.memory);
     set_some(&mut config.threads, &arguments.threads);
     set(&mut config.pin, &arguments.pin);

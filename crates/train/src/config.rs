@@ -7,6 +7,7 @@ use paceline_system::threads;
 use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
 
+use crate::compute::Compute;
 use crate::error::TrainError;
 use crate::together::{Agree, Carry, Staleness};
 
@@ -79,6 +80,12 @@ pub struct Config {
     pub dtype: Precision,
     /// Whether what is cheap to compute again is kept. Changes no bit.
     pub memory: MemoryUse,
+    /// Where to compute.
+    pub device: Compute,
+    /// Whether products of f32 on a GPU may round their operands to 10 bits.
+    pub tf32: bool,
+    /// Whether a GPU uses only algorithms that give the same bits every time. The CPU always does.
+    pub deterministic: bool,
     /// Compute threads. If not given, all cores; where there are more than four, less one for each loader, up to a quarter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
@@ -131,6 +138,9 @@ impl Default for Config {
             servers: 1,
             staleness: Staleness::default(),
             dtype: Precision::F32,
+            device: Compute::Cpu,
+            tf32: false,
+            deterministic: false,
             memory: MemoryUse::Normal,
             threads: None,
             pin: true,
@@ -245,6 +255,9 @@ impl Config {
     /// # Errors
     /// When their parts would not be equal; the sentence says what to type.
     pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
+        if world > 1 && self.device != Compute::Cpu {
+            return refuse(format!("one process trains on {}; type --workers 1, or --device cpu for more", self.device));
+        }
         let unit = world * self.accumulate;
         if self.batch.is_multiple_of(unit) {
             return Ok(());

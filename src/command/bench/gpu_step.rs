@@ -1,6 +1,6 @@
 //! `paceline bench step --device cuda`: how fast a training step is on a GPU, with the batch already there.
 //!
-//! Steps are started one after the other without waiting, as fast as the host can; a repeat is ten of them. Besides images per second
+//! Steps are started one after the other without waiting, as fast as the host can; a repeat is eight of them. Besides images per second
 //! it says what the host needs to start a step.
 
 use std::process::ExitCode;
@@ -17,8 +17,8 @@ use super::{LEARNING_RATE, random_batch, replica};
 use crate::cli::BenchStep;
 use crate::failure::Failure;
 
-/// Steps of a repeat.
-const STEPS: usize = 10;
+/// Steps of a repeat: as many as may be under way, so that starting one is never waiting for one.
+const STEPS: usize = 8;
 
 /// What was measured.
 struct Times {

@@ -12,6 +12,7 @@ mod convolution;
 mod cudnn;
 mod driver;
 pub mod library;
+pub mod kept;
 mod lower;
 mod peak;
 mod product;

@@ -92,6 +92,11 @@ impl OnGpu {
 }
 
 impl Replica {
+    /// Whether it computes on a GPU.
+    pub fn is_on_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     /// The GPU's session, if it computes on one.
     pub fn session(&mut self) -> Option<&mut Session> {
         self.gpu.as_mut().map(|gpu| &mut gpu.session)

@@ -15,8 +15,11 @@ use paceline_system::disk::Disk;
 use paceline_system::signal::Stop;
 use paceline_system::threads;
 use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::device::cuda::Options;
+use paceline_tensor::device::cuda::kept::Kept;
 
 use crate::checkpoint::{Card, find_weights, load_weights, read_card};
+use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::replica::{Replica, ReplicaOptions};
@@ -37,6 +40,8 @@ pub struct Surroundings {
     pub shard: Shard,
     /// Hears of every phase of a step.
     pub watch: Watch,
+    /// The folder in which it is kept what was found out about this machine's devices.
+    pub cache: Option<PathBuf>,
 }
 
 impl Default for Surroundings {
@@ -48,6 +53,7 @@ impl Default for Surroundings {
             data_home: None,
             shard: Shard::WHOLE,
             watch: Watch::default(),
+            cache: None,
         }
     }
 }
@@ -239,8 +245,18 @@ fn assemble(
         clip_norm: config.clip_norm,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
-    let mut replica = Replica::new(model, options, &cpu)?;
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
+    let mut replica = match config.device {
+        Compute::Cpu => Replica::new(model, options, &cpu)?,
+        Compute::Cuda(number) => {
+            let gpu_options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
+            let gpu = Kept::open(&around.disk, around.cache.as_deref(), number, gpu_options)?;
+            let replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;
+            notes.extend(gpu.warning.clone());
+            notes.extend(gpu.keep().err().map(|error| format!("what was chosen for the GPU is not kept: {error}")));
+            replica
+        }
+    };
     if let Some(file) = &config.weights {
         let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
         let path = find_weights(&around.disk, Path::new(file))?;

@@ -331,10 +331,13 @@ fn look(configuration: &Descriptor) -> Result<(Engine, Vec<i32>), CudaError> {
 
 /// Whether an engine with these notes keeps what was asked for.
 fn allowed(notes: &[i32], problem: &Problem, options: &Options) -> bool {
+    const TENSOR_CORES: i32 = 0;
     const DOWN_CONVERTS: i32 = 1;
     const REDUCED: i32 = 2;
     const NOT_DETERMINISTIC: i32 = 4;
-    let exact = problem.dtype != DType::F32 || options.tf32 || !notes.contains(&DOWN_CONVERTS);
+    // Matrix units take f32 only after rounding it to tf32.
+    let rounds = notes.contains(&DOWN_CONVERTS) || notes.contains(&TENSOR_CORES);
+    let exact = problem.dtype != DType::F32 || options.tf32 || !rounds;
     exact && !notes.contains(&REDUCED) && !(options.deterministic && notes.contains(&NOT_DETERMINISTIC))
 }
 

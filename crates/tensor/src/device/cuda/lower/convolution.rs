@@ -88,7 +88,7 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
         gradient,
         finish: Finish::None,
     };
-    let full = builder.cuda().prepare(&problem(DType::F32)).is_ok();
+    let full = x.dtype == DType::F32 || wider_is_as_fast(builder, &problem(DType::F32), &problem(x.dtype));
     let gradient = if full { DType::F32 } else { x.dtype };
     // Straight to its place, or by way of a copy in another order or type.
     let ordered = if dw.channels_last { dw.address } else { builder.scratch(dw.bytes()) };
@@ -102,6 +102,15 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
     }
     let outputs = dw.shape.last();
     super::layout::permute(builder, ordered, &[outputs, dw.elements() / outputs], &[1, 0], dw.address, DType::F32.bytes())
+}
+
+/// Whether a gradient in f32 costs no more than one that is rounded and then widened. Where nothing was timed, rounding it is.
+fn wider_is_as_fast(builder: &Builder<'_>, wide: &Problem, narrow: &Problem) -> bool {
+    let [wide, narrow] = [wide, narrow].map(|problem| builder.cuda().prepare(problem));
+    match (wide, narrow) {
+        (Ok(wide), Ok(narrow)) => wide.seconds.zip(narrow.seconds).is_some_and(|(wide, narrow)| wide <= narrow),
+        (wide, _) => wide.is_ok(),
+    }
 }
 
 /// Appends a convolution.

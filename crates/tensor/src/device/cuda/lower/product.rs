@@ -51,14 +51,17 @@ pub(super) fn product(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), Cuda
         _ => None,
     });
     let left = if fused.is_some() { None } else { given };
+    // Otherwise it is added in f32, before the result is rounded.
+    let whole = left.is_some() && c.dtype != DType::F32;
+    let sum = if whole { builder.scratch(c.elements() * DType::F32.bytes()) } else { c.address };
     let how = Multiply {
         m,
         n,
         k,
         a: matrix(a_address, &a, trans_a),
         b: matrix(b_address, &b, trans_b),
-        c: c.address,
-        c_dtype: c.dtype,
+        c: sum,
+        c_dtype: if left.is_some() { DType::F32 } else { c.dtype },
         c_stride: n,
         bias: fused,
         relu: relu && left.is_none(),
@@ -67,8 +70,8 @@ pub(super) fn product(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), Cuda
         batch_strides: [m * k, k * n, m * n],
     };
     multiply(builder, how)?;
-    match left {
-        Some(bias) => super::convolution::add_bias(builder, &c, &bias, relu),
-        None => Ok(()),
-    }
+    let Some(bias) = left else { return Ok(()) };
+    let wide = Tensor { address: sum, dtype: DType::F32, ..c.clone() };
+    super::convolution::add_bias(builder, &wide, &bias, relu)?;
+    if whole { super::cast(builder, sum, DType::F32, c.address, c.dtype, c.elements()) } else { Ok(()) }
 }
