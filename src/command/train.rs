@@ -172,6 +172,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.carry, &arguments.carry);
     set(&mut config.servers, &arguments.servers);
     set(&mut config.staleness, &arguments.staleness);
+    config.sync_batch_norm |= arguments.sync_batch_norm;
     set(&mut config.dtype, &arguments.dtype);
     set(&mut config.memory, &arguments.memory);
     set_some(&mut config.threads, &arguments.threads);

@@ -58,7 +58,10 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
         if step == WARM_UP {
             start = Instant::now();
         }
-        let mut need = |bucket: usize, _: &mut [f32]| agreement.take(bucket, true).map(|_| ());
+        let mut need = |turn: Turn<'_>| match turn {
+            Turn::Need { bucket, .. } => agreement.take(bucket, true).map(|_| ()),
+            _ => Ok(()),
+        };
         executor.forward_with::<CommError>(&mut store, Pass::default(), &mut need).unwrap();
         agreement.share([0.0; 8]).unwrap();
         executor.backward(&mut store, Pass::default(), &mut |turn| {

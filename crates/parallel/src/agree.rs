@@ -151,14 +151,14 @@ impl Agreement {
         }
     }
 
-    /// Adds up numbers over all ranks; between steps.
+    /// Adds up numbers over all ranks, which do so at the same point; with parameter servers, between steps. They travel behind the
+    /// gradients that were given before.
     ///
     /// # Errors
     /// As [`Agreement::share`].
     pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
         if let (Some(courier), false) = (self.courier(), numbers.is_empty()) {
-            let sums = courier.sum(numbers.to_vec())?;
-            numbers.copy_from_slice(&sums);
+            courier.sum(numbers)?;
         }
         Ok(())
     }
@@ -179,6 +179,18 @@ impl Agreement {
     pub fn of_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
         match self.courier() {
             Some(courier) if !numbers.is_empty() => courier.of_first(numbers),
+            _ => Ok(()),
+        }
+    }
+
+    /// Brings the weights of the servers to every rank where each push is a step, so that those of a rank may be older than another's
+    /// last push; between steps.
+    ///
+    /// # Errors
+    /// As [`Agreement::share`].
+    pub fn last_weights(&mut self, weights: &mut [f32]) -> Result<(), CommError> {
+        match &mut self.0 {
+            Kind::ParameterServer(courier, Pace::Asynchronous { .. }) => courier.weights(weights),
             _ => Ok(()),
         }
     }

@@ -8,6 +8,7 @@
 mod agreed;
 mod half;
 
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,6 +66,8 @@ pub struct ReplicaOptions {
     pub memory: MemoryUse,
     /// Gradients are scaled down to this norm over all parameters. Infinity changes nothing, and keeps them to be looked at.
     pub clip_norm: Option<f64>,
+    /// Whether batch normalisations take their statistics over all replicas.
+    pub sync_batch_norm: bool,
 }
 
 /// What stopped a step: nothing was applied after it was seen.
@@ -335,19 +338,38 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation or applies gradients as they come.
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Tally {
+        let Ok(tally) = self.compute_with(batch, step, &mut |_| Ok::<_, Infallible>(()));
+        tally
+    }
+
+    /// As [`Replica::compute`]; `add` adds up numbers over all replicas.
+    fn compute_with<E>(
+        &mut self,
+        batch: &Batch,
+        step: u64,
+        add: &mut dyn FnMut(&mut [f32]) -> Result<(), E>,
+    ) -> Result<Tally, E> {
         assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
         let (parts, seed) = (self.options.accumulate, self.dropout_seed);
         let mut tally = Tally::default();
         for part in 0..parts {
             let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
             ends.fill(executor, batch, part, self.share / parts as f32);
-            executor.run(&mut self.store, Pass { seed, step: step * parts as u64 + part as u64 });
+            let pass = Pass { seed, step: step * parts as u64 + part as u64 };
+            let mut turn = |turn: Turn<'_>| if let Turn::Sum { numbers, .. } = turn { add(numbers) } else { Ok(()) };
+            executor.forward_with(&mut self.store, pass, &mut turn)?;
+            let mut result = Ok(());
+            executor.backward(&mut self.store, pass, &mut |at| {
+                result = turn(at);
+                result.is_ok()
+            });
+            result?;
             tally.merge(&ends.answers(executor, batch, part).1);
             if parts > 1 {
                 self.accumulate(part == 0, part + 1 == parts);
             }
         }
-        tally
+        Ok(tally)
     }
 
     /// As one part of a step, timing every node and applying nothing.

@@ -43,14 +43,23 @@ impl Replica {
         let (clock, mut times) = (phases.clock().clone(), Times::default());
         let (tally, failed) = phases.time("compute", || {
             ends.fill(executor, batch, 0, share);
-            let mut need = |bucket: usize, parameters: &mut [f32]| {
-                let Some(before) = pending else { return Ok(()) };
+            let mut turn = |turn: Turn<'_>| {
                 let start = clock.seconds();
-                let landed = agreement.take(bucket, true)?;
-                times.wait_s += clock.seconds() - start;
-                times.apply(&clock, &mut updates, before, bucket, landed, parameters)
+                match (turn, pending) {
+                    (Turn::Need { bucket, parameters }, Some(before)) => {
+                        let landed = agreement.take(bucket, true)?;
+                        times.wait_s += clock.seconds() - start;
+                        times.apply(&clock, &mut updates, before, bucket, landed, parameters)
+                    }
+                    (Turn::Sum { numbers, .. }, _) => {
+                        agreement.sum(numbers)?;
+                        times.wait_s += clock.seconds() - start;
+                        Ok(())
+                    }
+                    _ => Ok(()),
+                }
             };
-            let failed = executor.forward_with(store, pass, &mut need).err();
+            let failed = executor.forward_with(store, pass, &mut turn).err();
             (ends.answers(executor, batch, 0).1, failed)
         });
         times.tell(phases);
@@ -69,6 +78,13 @@ impl Replica {
                         .take(bucket, false)
                         .map_err(Failed::from)
                         .and_then(|landed| times.apply(&clock, &mut updates, moment, bucket, landed, parameters)),
+                    Turn::Sum { numbers, .. } => {
+                        let start = clock.seconds();
+                        let added = agreement.sum(numbers).map_err(Failed::from);
+                        times.wait_s += clock.seconds() - start;
+                        added
+                    }
+                    Turn::Need { .. } => Ok(()),
                 };
                 failed = done.err();
                 failed.is_none()
@@ -93,9 +109,10 @@ impl Replica {
         moment: Moment,
         phases: &mut Phases,
     ) -> Result<Stepped, TrainError> {
-        let tally = phases.time("compute", || self.compute(batch, moment.step));
         let mut agreement = std::mem::replace(&mut self.agreement, Agreement::alone());
-        let tally = phases.time("wait", || self.sum(&mut agreement, &tally));
+        let mut add = |numbers: &mut [f32]| agreement.sum(numbers).map_err(TrainError::from);
+        let computed = phases.time("compute", || self.compute_with(batch, moment.step, &mut add));
+        let tally = computed.and_then(|tally| phases.time("wait", || self.sum(&mut agreement, &tally)));
         self.agreement = agreement;
         Ok(self.finish_step(tally?, moment, phases))
     }
@@ -156,8 +173,8 @@ impl Replica {
         Ok(self.understand(total))
     }
 
-    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics: the weights can be
-    /// looked at, and are the same everywhere.
+    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics, and the servers' weights
+    /// where everybody stepped alone: the weights can be looked at, and are the same everywhere.
     ///
     /// # Errors
     /// When another replica, or the way to it, has failed, or a gradient was not finite.
@@ -184,9 +201,13 @@ impl Replica {
                 }
             }
         }
-        agreement.sum(&mut self.store.states)?;
-        let factor = 1.0 / agreement.world() as f32;
-        self.store.states.iter_mut().for_each(|state| *state *= factor);
+        // Statistics over all replicas are the same everywhere already.
+        if !self.plan().shares_statistics() {
+            agreement.sum(&mut self.store.states)?;
+            let factor = 1.0 / agreement.world() as f32;
+            self.store.states.iter_mut().for_each(|state| *state *= factor);
+        }
+        agreement.last_weights(&mut self.store.parameters)?;
         agreement.optimizer_state(&mut self.optimizer_state)?;
         Ok(Ok(()))
     }

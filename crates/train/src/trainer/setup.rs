@@ -179,6 +179,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         precision: config.dtype,
         memory: config.memory,
         clip_norm: None,
+        sync_batch_norm: false,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     let mut replica = Replica::for_evaluation(entry, options, &cpu)?;
@@ -237,9 +238,16 @@ fn assemble(
         precision: config.dtype,
         memory: config.memory,
         clip_norm: config.clip_norm,
+        sync_batch_norm: config.sync_batch_norm,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     let mut replica = Replica::new(model, options, &cpu)?;
+    if config.sync_batch_norm && replica.plan().nodes_with_sums().next().is_none() {
+        let name = &config.model;
+        return Err(TrainError::Refused(format!(
+            "{name} has no batch-norm whose statistics could be those of all workers; leave --sync-batch-norm out"
+        )));
+    }
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
     if let Some(file) = &config.weights {
         let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();

@@ -8,7 +8,7 @@ use paceline_comm::{CommError, Communicator, Rank};
 
 use super::super::SHARED;
 use super::super::courier::BucketShape;
-use super::talk::{Call, Roles, length_of_words, state_of_server};
+use super::talk::{Call, Roles, all_of_server, length_of_words};
 use super::turns::{Event, Turns};
 use super::{COMMAND, Command, MEETS, Pace};
 
@@ -303,12 +303,17 @@ impl Run<'_> {
                 Ok(())
             }
             Command::State => {
-                let list = state_of_server(self.shape.roles, &self.shape.buckets, self.server);
+                let list = all_of_server(self.shape.roles, &self.shape.buckets, self.server, 0..1);
                 for slot in 0..self.shape.slots {
                     self.meets += 1;
                     self.communicator.exchange(&list, self.meets, self.keeper.state(slot))?;
                 }
                 Ok(())
+            }
+            Command::Weights => {
+                let list = all_of_server(self.shape.roles, &self.shape.buckets, self.server, 0..workers);
+                self.meets += 1;
+                self.communicator.exchange(&list, self.meets, &mut self.weights)
             }
             Command::Step | Command::Goodbye => Ok(()),
         }
