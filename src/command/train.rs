@@ -40,8 +40,11 @@ pub fn run(arguments: Train) -> Outcome {
                 return train(&arguments, config, Surroundings { stop, ..surroundings() }, None);
             }
             let team = Team::meet(*member, &arguments, &config, &stop)?;
+            if team.serves() {
+                return team.serve(&config);
+            }
             let around = Surroundings { stop, shard: team.shard(), watch: team.watch(), ..surroundings() };
-            if team.serves() { team.serve(&config, &around) } else { train(&arguments, config, around, Some(team)) }
+            train(&arguments, config, around, Some(team))
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use paceline::comm::{CommError, Communicator};
 use paceline::nn::{Input, Mode, Network as Graph, zoo};
 use paceline::parallel::Agreement;
+use paceline::parallel::agree::FACTS;
 use paceline::tensor::device::null::CostModel;
 use paceline::tensor::execute::Turn;
 use paceline::tensor::{Device, Executor, Pass, Plan, Store};
@@ -41,7 +42,7 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
     let (buckets, mut store) = (plan.buckets().len(), Store::new(&plan));
     let mut executor = Executor::new(&Device::null(cost), plan);
     let mut agreement = Agreement::all_reduce(communicator, &shapes, Duration::from_secs(50)).unwrap();
-    agreement.begin(0).unwrap();
+    agreement.begin([0; FACTS]).unwrap();
     let start = Instant::now();
     executor.run(&mut store, Pass::default());
     let compute = start.elapsed().as_secs_f64();

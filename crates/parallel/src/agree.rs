@@ -2,12 +2,14 @@
 
 pub mod all_reduce;
 mod courier;
+mod facts;
 pub mod parameter_server;
 
 use std::time::Duration;
 
 pub use courier::BucketShape;
 use courier::Courier;
+pub use facts::{FACTS, Facts};
 use paceline_comm::{CommError, Communicator, Rank};
 use parameter_server::{Pace, Roles};
 
@@ -163,13 +165,18 @@ impl Agreement {
         Ok(())
     }
 
-    /// All go on from the same step; before the first.
+    /// All know the same of the run; before the first step.
     ///
     /// # Errors
-    /// As [`Agreement::share`].
-    pub fn begin(&mut self, step: u64) -> Result<(), CommError> {
-        let (high, low) = parameter_server::talk::length_words(step as usize);
-        self.of_first(&mut [high, low])
+    /// When this rank knows something else than rank 0, and as [`Agreement::share`].
+    pub fn begin(&mut self, facts: Facts) -> Result<(), CommError> {
+        let mut words = facts::to_words(facts);
+        self.of_first(&mut words)?;
+        if facts::from_words(words) == facts {
+            return Ok(());
+        }
+        let what = "another step or other data than this rank has".to_owned();
+        Err(CommError::Protocol { rank: self.rank(), peer: Rank(0).into(), phase: "begin", what })
     }
 
     /// Replaces numbers by those of rank 0; before the first step.

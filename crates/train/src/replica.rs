@@ -22,7 +22,7 @@ use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
 use paceline_tensor::execute::{Profile, Turn};
-use paceline_tensor::plan::{Bucket, Updates};
+use paceline_tensor::plan::{Bucket, Layout, Updates};
 use paceline_tensor::{Buffer, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
 
 use crate::error::TrainError;
@@ -148,6 +148,24 @@ fn updates(network: &Network, options: &ReplicaOptions) -> Updates {
     }
 }
 
+/// The plan of a training step, without its memory, and what its parameters are.
+///
+/// # Errors
+/// When a layer does not fit the input, which the error names.
+pub(crate) fn plan(model: &dyn Model, options: &ReplicaOptions) -> Result<(Plan, Vec<Segment>), TrainError> {
+    let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = *options;
+    let network = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
+    let (updates, parameters) = (updates(&network, options), network.parameters.clone());
+    let plan = Planned::new(network, updates, options).plan;
+    let segments = segments(&parameters, plan.parameters());
+    Ok((plan, segments))
+}
+
+fn segments(parameters: &[Parameter], layout: &Layout) -> Vec<Segment> {
+    let both = parameters.iter().zip(layout.ranges());
+    both.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect()
+}
+
 impl Replica {
     /// Builds and plans a model's graphs, takes their memory and starts the weights.
     ///
@@ -198,9 +216,7 @@ impl Replica {
         for (index, state) in states.iter().enumerate() {
             store.state_mut(index).fill(state.start);
         }
-        let segments = parameters.iter().zip(store.layout().ranges());
-        let segments =
-            segments.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect();
+        let segments = segments(&parameters, store.layout());
         Ok(Self {
             optimizer_state,
             accumulated: Buffer::zeroed(if trains && options.accumulate > 1 { elements } else { 0 }),
@@ -232,11 +248,6 @@ impl Replica {
     /// How many replicas train together.
     pub fn world(&self) -> usize {
         self.agreement.world()
-    }
-
-    /// What an update needs besides weights and gradients.
-    pub(crate) fn optimizer_parts(&mut self) -> (&[Segment], &mut Vec<f64>, &mut [Buffer]) {
-        (&self.segments, &mut self.sums, &mut self.optimizer_state)
     }
 
     /// The buckets of gradients.
@@ -514,7 +525,7 @@ impl Updating<'_> {
 
 /// A plan is known before it runs, so a step that cannot fit is refused instead of being killed half-way. A machine that
 /// does not tell its memory is trusted.
-fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> {
+pub(crate) fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> {
     if memory_bytes == 0 || needed_bytes <= memory_bytes {
         return Ok(());
     }

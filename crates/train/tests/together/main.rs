@@ -4,6 +4,7 @@ mod world;
 
 use std::sync::Arc;
 
+use paceline_comm::Communicator;
 use paceline_data::batch::Batch;
 use paceline_nn::layer::{Conv, Window};
 use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
@@ -17,7 +18,7 @@ use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
-use paceline_train::serve::{bucket_shapes, serve_replica};
+use paceline_train::serve::{Start, bucket_shapes, serve_model};
 use world::{Carry, TIMEOUT, communicators};
 
 const STEPS: u64 = 20;
@@ -130,6 +131,18 @@ struct Case {
     sync_batch_norm: bool,
 }
 
+/// A server, which hears of the run from the first worker.
+fn hold(case: Case, mut communicator: Communicator, (roles, pace): (Roles, Pace)) {
+    let options = options(BATCH / case.workers, case);
+    let start = Start::hear(&mut communicator).unwrap();
+    let ReplicaOptions { input, classes, .. } = options;
+    assert_eq!(start, Start { step: 0, steps_per_epoch: STEPS, input, classes });
+    let length = RunLength { total_steps: STEPS, steps_per_epoch: STEPS, global_batch: BATCH };
+    let rate = LearningRate::constant(RATE.into());
+    let with = (&options, Cpu::new(1));
+    serve_model(model(case), with, communicator, (roles, pace), (&rate, length, start.step)).unwrap();
+}
+
 /// What every worker has trained.
 fn together(case: Case) -> Vec<Trained> {
     let Case { carry, workers, servers, .. } = case;
@@ -140,23 +153,21 @@ fn together(case: Case) -> Vec<Trained> {
             .enumerate()
             .map(|(rank, communicator)| {
                 scope.spawn(move || {
+                    if let Some((count, pace)) = servers.filter(|_| rank >= workers) {
+                        hold(case, communicator, (Roles { workers, servers: count }, pace));
+                        return None;
+                    }
                     let mut replica = replica(BATCH / workers, case);
                     let shapes = bucket_shapes(&replica);
                     let Some((count, pace)) = servers else {
                         replica.agree(Agreement::all_reduce(communicator, &shapes, TIMEOUT).unwrap());
-                        replica.begin_together(0).unwrap();
+                        replica.begin_together(0, STEPS).unwrap();
                         return Some(train(replica, rank, workers));
                     };
                     let roles = Roles { workers, servers: count };
-                    if rank >= workers {
-                        let length = RunLength { total_steps: STEPS, steps_per_epoch: STEPS, global_batch: BATCH };
-                        let rate = LearningRate::constant(RATE.into());
-                        serve_replica(&mut replica, communicator, (roles, pace), (&rate, length)).unwrap();
-                        return None;
-                    }
                     let agreement = Agreement::parameter_server(communicator, (roles, pace), &shapes, TIMEOUT);
                     replica.agree(agreement.unwrap());
-                    replica.begin_together(0).unwrap();
+                    replica.begin_together(0, STEPS).unwrap();
                     Some(train(replica, rank, workers))
                 })
             })

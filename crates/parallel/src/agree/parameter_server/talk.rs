@@ -112,7 +112,7 @@ impl Call {
 }
 
 /// A length as two numbers that `f32` holds exactly.
-pub(crate) fn length_words(length: usize) -> (f32, f32) {
+pub(super) fn length_words(length: usize) -> (f32, f32) {
     ((length >> 20) as f32, (length & 0xF_FFFF) as f32)
 }
 

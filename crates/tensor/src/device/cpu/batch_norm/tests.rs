@@ -283,17 +283,17 @@ fn two_parts_of_a_batch_are_one_batch() {
                 let other = scope.spawn(|| run(&parts[1]));
                 [run(&parts[0]), other.join().unwrap()]
             });
-            for of_all in 1..5 {
-                assert_eq!(first.0[of_all], second.0[of_all], "statistics have the same bits");
-                assert_close(&first.0[of_all], &wide(&statistics[of_all]), 2e-6);
+            for ((first, second), expected) in first.0.iter().zip(&second.0).zip(&statistics).skip(1) {
+                assert_eq!(first, second, "statistics have the same bits");
+                assert_close(first, &wide(expected), 2e-6);
             }
             // What a mean far away costs is one rounding of x − mean.
             let tolerance = 2e-6 + 1e-7 * f64::from(f32::abs(far));
             assert_close(&[&first.0[0][..], &second.0[0]].concat(), &wide(&statistics[0]), tolerance);
             assert_close(&[&first.1[0][..], &second.1[0]].concat(), &wide(&whole[0]), tolerance);
-            for summed in 1..3 {
-                let sum: Vec<f32> = first.1[summed].iter().zip(&second.1[summed]).map(|(a, b)| a + b).collect();
-                assert_close(&sum, &wide(&whole[summed]), tolerance);
+            for ((first, second), expected) in first.1.iter().zip(&second.1).zip(&whole).take(3).skip(1) {
+                let sum: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
+                assert_close(&sum, &wide(expected), tolerance);
             }
         }
     }
