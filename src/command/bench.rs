@@ -65,6 +65,7 @@ fn replica(
         precision: arguments.dtype,
         memory: arguments.memory,
         clip_norm,
+        sync_batch_norm: false,
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
     if let Compute::Cuda(number) = arguments.device {
