@@ -12,6 +12,8 @@ use paceline::cluster::launch::group::{self, Ended, Start};
 use paceline::cluster::launch::{child, local, ssh};
 use paceline::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
 use paceline::cluster::{Control, Job, Log, Member, Phase, Seat, join};
+#[cfg(feature = "mpi")]
+use paceline::comm::transport::mpi;
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
 use paceline::comm::{
     Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
@@ -50,12 +52,23 @@ pub enum Role {
 
 /// Finds out what this process is.
 pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result<Role, Failure> {
+    if config.carry == Carry::Mpi && !cfg!(feature = "mpi") {
+        return Err(Failure::refused(
+            "this paceline was built without MPI; with mpicc and libclang installed, type: cargo install --path . --features mpi",
+        ));
+    }
     if let Some(file) = &arguments.cluster {
         return Ok(Role::Member(Box::new(from_file(file, arguments.job, arguments.task)?)));
     }
     if let Some(member) = from_environment(variables)? {
         let member = if member.world > 1 { member.with_servers(servers(config))? } else { member };
         return Ok(Role::Member(Box::new(member)));
+    }
+    if config.carry == Carry::Mpi {
+        let workers = config.workers.max(2);
+        return Err(Failure::refused(format!(
+            "--carry mpi is for processes that mpirun starts; type: mpirun -n {workers} paceline train --carry mpi …"
+        )));
     }
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
@@ -171,6 +184,8 @@ impl Team {
         let wait = Wait::new(CONNECT_MAX, self.control.stop());
         let by_memory = config.carry == Carry::Shm || (config.carry == Carry::Auto && one_machine);
         let transport = match listener {
+            #[cfg(feature = "mpi")]
+            _ if config.carry == Carry::Mpi => Transport::Mpi(Box::new(mpi::connect(&membership)?)),
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
                 let sockets = tcp::Config { sockets: config.sockets as u16, ..tcp::Config::default() };

@@ -78,6 +78,9 @@ fn what_workers_cannot_share_is_refused() {
     place.fails(&format!("{line} --staleness 2"), 2, &["--agree parameter-server"]);
     place.fails(&format!("{line} --workers 2 --algorithm spiral"), 2, &["--algorithm spiral is none", "double-tree"]);
     place.fails(&format!("{line} --workers 2 --sockets 1000"), 2, &["--sockets 1000 is too large", "at most 64"]);
+    if !cfg!(feature = "mpi") {
+        place.fails(&format!("{line} --workers 2 --carry mpi"), 2, &["built without MPI", "--features mpi"]);
+    }
     let servers = format!("{line} --workers 2 --agree parameter-server");
     place.fails(&format!("{servers} --clip-norm 1"), 2, &["--clip-norm", "--agree all-reduce"]);
     assert!(!place.path("run").exists());
