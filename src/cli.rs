@@ -1,5 +1,6 @@
 //! What can be typed: commands, flags and their help. Lifted into checked values by `command/`.
 
+pub mod doctor;
 pub mod launch;
 mod parse;
 
@@ -56,6 +57,8 @@ pub enum Command {
     Data(Data),
     /// Measure
     Bench(Bench),
+    /// Look at this machine and the links between machines, and say which settings fit them
+    Doctor(doctor::Doctor),
     /// Write the HTML report of a run again
     Report(Report),
 }
@@ -165,9 +168,15 @@ pub struct Train {
     /// How they agree on the weights: all-reduce | parameter-server
     #[arg(long, help_heading = "Many processes")]
     pub agree: Option<Agree>,
-    /// How bytes travel: auto | shm | tcp
+    /// How bytes travel: auto | shm | tcp | mpi (if built with it)
     #[arg(long, help_heading = "Many processes")]
     pub carry: Option<together::Carry>,
+    /// TCP connections between every two processes [default: 1; `paceline doctor` measures what helps]
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub sockets: Option<usize>,
+    /// Insist on an algorithm of all-reduces, such as ring [default: by size, from the links' measured speed]
+    #[arg(long, value_name = "NAME", help_heading = "Many processes")]
+    pub algorithm: Option<String>,
     /// Processes that hold parameters, for a parameter server
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub servers: Option<usize>,

@@ -174,6 +174,8 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.workers, &arguments.workers);
     set(&mut config.agree, &arguments.agree);
     set(&mut config.carry, &arguments.carry);
+    set(&mut config.sockets, &arguments.sockets);
+    set_some(&mut config.algorithm, &arguments.algorithm);
     set(&mut config.servers, &arguments.servers);
     set(&mut config.staleness, &arguments.staleness);
     config.sync_batch_norm |= arguments.sync_batch_norm;

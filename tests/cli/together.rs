@@ -20,6 +20,7 @@ fn workers_train_as_one_process_does() {
         "--workers 2",
         "--workers 4 --carry shm",
         "--workers 2 --carry tcp",
+        "--workers 4 --carry tcp --sockets 3 --algorithm double-tree",
         "--workers 2 --agree parameter-server",
         "--workers 2 --carry tcp --agree parameter-server --servers 2",
         "--workers 2 --accumulate 2 --clip-norm 1000",
@@ -92,6 +93,11 @@ fn what_workers_cannot_share_is_refused() {
         &["--batch 8 cannot be shared equally by 3 workers", "--batch 6 or 9"],
     );
     place.fails(&format!("{line} --staleness 2"), 2, &["--agree parameter-server"]);
+    place.fails(&format!("{line} --workers 2 --algorithm spiral"), 2, &["--algorithm spiral is none", "double-tree"]);
+    place.fails(&format!("{line} --workers 2 --sockets 1000"), 2, &["--sockets 1000 is too large", "at most 64"]);
+    if !cfg!(feature = "mpi") {
+        place.fails(&format!("{line} --workers 2 --carry mpi"), 2, &["built without MPI", "--features mpi"]);
+    }
     let servers = format!("{line} --workers 2 --agree parameter-server");
     place.fails(&format!("{servers} --clip-norm 1"), 2, &["--clip-norm", "--agree all-reduce"]);
     place.fails(&format!("{servers} --sync-batch-norm"), 2, &["--sync-batch-norm needs", "type --agree all-reduce"]);
