@@ -7,13 +7,14 @@
 mod rule;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use paceline_nn::optim::{Buffers, HyperParameters, Moment, Optimizer, Segment, Tools, state_of};
 use paceline_nn::{Input, Mode, Model, Net, Network, Parameter, State, zoo};
-use paceline_tensor::device::Device;
 use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::device::{Device, cuda};
 use paceline_tensor::execute::{Executor, Pass};
 use paceline_tensor::plan::{Plan, Wanted};
 use paceline_tensor::store::Store;
@@ -41,7 +42,10 @@ struct Fixture {
 }
 
 fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(format!("{name}.json"));
+    // On a machine that only has the tests, the tree may be elsewhere: then this one runs in its root.
+    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let folder = if built.is_dir() { built } else { PathBuf::from("crates/nn/tests/fixtures") };
+    let path = folder.join(format!("{name}.json"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).unwrap()
 }
@@ -56,7 +60,7 @@ impl Model for Certain {
     }
 }
 
-/// A network bound to the CPU.
+/// A network bound to a device.
 struct Bound {
     executor: Executor,
     parameters: Vec<Parameter>,
@@ -68,7 +72,7 @@ struct Bound {
 }
 
 impl Bound {
-    fn new(name: &str, mode: Mode, size: &[usize], classes: usize) -> Self {
+    fn new(device: &Device, name: &str, mode: Mode, size: &[usize], classes: usize) -> Self {
         let input = match *size {
             [_, side, channels] => Input::Image { size: [side, side], channels },
             [_, sequence] => Input::Tokens { sequence },
@@ -81,8 +85,7 @@ impl Bound {
         });
         let outputs = vec![network.logits, network.loss];
         let wanted = Wanted { outputs, gradients, bucket_bytes_max: 1 << 22, ..Wanted::default() };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let executor = Executor::new(&Device::cpu(threads), Plan::new(network.graph, &wanted));
+        let executor = Executor::new(device, Plan::new(network.graph, &wanted));
         let (parameters, states, logits, loss) = (network.parameters, network.states, network.logits, network.loss);
         Self { executor, parameters, states, ends, logits, loss, seed }
     }
@@ -127,7 +130,36 @@ fn summary(name: &str, foreign: &[f32], samples: usize) -> Vec<f64> {
     [norm, dot].into_iter().chain(chosen.into_iter().map(|index| f64::from(foreign[index]))).collect()
 }
 
+fn cpu() -> Device {
+    Device::cpu(std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The first GPU, if there is one.
+fn gpu() -> Option<Device> {
+    static GPU: OnceLock<Option<Device>> = OnceLock::new();
+    let device = GPU.get_or_init(|| {
+        cuda::count().ok().filter(|&count| count > 0)?;
+        let options = cuda::Options { tf32: false, deterministic: true, tune: false };
+        Some(Device::Cuda(Arc::new(cuda::Cuda::new(0, options).unwrap_or_else(|error| panic!("{error}")))))
+    });
+    device.clone()
+}
+
+#[test]
+fn every_model_on_a_gpu() {
+    if gpu().is_none() {
+        let _ = writeln!(std::io::stderr(), "skipped: every_model_on_a_gpu: no GPU");
+    }
+}
+
 fn check(name: &str) {
+    check_on(name, &cpu());
+    if let Some(gpu) = gpu() {
+        check_on(name, &gpu);
+    }
+}
+
+fn check_on(name: &str, device: &Device) {
     // One model at a time: the large ones take two gigabytes, and each uses every core.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,11 +168,11 @@ fn check(name: &str) {
     let mut complaints = Complaints::default();
     let largest = |values: &[f64]| values.iter().fold(0.0f64, |most, value| most.max(value.abs()));
 
-    let mut train = Bound::new(name, Mode::Train, &fixture.size, fixture.classes);
+    let mut train = Bound::new(device, name, Mode::Train, &fixture.size, fixture.classes);
     let mut store = Store::new(train.executor.plan());
     rule::fill(&train.parameters, &train.states, &mut store);
 
-    let mut eval = Bound::new(name, Mode::Eval, &fixture.size, fixture.classes);
+    let mut eval = Bound::new(device, name, Mode::Eval, &fixture.size, fixture.classes);
     eval.run(&mut store, &fixture.draw);
     complaints.compare("logits in evaluation", &eval.logits(), &fixture.eval_logits, largest(&fixture.eval_logits));
     drop(eval);
@@ -170,7 +202,8 @@ fn check(name: &str) {
     complaints.0.truncate(12);
     assert!(
         count == 0,
-        "{name}: {count} disagreements, the first {}:\n{}",
+        "{name} on {}: {count} disagreements, the first {}:\n{}",
+        if matches!(device, Device::Cuda(_)) { "a GPU" } else { "the CPU" },
         complaints.0.len(),
         complaints.0.join("\n")
     );
@@ -214,7 +247,7 @@ struct Steps {
 fn ten_steps_of_resnet20_follow_pytorch() {
     let fixture: Steps = read("resnet20_steps");
     assert_eq!((fixture.rule, fixture.losses.len()), (rule::VERSION, 10));
-    let mut train = Bound::new("resnet20", Mode::Train, &fixture.size, fixture.classes);
+    let mut train = Bound::new(&cpu(), "resnet20", Mode::Train, &fixture.size, fixture.classes);
     let mut store = Store::new(train.executor.plan());
     rule::fill(&train.parameters, &train.states, &mut store);
     let layout = store.layout().clone();

@@ -6,11 +6,15 @@
 //! * convolution, matrix product or batch-norm → ReLU → one node, batch-norm → ReLU6 too;
 //! * ReLU's gradient → batch-norm's gradient → one node, which also gives out the residual's share.
 //!
+//! And where a maximum was taken, what comes after its gradient may come before it, where there are fewer pixels: a ReLU lets pass
+//! the winners that it let pass as maxima, and a sum over pixels is the same.
+//!
 //! A value that disappears must have had no other reader and must not be wanted by the caller.
 
 use crate::graph::{Graph, Node, Source, Value};
 use crate::op::{BatchNorm, Op, Rectifier, ReluMask};
 use crate::unary::Unary;
+use crate::window::PoolKind;
 
 /// The same computation in fewer passes; `wanted` values keep being computed.
 pub fn fuse(graph: Graph, wanted: &[Value]) -> Graph {
@@ -18,6 +22,8 @@ pub fn fuse(graph: Graph, wanted: &[Value]) -> Graph {
     work.each_node(Fusion::residual);
     work.each_node(Fusion::relu);
     work.each_node(Fusion::relu_gradient);
+    work.each_node(Fusion::relu_before_pooling);
+    work.each_node(Fusion::sum_before_pooling);
     work.finish()
 }
 
@@ -161,6 +167,49 @@ impl Fusion {
         self.place(first, node);
     }
 
+    /// The gradient of a maximum, as (its node, what it was given), if `value` is one and nobody else reads it.
+    fn pooled(&self, value: Value) -> Option<(usize, Value, Value)> {
+        let node = self.producer(value)?;
+        match self.nodes[node].as_ref()? {
+            Node { op: Op::Pool2dGrad { pool, .. }, inputs, .. } if pool.kind == PoolKind::Max => {
+                Some((node, inputs[0], inputs[1]))
+            }
+            _ => None,
+        }
+    }
+
+    /// gradient of a maximum → gradient of a ReLU: the other way round, with the maxima instead of the pixels.
+    fn relu_before_pooling(&mut self, index: usize, readers: &Readers) {
+        let Some(Node { op: Op::UnaryGrad(kind), inputs, outputs, layer }) = self.nodes[index].clone() else { return };
+        if Rectifier::of(kind).is_none() || !self.is_private(inputs[0], readers) {
+            return;
+        }
+        let Some((pooling, dy, winners)) = self.pooled(inputs[0]) else { return };
+        // The pooling whose winners these are must have looked at what the ReLU gave.
+        let Source::Node { node: forward, .. } = self.graph.values[winners.index()].source else { return };
+        let Some(forward) = self.nodes[forward].as_ref().filter(|node| node.inputs[0] == inputs[1]) else { return };
+        let maxima = forward.outputs[0];
+        let Some(Node { op, .. }) = self.nodes[pooling].take() else { return };
+        let info = self.graph.values[dy.index()].clone();
+        let gated = self.graph.value(&layer, info.shape, info.dtype, Source::Input(0));
+        self.wanted.push(false);
+        let gate = Op::UnaryGrad(kind);
+        self.place(pooling, Node { op: gate, inputs: vec![dy, maxima], outputs: vec![gated], layer: layer.clone() });
+        self.place(index, Node { op, inputs: vec![gated, winners], outputs, layer });
+    }
+
+    /// gradient of a maximum → sum over the pixels: each maximum's gradient went to one pixel.
+    fn sum_before_pooling(&mut self, index: usize, _: &Readers) {
+        let Some(Node { op: Op::SumLeading { suffix }, inputs, .. }) = &self.nodes[index] else { return };
+        if suffix.len() != 1 {
+            return;
+        }
+        let Some((_, dy, _)) = self.pooled(inputs[0]) else { return };
+        if let Some(node) = &mut self.nodes[index] {
+            node.inputs[0] = dy;
+        }
+    }
+
     fn finish(mut self) -> Graph {
         let kept: Vec<Node> = self.nodes.into_iter().flatten().collect();
         for (index, node) in kept.iter().enumerate() {
@@ -178,7 +227,7 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::gradient;
-    use crate::window::Conv2d;
+    use crate::window::{Conv2d, Pool2d};
 
     fn names(graph: &Graph) -> Vec<&'static str> {
         graph.nodes().iter().map(|node| node.op.name()).collect()
@@ -267,6 +316,25 @@ mod tests {
         let mean = graph.nodes()[0].outputs[1];
         let y = graph.push_one("relu", Op::Unary(Unary::Relu), &[mean]).unwrap();
         assert_eq!(names(&fuse(graph, &[y])), ["batch_norm", "relu"]);
+    }
+
+    #[test]
+    fn what_follows_the_gradient_of_a_maximum_comes_before_it() {
+        let mut graph = Graph::new();
+        let x = graph.input("x", [2, 4, 4, 8], DType::F32);
+        let (weight, bias) = (graph.parameter("weight", [1, 1, 8, 8]), graph.parameter("bias", [8]));
+        let op = Op::Conv2d { conv: Conv2d::square(1), bias: true, relu: false };
+        let c = graph.push_one("conv", op, &[x, weight, bias]).unwrap();
+        let r = graph.push_one("relu", Op::Unary(Unary::Relu), &[c]).unwrap();
+        let p = graph.push_one("pool", Op::Pool2d(Pool2d::sliding(PoolKind::Max, 2, 2)), &[r]).unwrap();
+        let seed = graph.input("dy", [2, 2, 2, 8], DType::F32);
+        let gradients = gradient::differentiate(&mut graph, p, seed, &[weight, bias]).unwrap();
+        let wanted = [p, gradients.of(weight).unwrap(), gradients.of(bias).unwrap()];
+        let fused = fuse(graph, &wanted);
+        let expected = ["conv2d+relu", "pool2d", "unary.grad", "pool2d.grad", "sum_leading", "conv2d.grad_weight"];
+        assert_eq!(names(&fused), expected);
+        let gate = &fused.nodes()[2];
+        assert_eq!((gate.inputs[1], fused.nodes()[4].inputs[0]), (p, gate.outputs[0]));
     }
 
     #[test]

@@ -160,7 +160,7 @@ fn updates(network: &Network, options: &ReplicaOptions, on_gpu: bool) -> Updates
 pub(crate) fn plan(model: &dyn Model, options: &ReplicaOptions) -> Result<(Plan, Vec<Segment>), TrainError> {
     let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = *options;
     let network = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
-    let (updates, parameters) = (updates(&network, options), network.parameters.clone());
+    let (updates, parameters) = (updates(&network, options, false), network.parameters.clone());
     let plan = Planned::new(network, updates, options).plan;
     let segments = segments(&parameters, plan.parameters());
     Ok((plan, segments))

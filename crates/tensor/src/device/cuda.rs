@@ -11,6 +11,7 @@ mod compile;
 mod convolution;
 mod cudnn;
 mod driver;
+mod join;
 pub mod library;
 pub mod kept;
 mod lower;

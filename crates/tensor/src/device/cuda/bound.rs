@@ -108,7 +108,7 @@ impl Bound {
             pass: pass.address(),
             channels_last: channels_last(plan),
         };
-        let mut program = Program::new(cuda, plan, &bases)?;
+        let mut program = Program::new(cuda, plan, &bases, false)?;
         let scratch = take(program.scratch_bytes(), "working memory")?;
         program.complete(scratch.address())?;
         let cuda = Arc::clone(cuda);
@@ -176,7 +176,7 @@ impl Bound {
         stream.upload(self.pass.address(), &[pass.seed.to_le_bytes(), pass.step.to_le_bytes()].concat())?;
         let elements = plan.parameters().length();
         let [full, rounded] = [&self.parameters, &self.rounded].map(|memory| Address::Fixed(memory.address()));
-        let mut cast = Program::of_calls(&self.cuda, &self.bases, |builder| {
+        let mut cast = Program::of_calls(&self.cuda, |builder| {
             super::lower::cast(builder, full, DType::F32, rounded, DType::Bf16, elements)
         })?;
         cast.complete(0)?;

@@ -56,12 +56,14 @@ const Y: i64 = 3;
 const BIAS: i64 = 4;
 
 /// An engine by number and settings.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Engine {
     /// Its number among cuDNN's.
     pub index: i64,
     /// Kind and value of each setting.
     pub knobs: Vec<(i32, i64)>,
+    /// What one run took when it was chosen, if it was timed.
+    pub seconds: Option<f64>,
 }
 
 /// Engines by problem, as a file keeps them.
@@ -74,8 +76,6 @@ pub(super) struct Ready {
     workspace_bytes: usize,
     /// What it is made of.
     pub engine: Engine,
-    /// What one run took when it was tried.
-    pub seconds: Option<f64>,
 }
 
 impl Problem {
@@ -326,7 +326,7 @@ fn look(configuration: &Descriptor) -> Result<(Engine, Vec<i32>), CudaError> {
         choice.get(Name::CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, Kind::CUDNN_TYPE_INT64, &mut value)?;
         knobs.push((kind[0], value[0]));
     }
-    Ok((Engine { index: index[0], knobs }, notes[..count].to_vec()))
+    Ok((Engine { index: index[0], knobs, seconds: None }, notes[..count].to_vec()))
 }
 
 /// Whether an engine with these notes keeps what was asked for.
@@ -353,7 +353,7 @@ fn build(cudnn: &Cudnn, configuration: &Descriptor, engine: Engine) -> Result<Re
         .finalize()?;
     let mut bytes = [0i64];
     plan.get(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, Kind::CUDNN_TYPE_INT64, &mut bytes)?;
-    Ok(Ready { plan, workspace_bytes: usize::try_from(bytes[0]).unwrap_or(0), engine, seconds: None })
+    Ok(Ready { plan, workspace_bytes: usize::try_from(bytes[0]).unwrap_or(0), engine })
 }
 
 /// Working memory that an engine may want.
@@ -391,9 +391,9 @@ pub(super) fn prepare(cuda: &Cuda, problem: &Problem, known: Option<&Engine>) ->
                 Some(trial) => trial,
                 None => trial.insert(Trial::new(cuda, problem)?),
             };
-            let limit = best.as_ref().and_then(|best| best.seconds).unwrap_or(f64::INFINITY);
+            let limit = best.as_ref().and_then(|best| best.engine.seconds).unwrap_or(f64::INFINITY);
             let Ok(seconds) = trial.time(cuda, problem, &ready, limit) else { continue };
-            ready.seconds = Some(seconds);
+            ready.engine.seconds = Some(seconds);
             if seconds < limit {
                 best = Some(ready);
             }

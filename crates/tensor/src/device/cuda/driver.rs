@@ -319,12 +319,6 @@ impl Stream {
         check(status, "starting a kernel")
     }
 
-    /// Has later work wait for an event.
-    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
-        // SAFETY: both live.
-        check(unsafe { sys::cuStreamWaitEvent(self.stream, event.event, 0) }, "waiting for an event")
-    }
-
     /// Records what `work` starts on this stream, instead of running it.
     pub fn capture(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;

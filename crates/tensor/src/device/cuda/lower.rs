@@ -14,6 +14,7 @@ use super::CudaError;
 use super::program::{At, Builder};
 use crate::op::Op;
 
+pub(super) use batch_norm::relu_gradient;
 pub(super) use elementwise::cast;
 pub(super) use rows::tally;
 

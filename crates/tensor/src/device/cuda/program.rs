@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use super::convolution::Convolution;
 use super::driver::{Function, Stream};
+use super::join::Joins;
 use super::product::Product;
 use super::{Cuda, CudaError};
 use crate::dtype::DType;
@@ -159,8 +160,6 @@ pub(super) enum Call {
     Convolution(Convolution),
     /// A matrix product by cuBLASLt.
     Product(Product),
-    /// Zeros.
-    Zero(Address, usize),
     /// A copy: to, from, bytes.
     Copy(Address, Address, usize),
 }
@@ -171,7 +170,6 @@ impl Call {
             Self::Launch(launch) => stream.launch(launch.function, launch.grid, launch.block, &launch.completed),
             Self::Convolution(convolution) => convolution.start(cuda.cudnn(), stream),
             Self::Product(product) => product.start(cuda.blas(), stream, scratch),
-            Self::Zero(address, bytes) => stream.fill(address.complete(scratch), 0, *bytes),
             Self::Copy(to, from, bytes) => stream.copy(to.complete(scratch), from.complete(scratch), *bytes),
         }
     }
@@ -188,14 +186,21 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Turns every node into calls.
-    pub fn new(cuda: &Cuda, plan: &Plan, bases: &Bases) -> Result<Self, CudaError> {
-        let mut builder = Builder::new(cuda, bases);
+    /// Turns every node into calls. With `join`, some nodes are computed together with others and have none of their own; what they
+    /// would give out between is then not there to be looked at.
+    pub fn new(cuda: &Cuda, plan: &Plan, bases: &Bases, join: bool) -> Result<Self, CudaError> {
+        let mut builder = Builder::new(cuda);
+        let joins = if join { Joins::new(plan) } else { Joins::default() };
         let mut ends = Vec::with_capacity(plan.graph().nodes().len());
-        for node in plan.graph().nodes() {
+        for (index, node) in plan.graph().nodes().iter().enumerate() {
             builder.scratch_used = 0;
-            super::lower::node(&mut builder, &At { plan, node, bases })
-                .map_err(|CudaError(why)| CudaError(format!("{}, {}: {why}", node.layer, node.op.name())))?;
+            let at = At { plan, node, bases, sum: joins.sums.get(&index).map(|&sum| &plan.graph().nodes()[sum]) };
+            let made = match joins.biases.get(&index) {
+                _ if joins.done.contains(&index) => Ok(()),
+                Some(&bias) => super::lower::relu_gradient(&mut builder, &at, at.tensor(bias).address),
+                None => super::lower::node(&mut builder, &at),
+            };
+            made.map_err(|CudaError(why)| CudaError(format!("{}, {}: {why}", node.layer, node.op.name())))?;
             ends.push(builder.calls.len());
         }
         Ok(builder.finish(ends))
@@ -204,10 +209,9 @@ impl Program {
     /// Calls that belong to no node.
     pub fn of_calls(
         cuda: &Cuda,
-        bases: &Bases,
         build: impl FnOnce(&mut Builder<'_>) -> Result<(), CudaError>,
     ) -> Result<Self, CudaError> {
-        let mut builder = Builder::new(cuda, bases);
+        let mut builder = Builder::new(cuda);
         build(&mut builder)?;
         Ok(builder.finish(Vec::new()))
     }
@@ -226,7 +230,7 @@ impl Program {
                     launch.completed = launch.arguments.iter().map(|argument| argument.complete(scratch)).collect();
                 }
                 Call::Convolution(convolution) => convolution.complete(&|address: Address| address.complete(scratch))?,
-                Call::Product(_) | Call::Zero(..) | Call::Copy(..) => {}
+                Call::Product(_) | Call::Copy(..) => {}
             }
         }
         Ok(())
@@ -254,9 +258,16 @@ pub(super) struct At<'a> {
     plan: &'a Plan,
     node: &'a Node,
     bases: &'a Bases,
+    /// The addition that gives the first input, where it is left to this node.
+    sum: Option<&'a Node>,
 }
 
 impl<'a> At<'a> {
+    /// What the first input is the sum of, where the addition is left to this node.
+    pub fn summands(&self) -> Option<[Tensor<'a>; 2]> {
+        self.sum.map(|sum| [0, 1].map(|index| self.tensor(sum.inputs[index])))
+    }
+
     /// The node.
     pub fn node(&self) -> &'a Node {
         self.node
@@ -318,7 +329,7 @@ pub(super) struct Builder<'a> {
 pub(super) const BLOCK: u32 = 256;
 
 impl<'a> Builder<'a> {
-    fn new(cuda: &'a Cuda, _bases: &Bases) -> Self {
+    fn new(cuda: &'a Cuda) -> Self {
         Self { cuda, calls: Vec::new(), functions: HashMap::new(), scratch_used: 0, scratch_bytes: 0 }
     }
 

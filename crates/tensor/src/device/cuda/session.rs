@@ -229,7 +229,7 @@ impl Session {
         self.slots.iter().zip(slots).try_for_each(|(memory, slot)| upload(memory, slot))?;
         stream.upload(self.states.address(), bytes_of(&store.states[..]))?;
         let [full, rounded] = [self.bases.parameters, self.bases.rounded].map(Address::Fixed);
-        let mut cast = Program::of_calls(&self.cuda, &self.bases, |builder| {
+        let mut cast = Program::of_calls(&self.cuda, |builder| {
             lower::cast(builder, full, DType::F32, rounded, DType::Bf16, plan.parameters().length())
         })?;
         cast.complete(0)?;
@@ -431,7 +431,7 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn half(&self, plan: &Plan, ends: Ends, trains: bool) -> Result<Half, CudaError> {
-        let program = Program::new(self.cuda, plan, self.bases)?;
+        let program = Program::new(self.cuda, plan, self.bases, true)?;
         let tail = self.tail(plan, ends, trains)?;
         Ok(Half { plan: plan.clone(), ends, program, tail, captured: None, runs: 0 })
     }
@@ -446,7 +446,7 @@ impl Parts<'_> {
         let verdict = Address::Fixed(self.found.address() + 24);
         let shape = plan.graph().shape(ends.logits);
         let size = (shape.elements() / shape.last(), shape.last());
-        Program::of_calls(self.cuda, self.bases, |builder| {
+        Program::of_calls(self.cuda, |builder| {
             let rows = Address::Fixed(self.moment.address() + ROWS_AT);
             lower::tally(builder, address(ends.logits), address(ends.targets), rows, size, found)?;
             if !trains {

@@ -77,15 +77,15 @@ template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* 
     norm_write_sums<W>(sum, square, partial, channels, tile);
 }
 
-// Adds up the chunks' sums of 32 channels with 8 threads for each; the first of them gets both.
+// Adds up the chunks' sums of 32 channels with 32 threads for each; the first of them gets both.
 __device__ __forceinline__ bool norm_collect(const float* partial, int chunks, int channels, int* channel, double* first, double* second) {
-    __shared__ double room[2][8][32];
+    __shared__ double room[2][32][33];
     int column = threadIdx.x % 32, group = threadIdx.x / 32;
     int c = blockIdx.x * 32 + column;
     double a = 0.0, b = 0.0;
     if (c < channels)
 #pragma unroll 4
-        for (int chunk = group; chunk < chunks; chunk += 8) {
+        for (int chunk = group; chunk < chunks; chunk += 32) {
             a += partial[((i64)chunk * 2) * channels + c];
             b += partial[((i64)chunk * 2 + 1) * channels + c];
         }
@@ -95,7 +95,7 @@ __device__ __forceinline__ bool norm_collect(const float* partial, int chunks, i
     *channel = c;
     if (group != 0 || c >= channels) return false;
     a = b = 0.0;
-    for (int g = 0; g < 8; g++) {
+    for (int g = 0; g < 32; g++) {
         a += room[0][g][column];
         b += room[1][g][column];
     }
@@ -178,6 +178,11 @@ template <typename T, int W> struct NormGradient {
         x.load(x_ + at);
         if (mask == 2) y.load(y_ + at);
     }
+    // The gradient comes in two parts.
+    __device__ __forceinline__ void add(const Pack<T, W>& more) {
+#pragma unroll
+        for (int i = 0; i < W; i++) dy.v[i] += more.v[i];
+    }
     __device__ __forceinline__ void cut(const float* scale, const float* shift, int mask, int kind) {
         if (mask == 0) return;
 #pragma unroll
@@ -189,7 +194,7 @@ template <typename T, int W> struct NormGradient {
 };
 
 // Sums of dz and of dz·(x − mean)/deviation; gives dz out where somebody wants it.
-template <typename T, int W> __device__ __forceinline__ void norm_grad_sums(const T* dy, const T* x, const T* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int mask, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) {
+template <typename T, int W> __device__ __forceinline__ void norm_grad_sums(const T* dy, const T* more, const T* x, const T* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int mask, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) {
     const int U = 2;
     NormPlace p = norm_place<W>(rows, channels, tile, chunk);
     float sum[W], slope[W], scale[W], shift[W], middle[W], inverse[W];
@@ -203,12 +208,17 @@ template <typename T, int W> __device__ __forceinline__ void norm_grad_sums(cons
         }
         if (mask == 1) norm_affine<W>(scale, shift, p.channel, mean, spread, 0, 0.0f, gamma, beta);
         NormGradient<T, W> g[U];
+        Pack<T, W> other[U];
         i64 row = p.row;
         for (; row + (U - 1) * p.lanes < p.end; row += U * p.lanes) {
 #pragma unroll
             for (int u = 0; u < U; u++) g[u].load(dy, x, y, mask, (row + u * p.lanes) * channels + p.channel);
+            if (more)
+#pragma unroll
+                for (int u = 0; u < U; u++) other[u].load(more + (row + u * p.lanes) * channels + p.channel);
 #pragma unroll
             for (int u = 0; u < U; u++) {
+                if (more) g[u].add(other[u]);
                 g[u].cut(scale, shift, mask, kind);
 #pragma unroll
                 for (int i = 0; i < W; i++) {
@@ -220,6 +230,10 @@ template <typename T, int W> __device__ __forceinline__ void norm_grad_sums(cons
         }
         for (; row < p.end; row += p.lanes) {
             g[0].load(dy, x, y, mask, row * channels + p.channel);
+            if (more) {
+                other[0].load(more + row * channels + p.channel);
+                g[0].add(other[0]);
+            }
             g[0].cut(scale, shift, mask, kind);
 #pragma unroll
             for (int i = 0; i < W; i++) {
@@ -277,15 +291,49 @@ template <typename T, int W> __device__ __forceinline__ void norm_grad_apply(con
     }
 }
 
+// The gradient of ReLU, and its sums over the rows: the gradient of a bias. dz may stand where dy stood.
+template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(const T* dy, const T* y, T* dz, float* partial, i64 rows, int channels, int tile, i64 chunk) {
+    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+    float sum[W], nothing[W];
+#pragma unroll
+    for (int i = 0; i < W; i++) sum[i] = nothing[i] = 0.0f;
+    Pack<T, W> g[NORM_UNROLL], o[NORM_UNROLL];
+    if (p.live) {
+        i64 row = p.row;
+        for (; row < p.end; row += NORM_UNROLL * p.lanes) {
+#pragma unroll
+            for (int u = 0; u < NORM_UNROLL; u++)
+                if (row + u * p.lanes < p.end) {
+                    g[u].load(dy + (row + u * p.lanes) * channels + p.channel);
+                    o[u].load(y + (row + u * p.lanes) * channels + p.channel);
+                }
+#pragma unroll
+            for (int u = 0; u < NORM_UNROLL; u++)
+                if (row + u * p.lanes < p.end) {
+#pragma unroll
+                    for (int i = 0; i < W; i++) {
+                        if (!(o[u].v[i] > 0.0f)) g[u].v[i] = 0.0f;
+                        sum[i] += g[u].v[i];
+                    }
+                    g[u].store(dz + (row + u * p.lanes) * channels + p.channel);
+                }
+        }
+    }
+    norm_write_sums<W>(sum, nothing, partial, channels, tile);
+}
+
 #define NORM_KERNELS(T, NAME, W)                                                                                                 \
+    KERNEL __launch_bounds__(NORM_THREADS) relu_grad_sums_##NAME(const T* dy, const T* y, T* dz, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
+        relu_grad_sums<T, W>(dy, y, dz, partial, rows, channels, tile, chunk);                                                   \
+    }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_sums_##NAME(const T* x, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
         norm_sums<T, W>(x, partial, rows, channels, tile, chunk);                                                                \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_apply_##NAME(const T* x, const T* added, T* y, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile, i64 chunk) { \
         norm_apply<T, W>(x, added, y, mean, spread, is_variance, epsilon, gamma, beta, cut, rows, channels, tile, chunk);         \
     }                                                                                                                            \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_sums_##NAME(const T* dy, const T* x, const T* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int mask, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
-        norm_grad_sums<T, W>(dy, x, y, dz, mean, spread, gamma, beta, mask, kind, partial, rows, channels, tile, chunk);          \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_sums_##NAME(const T* dy, const T* more, const T* x, const T* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int mask, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
+        norm_grad_sums<T, W>(dy, more, x, y, dz, mean, spread, gamma, beta, mask, kind, partial, rows, channels, tile, chunk);          \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_apply_##NAME(const T* dy, const T* x, const T* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int mask, int kind, i64 rows, int channels, int tile, i64 chunk) { \
         norm_grad_apply<T, W>(dy, x, y, dx, mean, spread, gamma, beta, dbeta, dgamma, mask, kind, rows, channels, tile, chunk);   \

@@ -155,3 +155,14 @@ template <typename T> __device__ __forceinline__ void relu_in_place(T* y, i64 el
 KERNEL relu_f32(float* y, i64 elements) { relu_in_place(y, elements); }
 KERNEL relu_bf16(bf16* y, i64 elements) { relu_in_place(y, elements); }
 
+// The same pixels with more channels, of zeros, or with fewer.
+template <typename T> __device__ __forceinline__ void recut_channels(const T* from, T* to, i64 pixels, int given, int wanted) {
+    i64 elements = pixels * wanted;
+    for (i64 i = first_index(); i < elements; i += all_threads()) {
+        int c = (int)(i % wanted);
+        to[i] = c < given ? from[i / wanted * given + c] : (T)0;
+    }
+}
+KERNEL recut_channels_2(const bf16* from, bf16* to, i64 pixels, int given, int wanted) { recut_channels(from, to, pixels, given, wanted); }
+KERNEL recut_channels_4(const u32* from, u32* to, i64 pixels, int given, int wanted) { recut_channels(from, to, pixels, given, wanted); }
+

@@ -7,6 +7,10 @@ use crate::op::{BatchNorm, BatchNormGrad, Op, Rectifier, ReluMask};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
+/// And of one that adds up what blocks have found, for 32 channels.
+const COLLECTING: u32 = 1024;
+/// Rows that a thread takes at least, if there are enough: fewer blocks leave less to add up.
+const ROWS_MIN: usize = 4;
 
 /// Appends the calls of a node.
 pub(super) fn batch_norm(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), CudaError> {
@@ -40,7 +44,8 @@ impl Cut {
         let tile = packs.next_power_of_two().min(32);
         let tiles = packs.div_ceil(tile);
         let lanes = THREADS as usize / tile;
-        let wanted = (builder.cuda().multiprocessors() * 4).div_ceil(tiles).max(1);
+        let most = (rows / (lanes * ROWS_MIN)).max(1);
+        let wanted = (builder.cuda().multiprocessors() * 4).div_ceil(tiles).min(most);
         let chunk = rows.div_ceil(wanted).next_multiple_of(lanes);
         let name = format!("{}{}", x.suffix(), if wide { "_wide" } else { "" });
         Self { rows, channels, tile, chunk, grid: [rows.div_ceil(chunk), tiles, 1], name }
@@ -88,7 +93,7 @@ fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), 
         at.input(3).address.into(),
     ];
     let blocks = [cut.channels.div_ceil(32), 1, 1];
-    builder.launch(&format!("batch_norm_statistics_{}", x.suffix()), blocks, THREADS, &arguments)?;
+    builder.launch(&format!("batch_norm_statistics_{}", x.suffix()), blocks, COLLECTING, &arguments)?;
     apply(builder, at, norm, [mean, spread], false)
 }
 
@@ -120,7 +125,9 @@ fn apply(
 }
 
 fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Result<(), CudaError> {
-    let (dy, x, last) = (at.input(0), at.input(1), at.inputs() - 1);
+    // Where dy is a sum that was not computed, its two parts are read instead.
+    let (dy, more) = at.summands().map_or_else(|| (at.input(0), NOTHING), |[dy, more]| (dy, more.address));
+    let (x, last) = (at.input(1), at.inputs() - 1);
     let cut = Cut::new(builder, &x);
     let partial = builder.scratch(cut.partial_bytes());
     let (mean, spread) = (at.input(2).address, at.input(3).address);
@@ -132,14 +139,13 @@ fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Resu
     };
     let scaled = usize::from(norm.scale);
     let dz = if norm.residual { at.output(2 + scaled).address } else { NOTHING };
-    let mut arguments: Vec<Argument> = [dy.address, x.address, y, dz, mean, spread, gamma, beta].map(Argument::from).into();
+    let mut arguments: Vec<Argument> = [dy.address, more, x.address, y, dz, mean, spread, gamma, beta].map(Argument::from).into();
     arguments.extend([mask.into(), kind(norm.rectifier), partial.into()]);
     arguments.extend(cut.arguments());
     builder.launch(&format!("batch_norm_grad_sums_{}", cut.name), cut.grid, THREADS, &arguments)?;
     let dbeta = at.output(1).address;
     let dgamma = if norm.scale { at.output(2).address } else { builder.scratch(cut.channels * DType::F32.bytes()) };
-    let totals = [partial.into(), (cut.grid[0] as i32).into(), (cut.channels as i32).into(), dbeta.into(), dgamma.into()];
-    builder.launch("batch_norm_grad_totals", [cut.channels.div_ceil(32), 1, 1], THREADS, &totals)?;
+    totals(builder, &cut, partial, [dbeta, dgamma])?;
     // Once it was given out, what the ReLU let pass is read instead of dy.
     let (dz, y, mask) = if norm.residual { (dz, NOTHING, 0) } else { (dy.address, y, mask) };
     let dx = at.output(0).address;
@@ -148,4 +154,22 @@ fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Resu
     arguments.extend([mask.into(), kind(norm.rectifier)]);
     arguments.extend(cut.arguments());
     builder.launch(&format!("batch_norm_grad_apply_{}", cut.name), cut.grid, THREADS, &arguments)
+}
+
+/// Adds up both sums of every channel.
+fn totals(builder: &mut Builder<'_>, cut: &Cut, partial: Address, [first, second]: [Address; 2]) -> Result<(), CudaError> {
+    let arguments = [partial.into(), (cut.grid[0] as i32).into(), (cut.channels as i32).into(), first.into(), second.into()];
+    builder.launch("batch_norm_grad_totals", [cut.channels.div_ceil(32), 1, 1], COLLECTING, &arguments)
+}
+
+/// The gradient of ReLU and, in the same pass, its sum over all dims but the last: the gradient of a bias.
+pub(in crate::device::cuda) fn relu_gradient(builder: &mut Builder<'_>, at: &At<'_>, bias: Address) -> Result<(), CudaError> {
+    let (dy, y, dz) = (at.input(0), at.input(1), at.output(0));
+    let cut = Cut::new(builder, &dz);
+    let partial = builder.scratch(cut.partial_bytes());
+    let nothing = builder.scratch(cut.channels * DType::F32.bytes());
+    let mut arguments: Vec<Argument> = [dy.address, y.address, dz.address, partial].map(Argument::from).into();
+    arguments.extend(cut.arguments());
+    builder.launch(&format!("relu_grad_sums_{}", cut.name), cut.grid, THREADS, &arguments)?;
+    totals(builder, &cut, partial, [bias, nothing])
 }

@@ -26,9 +26,9 @@ fn image(tensor: &Tensor<'_>) -> [usize; 4] {
 fn forward(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, end: (bool, bool)) -> Result<(), CudaError> {
     let (x, w, y) = (at.input(0), at.input(1), at.output(0));
     let bias = end.0.then(|| at.input(2));
-    let weight = weight(builder, &w, x.dtype)?;
-    let (padded, conv, size) = padded(builder, &x, conv)?;
-    let problem = |finish: Finish| Problem {
+    let mut weight = weight(builder, &w, x.dtype)?;
+    let (mut padded, conv, mut size) = padded(builder, &x, conv)?;
+    let problem = |size: [usize; 4], finish: Finish| Problem {
         pass: ConvPass::Forward,
         conv,
         image: size,
@@ -44,10 +44,16 @@ fn forward(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, end: (bool, boo
         (true, true) => Finish::BiasRelu,
     };
     let address = bias.as_ref().map(|bias| bias.address);
-    if finish == Finish::None || builder.cuda().prepare(&problem(finish)).is_ok() {
-        return start(builder, &problem(finish), [padded, weight, y.address], address);
+    if let Some(channels) = more_channels(builder, &problem(size, Finish::None)) {
+        let kernel = conv.kernel[0] * conv.kernel[1];
+        weight = recut(builder, weight, y.shape.last() * kernel, (size[3], channels), x.dtype)?;
+        padded = recut(builder, padded, size[..3].iter().product(), (size[3], channels), x.dtype)?;
+        size[3] = channels;
     }
-    start(builder, &problem(Finish::None), [padded, weight, y.address], None)?;
+    if finish == Finish::None || builder.cuda().prepare(&problem(size, finish)).is_ok() {
+        return start(builder, &problem(size, finish), [padded, weight, y.address], address);
+    }
+    start(builder, &problem(size, Finish::None), [padded, weight, y.address], None)?;
     match bias {
         Some(bias) => add_bias(builder, &y, &bias, end.1),
         None => builder.launch_each(&format!("relu_{}", y.suffix()), y.elements(), &[y.address.into(), y.elements().into()]),
@@ -78,8 +84,8 @@ fn grad_input(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, input: [usiz
 
 fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(), CudaError> {
     let (x, dy, dw) = (at.input(0), at.input(1), at.output(0));
-    let (padded, conv, size) = padded(builder, &x, conv)?;
-    let problem = |gradient: DType| Problem {
+    let (mut padded, conv, mut size) = padded(builder, &x, conv)?;
+    let problem = |size: [usize; 4], gradient: DType| Problem {
         pass: ConvPass::GradWeight,
         conv,
         image: size,
@@ -88,13 +94,21 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
         gradient,
         finish: Finish::None,
     };
-    let full = x.dtype == DType::F32 || wider_is_as_fast(builder, &problem(DType::F32), &problem(x.dtype));
+    let (taps, given) = (dw.elements() / size[3] * conv.groups, size[3]);
+    if let Some(channels) = more_channels(builder, &problem(size, x.dtype)) {
+        padded = recut(builder, padded, size[..3].iter().product(), (given, channels), x.dtype)?;
+        size[3] = channels;
+    }
+    let full = x.dtype == DType::F32
+        || wider_is_as_fast(builder, &problem(size, DType::F32), &problem(size, x.dtype));
     let gradient = if full { DType::F32 } else { x.dtype };
-    // Straight to its place, or by way of a copy in another order or type.
+    // Straight to its place, or by way of copies with fewer channels, in another type or in another order.
     let ordered = if dw.channels_last { dw.address } else { builder.scratch(dw.bytes()) };
-    let narrow = if full { ordered } else { builder.scratch(dw.elements() * gradient.bytes()) };
-    start(builder, &problem(gradient), [padded, narrow, dy.address], None)?;
-    if !full {
+    let straight = full && size[3] == given;
+    let wide = if straight { ordered } else { builder.scratch(taps * size[3] * gradient.bytes()) };
+    start(builder, &problem(size, gradient), [padded, wide, dy.address], None)?;
+    let narrow = if size[3] == given { wide } else { recut(builder, wide, taps, (size[3], given), gradient)? };
+    if !straight {
         super::cast(builder, narrow, gradient, ordered, DType::F32, dw.elements())?;
     }
     if dw.channels_last {
@@ -104,11 +118,42 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
     super::layout::permute(builder, ordered, &[outputs, dw.elements() / outputs], &[1, 0], dw.address, DType::F32.bytes())
 }
 
+/// How many channels an image of a few had better have: cuDNN's matrix kernels take four or eight at a time, and more channels
+/// than there are, zeros, cost less than another kind of kernel.
+fn more_channels(builder: &Builder<'_>, problem: &Problem) -> Option<usize> {
+    let given = problem.image[3];
+    if problem.dtype != DType::Bf16 || problem.conv.groups > 1 || given >= 8 {
+        return None;
+    }
+    let seconds = |channels: usize| {
+        let [n, h, w, _] = problem.image;
+        builder.cuda().prepare(&Problem { image: [n, h, w, channels], ..*problem }).ok()?.engine.seconds
+    };
+    let candidates = [4, 8].into_iter().filter(|&channels| channels > given);
+    let timed = candidates.filter_map(|channels| Some((seconds(channels)?, channels)));
+    let best = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
+    (best.0 < 0.8 * seconds(given)?).then_some(best.1)
+}
+
+/// The same pixels with more channels, of zeros, or with fewer.
+fn recut(
+    builder: &mut Builder<'_>,
+    from: Address,
+    pixels: usize,
+    (given, wanted): (usize, usize),
+    dtype: DType,
+) -> Result<Address, CudaError> {
+    let to = builder.scratch(pixels * wanted * dtype.bytes());
+    let arguments = [from.into(), to.into(), pixels.into(), (given as i32).into(), (wanted as i32).into()];
+    builder.launch_each(&format!("recut_channels_{}", dtype.bytes()), pixels * wanted, &arguments)?;
+    Ok(to)
+}
+
 /// Whether a gradient in f32 costs no more than one that is rounded and then widened. Where nothing was timed, rounding it is.
 fn wider_is_as_fast(builder: &Builder<'_>, wide: &Problem, narrow: &Problem) -> bool {
     let [wide, narrow] = [wide, narrow].map(|problem| builder.cuda().prepare(problem));
     match (wide, narrow) {
-        (Ok(wide), Ok(narrow)) => wide.seconds.zip(narrow.seconds).is_some_and(|(wide, narrow)| wide <= narrow),
+        (Ok(wide), Ok(narrow)) => wide.engine.seconds.zip(narrow.engine.seconds).is_some_and(|(wide, narrow)| wide <= narrow),
         (wide, _) => wide.is_ok(),
     }
 }
