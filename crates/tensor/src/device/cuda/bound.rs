@@ -106,6 +106,7 @@ impl Bound {
             gradients: gradients.address(),
             states: states.address(),
             pass: pass.address(),
+            gates: 0,
             channels_last: channels_last(plan),
         };
         let mut program = Program::new(cuda, plan, &bases, false)?;

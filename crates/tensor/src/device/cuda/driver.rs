@@ -444,6 +444,18 @@ unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
+impl Function {
+    /// How many blocks of so many threads run at the same time on one multiprocessor.
+    pub fn blocks_per_multiprocessor(self, threads: u32) -> Result<usize, CudaError> {
+        let mut blocks = 0;
+        // SAFETY: the driver writes one integer.
+        let status =
+            unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads as i32, 0) };
+        check(status, "asking how many blocks fit")?;
+        Ok(usize::try_from(blocks).unwrap_or(1).max(1))
+    }
+}
+
 impl Module {
     /// Loads machine code.
     pub fn load(context: &Context, image: &[u8]) -> Result<Self, CudaError> {

@@ -5,8 +5,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::Value;
-use crate::op::Op;
+use crate::dtype::DType;
+use crate::graph::{Source, Value};
+use crate::op::{Op, ReluMask};
 use crate::plan::{Place, Plan};
 use crate::unary::Unary;
 
@@ -19,6 +20,11 @@ pub(super) struct Joins {
     pub biases: HashMap<usize, Value>,
     /// Nodes that others compute.
     pub done: HashSet<usize>,
+    /// Batch-norms with an addition and a ReLU, and their gradients, by where the bits of what passes stand: they are a sixteenth of the
+    /// result that the gradient would read instead.
+    pub gates: HashMap<usize, u64>,
+    /// Bytes of all bits.
+    pub gate_bytes: usize,
 }
 
 impl Joins {
@@ -34,6 +40,14 @@ impl Joins {
             if is_sum_for_next(plan, index, &readers) {
                 joins.sums.insert(index + 1, index);
                 joins.done.insert(index);
+            }
+            if let Some(forward) = gated(plan, index) {
+                let at = *joins.gates.entry(forward).or_insert(joins.gate_bytes as u64);
+                if at == joins.gate_bytes as u64 {
+                    let elements = plan.graph().shape(plan.graph().nodes()[forward].outputs[0]).elements();
+                    joins.gate_bytes += (elements / 8).next_multiple_of(256);
+                }
+                joins.gates.insert(index, at);
             }
             if let Some((sum, bias)) = bias_of(plan, index, &readers) {
                 joins.biases.insert(index, bias);
@@ -59,6 +73,16 @@ fn is_sum_for_next<'a>(plan: &Plan, index: usize, readers: &impl Fn(Value) -> &'
         && shape(node.inputs[0]) == shape(node.inputs[1])
         && !plan.outputs().contains(&sum)
         && given.is_some_and(|given| plan.place(given) == plan.place(sum))
+}
+
+/// The batch-norm whose ReLU a batch-norm gradient asks about, where eight channels are a byte of bits.
+fn gated(plan: &Plan, index: usize) -> Option<usize> {
+    let node = &plan.graph().nodes()[index];
+    let Op::BatchNormGrad(norm) = &node.op else { return None };
+    let y = *node.inputs.last().filter(|_| norm.mask == ReluMask::FromOutput)?;
+    let Source::Node { node: forward, output: 0 } = plan.graph().info(y).source else { return None };
+    let fits = plan.graph().dtype(y) == DType::Bf16 && plan.graph().shape(y).last().is_multiple_of(8);
+    (fits && matches!(plan.graph().nodes()[forward].op, Op::BatchNorm(_))).then_some(forward)
 }
 
 /// The node that sums a ReLU's gradient over all dims but the last into a place of its own, and what it gives.

@@ -4,6 +4,7 @@ mod batch_norm;
 mod convolution;
 mod elementwise;
 mod embedding;
+mod fold;
 mod layout;
 mod lstm;
 mod pooling;

@@ -96,6 +96,8 @@ pub(super) struct Bases {
     pub states: u64,
     /// Seed and step, as two 64-bit words.
     pub pass: u64,
+    /// Bits that ReLUs leave for their gradients, where there is memory for them.
+    pub gates: u64,
     /// Which parameters, and their gradients, stand in the order output channel, row, column, input channel.
     pub channels_last: Vec<bool>,
 }
@@ -194,7 +196,9 @@ impl Program {
         let mut ends = Vec::with_capacity(plan.graph().nodes().len());
         for (index, node) in plan.graph().nodes().iter().enumerate() {
             builder.scratch_used = 0;
-            let at = At { plan, node, bases, sum: joins.sums.get(&index).map(|&sum| &plan.graph().nodes()[sum]) };
+            let sum = joins.sums.get(&index).map(|&sum| &plan.graph().nodes()[sum]);
+            let gate = joins.gates.get(&index).map(|offset| Address::Fixed(bases.gates + offset));
+            let at = At { plan, node, bases, sum, gate };
             let made = match joins.biases.get(&index) {
                 _ if joins.done.contains(&index) => Ok(()),
                 Some(&bias) => super::lower::relu_gradient(&mut builder, &at, at.tensor(bias).address),
@@ -260,9 +264,15 @@ pub(super) struct At<'a> {
     bases: &'a Bases,
     /// The addition that gives the first input, where it is left to this node.
     sum: Option<&'a Node>,
+    gate: Option<Address>,
 }
 
 impl<'a> At<'a> {
+    /// Where a ReLU leaves a bit for each element that it lets pass, for its gradient.
+    pub fn gate(&self) -> Option<Address> {
+        self.gate
+    }
+
     /// What the first input is the sum of, where the addition is left to this node.
     pub fn summands(&self) -> Option<[Tensor<'a>; 2]> {
         self.sum.map(|sum| [0, 1].map(|index| self.tensor(sum.inputs[index])))
@@ -346,6 +356,20 @@ impl<'a> Builder<'a> {
         Address::Scratch(offset as u64)
     }
 
+    fn function(&mut self, name: &str) -> Result<Function, CudaError> {
+        if let Some(&function) = self.functions.get(name) {
+            return Ok(function);
+        }
+        let function = self.cuda.function(name)?;
+        self.functions.insert(name.to_owned(), function);
+        Ok(function)
+    }
+
+    /// How many blocks of a kernel run at the same time on the whole GPU.
+    pub fn blocks_at_once(&mut self, name: &str, threads: u32) -> Result<usize, CudaError> {
+        Ok(self.function(name)?.blocks_per_multiprocessor(threads)? * self.cuda.multiprocessors())
+    }
+
     /// A kernel by name, with a grid of blocks. The arguments are those of the kernel, in order and of its types.
     pub fn launch(
         &mut self,
@@ -354,14 +378,7 @@ impl<'a> Builder<'a> {
         block: u32,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
-        let function = match self.functions.get(name) {
-            Some(&function) => function,
-            None => {
-                let function = self.cuda.function(name)?;
-                self.functions.insert(name.to_owned(), function);
-                function
-            }
-        };
+        let function = self.function(name)?;
         let grid = grid.map(|size| u32::try_from(size.max(1)).expect("a grid of blocks that can be counted"));
         let arguments = arguments.to_vec();
         self.calls.push(Call::Launch(Launch { function, grid, block, arguments, completed: Vec::new() }));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::bound::{channels_last, translate};
 use super::driver::{Captured, Event, Memory, Pinned};
+use super::join::Joins;
 use super::program::{Address, Argument, BLOCK, Bases, Program};
 use super::{Cuda, CudaError, lower};
 use crate::buffer::{Buffer, bytes_of, bytes_of_mut};
@@ -144,6 +145,7 @@ impl Session {
         let states = take(states, "the states")?;
         let slots = (0..blueprint.slots).map(|_| take(words, "the optimizer")).collect::<Result<Vec<_>, _>>()?;
         let (moment, found) = (take(MOMENT_BYTES, "a step's numbers")?, take(FOUND_BYTES, "a step's results")?);
+        let gates = take(blueprint.train.map_or(0, |(plan, _)| Joins::new(plan).gate_bytes), "what ReLUs let pass")?;
         let bases = Bases {
             arena: arena.address(),
             parameters: parameters.address(),
@@ -151,6 +153,7 @@ impl Session {
             gradients: gradients.address(),
             states: states.address(),
             pass: moment.address(),
+            gates: gates.address(),
             channels_last: channels_last(plan),
         };
         let decays = decays(plan.parameters().length(), blueprint.decays);
@@ -188,7 +191,7 @@ impl Session {
             moments,
             started: 0,
             rows: 0,
-            _held: vec![rounded, decay_flags, scratch],
+            _held: vec![rounded, decay_flags, gates, scratch],
             cuda: Arc::clone(cuda),
         })
     }

@@ -46,32 +46,24 @@ template <int W> __device__ __forceinline__ void norm_write_sums(const float* fi
 template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* x, float* partial, i64 rows, int channels, int tile, i64 chunk) {
     NormPlace p = norm_place<W>(rows, channels, tile, chunk);
     float sum[W], square[W];
-    Pack<T, W> pivot, pack[NORM_UNROLL];
+    Raw<T, W> pivot, raw[NORM_UNROLL];
 #pragma unroll
     for (int i = 0; i < W; i++) sum[i] = square[i] = 0.0f;
     if (p.live) {
         pivot.load(x + p.channel);
-        i64 row = p.row;
-        for (; row + (NORM_UNROLL - 1) * p.lanes < p.end; row += NORM_UNROLL * p.lanes) {
-#pragma unroll
-            for (int u = 0; u < NORM_UNROLL; u++) pack[u].load(x + (row + u * p.lanes) * channels + p.channel);
+        for (i64 row = p.row; row < p.end; row += NORM_UNROLL * p.lanes) {
 #pragma unroll
             for (int u = 0; u < NORM_UNROLL; u++)
+                if (row + u * p.lanes < p.end) raw[u].load(x + (row + u * p.lanes) * channels + p.channel);
 #pragma unroll
-                for (int i = 0; i < W; i++) {
-                    float d = pack[u].v[i] - pivot.v[i];
-                    sum[i] += d;
-                    square[i] = fmaf(d, d, square[i]);
-                }
-        }
-        for (; row < p.end; row += p.lanes) {
-            pack[0].load(x + row * channels + p.channel);
+            for (int u = 0; u < NORM_UNROLL; u++)
+                if (row + u * p.lanes < p.end)
 #pragma unroll
-            for (int i = 0; i < W; i++) {
-                float d = pack[0].v[i] - pivot.v[i];
-                sum[i] += d;
-                square[i] = fmaf(d, d, square[i]);
-            }
+                    for (int i = 0; i < W; i++) {
+                        float d = raw[u].at(i) - pivot.at(i);
+                        sum[i] += d;
+                        square[i] = fmaf(d, d, square[i]);
+                    }
         }
     }
     norm_write_sums<W>(sum, square, partial, channels, tile);
@@ -135,113 +127,95 @@ __device__ __forceinline__ float norm_cut(float x, int cut) {
 
 __device__ __forceinline__ bool norm_passes(float x, int cut) { return x > 0.0f && (cut != 2 || x < 6.0f); }
 
-template <typename T, int W> __device__ __forceinline__ void norm_apply(const T* x, const T* added, T* y, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile, i64 chunk) {
+// `gate`, where it is given, gets a bit for each element that the ReLU lets pass: a byte for eight channels.
+template <typename T, int W> __device__ __forceinline__ void norm_apply(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile, i64 chunk) {
     NormPlace p = norm_place<W>(rows, channels, tile, chunk);
     if (!p.live) return;
     float scale[W], shift[W];
     norm_affine<W>(scale, shift, p.channel, mean, spread, is_variance, epsilon, gamma, beta);
-    Pack<T, W> pack[NORM_UNROLL], other[NORM_UNROLL];
-    i64 row = p.row;
-    for (; row + (NORM_UNROLL - 1) * p.lanes < p.end; row += NORM_UNROLL * p.lanes) {
+    Raw<T, W> raw[NORM_UNROLL], other[NORM_UNROLL];
+    for (i64 row = p.row; row < p.end; row += NORM_UNROLL * p.lanes) {
 #pragma unroll
-        for (int u = 0; u < NORM_UNROLL; u++) pack[u].load(x + (row + u * p.lanes) * channels + p.channel);
-        if (added)
-#pragma unroll
-            for (int u = 0; u < NORM_UNROLL; u++) other[u].load(added + (row + u * p.lanes) * channels + p.channel);
-#pragma unroll
-        for (int u = 0; u < NORM_UNROLL; u++) {
-#pragma unroll
-            for (int i = 0; i < W; i++) {
-                float value = fmaf(pack[u].v[i], scale[i], shift[i]);
-                pack[u].v[i] = norm_cut(added ? value + other[u].v[i] : value, cut);
+        for (int u = 0; u < NORM_UNROLL; u++)
+            if (row + u * p.lanes < p.end) {
+                raw[u].load(x + (row + u * p.lanes) * channels + p.channel);
+                if (added) other[u].load(added + (row + u * p.lanes) * channels + p.channel);
             }
-            pack[u].store(y + (row + u * p.lanes) * channels + p.channel);
-        }
-    }
-    for (; row < p.end; row += p.lanes) {
-        pack[0].load(x + row * channels + p.channel);
-        if (added) other[0].load(added + row * channels + p.channel);
 #pragma unroll
-        for (int i = 0; i < W; i++) {
-            float value = fmaf(pack[0].v[i], scale[i], shift[i]);
-            pack[0].v[i] = norm_cut(added ? value + other[0].v[i] : value, cut);
-        }
-        pack[0].store(y + row * channels + p.channel);
+        for (int u = 0; u < NORM_UNROLL; u++)
+            if (row + u * p.lanes < p.end) {
+                i64 at = (row + u * p.lanes) * channels + p.channel;
+                Pack<T, W> pack;
+                u32 bits = 0;
+#pragma unroll
+                for (int i = 0; i < W; i++) {
+                    float value = fmaf(raw[u].at(i), scale[i], shift[i]);
+                    if (added) value += other[u].at(i);
+                    bits |= (u32)norm_passes(value, cut) << i;
+                    pack.v[i] = norm_cut(value, cut);
+                }
+                pack.store(y + at);
+                if (W == 8 && gate) gate[at / 8] = (unsigned char)bits;
+            }
     }
 }
 
-// What of dy the ReLU let pass. mask: 0 there is none, 1 it follows from x, 2 it follows from y.
-template <typename T, int W> struct NormGradient {
-    Pack<T, W> dy, x, y;
-    __device__ __forceinline__ void load(const T* dy_, const T* x_, const T* y_, int mask, i64 at) {
+// What is read of a gradient. mask: 0 there is no ReLU, 1 what it let pass follows from x, 2 from y, 3 from the gate's bits.
+template <typename T, int W, int mask> struct NormGradient {
+    Raw<T, W> dy, more, x, y;
+    u32 bits;
+    __device__ __forceinline__ void load(const T* dy_, const T* more_, const T* x_, const void* y_, i64 at) {
         dy.load(dy_ + at);
+        if (more_) more.load(more_ + at);
         x.load(x_ + at);
-        if (mask == 2) y.load(y_ + at);
+        if (mask == 2) y.load((const T*)y_ + at);
+        if (W == 8 && mask == 3) bits = ((const unsigned char*)y_)[at / 8];
     }
-    // The gradient comes in two parts.
-    __device__ __forceinline__ void add(const Pack<T, W>& more) {
-#pragma unroll
-        for (int i = 0; i < W; i++) dy.v[i] += more.v[i];
-    }
-    __device__ __forceinline__ void cut(const float* scale, const float* shift, int mask, int kind) {
-        if (mask == 0) return;
+    // What the ReLU let pass of the gradient, which may come in two parts.
+    __device__ __forceinline__ void pass(float* dz, const T* more_, const float* scale, const float* shift, int kind) const {
 #pragma unroll
         for (int i = 0; i < W; i++) {
-            float value = mask == 2 ? y.v[i] : fmaf(x.v[i], scale[i], shift[i]);
-            if (!norm_passes(value, kind)) dy.v[i] = 0.0f;
+            float value = more_ ? dy.at(i) + more.at(i) : dy.at(i);
+            bool passes = mask == 0;
+            if (mask == 1) passes = norm_passes(fmaf(x.at(i), scale[i], shift[i]), kind);
+            if (mask == 2) passes = norm_passes(y.at(i), kind);
+            if (mask == 3) passes = bits >> i & 1;
+            dz[i] = passes ? value : 0.0f;
         }
     }
 };
 
 // Sums of dz and of dz·(x − mean)/deviation; gives dz out where somebody wants it.
-template <typename T, int W> __device__ __forceinline__ void norm_grad_sums(const T* dy, const T* more, const T* x, const T* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int mask, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) {
+template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad_sums(const T* dy, const T* more, const T* x, const void* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) {
     const int U = 2;
     NormPlace p = norm_place<W>(rows, channels, tile, chunk);
-    float sum[W], slope[W], scale[W], shift[W], middle[W], inverse[W];
+    float sum[W], slope[W], scale[W], shift[W], middle[W];
 #pragma unroll
     for (int i = 0; i < W; i++) sum[i] = slope[i] = 0.0f;
     if (p.live) {
 #pragma unroll
-        for (int i = 0; i < W; i++) {
-            middle[i] = mean[p.channel + i];
-            inverse[i] = spread[p.channel + i];
-        }
+        for (int i = 0; i < W; i++) middle[i] = mean[p.channel + i];
         if (mask == 1) norm_affine<W>(scale, shift, p.channel, mean, spread, 0, 0.0f, gamma, beta);
-        NormGradient<T, W> g[U];
-        Pack<T, W> other[U];
-        i64 row = p.row;
-        for (; row + (U - 1) * p.lanes < p.end; row += U * p.lanes) {
+        NormGradient<T, W, mask> g[U];
+        for (i64 row = p.row; row < p.end; row += U * p.lanes) {
 #pragma unroll
-            for (int u = 0; u < U; u++) g[u].load(dy, x, y, mask, (row + u * p.lanes) * channels + p.channel);
-            if (more)
+            for (int u = 0; u < U; u++)
+                if (row + u * p.lanes < p.end) g[u].load(dy, more, x, y, (row + u * p.lanes) * channels + p.channel);
 #pragma unroll
-                for (int u = 0; u < U; u++) other[u].load(more + (row + u * p.lanes) * channels + p.channel);
+            for (int u = 0; u < U; u++)
+                if (row + u * p.lanes < p.end) {
+                    Pack<T, W> passed;
+                    g[u].pass(passed.v, more, scale, shift, kind);
 #pragma unroll
-            for (int u = 0; u < U; u++) {
-                if (more) g[u].add(other[u]);
-                g[u].cut(scale, shift, mask, kind);
-#pragma unroll
-                for (int i = 0; i < W; i++) {
-                    sum[i] += g[u].dy.v[i];
-                    slope[i] = fmaf(g[u].dy.v[i], (g[u].x.v[i] - middle[i]) * inverse[i], slope[i]);
+                    for (int i = 0; i < W; i++) {
+                        sum[i] += passed.v[i];
+                        slope[i] = fmaf(passed.v[i], g[u].x.at(i) - middle[i], slope[i]);
+                    }
+                    if (dz) passed.store(dz + (row + u * p.lanes) * channels + p.channel);
                 }
-                if (dz) g[u].dy.store(dz + (row + u * p.lanes) * channels + p.channel);
-            }
         }
-        for (; row < p.end; row += p.lanes) {
-            g[0].load(dy, x, y, mask, row * channels + p.channel);
-            if (more) {
-                other[0].load(more + row * channels + p.channel);
-                g[0].add(other[0]);
-            }
-            g[0].cut(scale, shift, mask, kind);
 #pragma unroll
-            for (int i = 0; i < W; i++) {
-                sum[i] += g[0].dy.v[i];
-                slope[i] = fmaf(g[0].dy.v[i], (g[0].x.v[i] - middle[i]) * inverse[i], slope[i]);
-            }
-            if (dz) g[0].dy.store(dz + row * channels + p.channel);
-        }
+        for (int i = 0; i < W; i++) slope[i] *= spread[p.channel + i];
     }
     norm_write_sums<W>(sum, slope, partial, channels, tile);
 }
@@ -255,8 +229,8 @@ KERNEL batch_norm_grad_totals(const float* partial, int chunks, int channels, fl
 }
 
 // dx = gamma/deviation·(dz − mean of dz − (x − mean)/deviation·mean of dz·(x − mean)/deviation)
-template <typename T, int W> __device__ __forceinline__ void norm_grad_apply(const T* dy, const T* x, const T* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int mask, int kind, i64 rows, int channels, int tile, i64 chunk) {
-    const int U = 2;
+template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad_apply(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int kind, i64 rows, int channels, int tile, i64 chunk) {
+    const int U = 4;
     NormPlace p = norm_place<W>(rows, channels, tile, chunk);
     if (!p.live) return;
     float scale[W], shift[W], of_x[W], constant[W], of_dy[W];
@@ -269,25 +243,21 @@ template <typename T, int W> __device__ __forceinline__ void norm_grad_apply(con
         constant[i] = -of_dy[i] * dbeta[c] * share - of_x[i] * mean[c];
     }
     if (mask == 1) norm_affine<W>(scale, shift, p.channel, mean, spread, 0, 0.0f, gamma, beta);
-    NormGradient<T, W> g[U];
-    i64 row = p.row;
-    for (; row + (U - 1) * p.lanes < p.end; row += U * p.lanes) {
+    NormGradient<T, W, mask> g[U];
+    const T* none = 0;
+    for (i64 row = p.row; row < p.end; row += U * p.lanes) {
 #pragma unroll
-        for (int u = 0; u < U; u++) g[u].load(dy, x, y, mask, (row + u * p.lanes) * channels + p.channel);
+        for (int u = 0; u < U; u++)
+            if (row + u * p.lanes < p.end) g[u].load(dy, none, x, y, (row + u * p.lanes) * channels + p.channel);
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            g[u].cut(scale, shift, mask, kind);
+        for (int u = 0; u < U; u++)
+            if (row + u * p.lanes < p.end) {
+                Pack<T, W> passed;
+                g[u].pass(passed.v, none, scale, shift, kind);
 #pragma unroll
-            for (int i = 0; i < W; i++) g[u].dy.v[i] = fmaf(of_dy[i], g[u].dy.v[i], fmaf(of_x[i], g[u].x.v[i], constant[i]));
-            g[u].dy.store(dx + (row + u * p.lanes) * channels + p.channel);
-        }
-    }
-    for (; row < p.end; row += p.lanes) {
-        g[0].load(dy, x, y, mask, row * channels + p.channel);
-        g[0].cut(scale, shift, mask, kind);
-#pragma unroll
-        for (int i = 0; i < W; i++) g[0].dy.v[i] = fmaf(of_dy[i], g[0].dy.v[i], fmaf(of_x[i], g[0].x.v[i], constant[i]));
-        g[0].dy.store(dx + row * channels + p.channel);
+                for (int i = 0; i < W; i++) passed.v[i] = fmaf(of_dy[i], passed.v[i], fmaf(of_x[i], g[u].x.at(i), constant[i]));
+                passed.store(dx + (row + u * p.lanes) * channels + p.channel);
+            }
     }
 }
 
@@ -297,10 +267,9 @@ template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(cons
     float sum[W], nothing[W];
 #pragma unroll
     for (int i = 0; i < W; i++) sum[i] = nothing[i] = 0.0f;
-    Pack<T, W> g[NORM_UNROLL], o[NORM_UNROLL];
+    Raw<T, W> g[NORM_UNROLL], o[NORM_UNROLL];
     if (p.live) {
-        i64 row = p.row;
-        for (; row < p.end; row += NORM_UNROLL * p.lanes) {
+        for (i64 row = p.row; row < p.end; row += NORM_UNROLL * p.lanes) {
 #pragma unroll
             for (int u = 0; u < NORM_UNROLL; u++)
                 if (row + u * p.lanes < p.end) {
@@ -310,12 +279,13 @@ template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(cons
 #pragma unroll
             for (int u = 0; u < NORM_UNROLL; u++)
                 if (row + u * p.lanes < p.end) {
+                    Pack<T, W> passed;
 #pragma unroll
                     for (int i = 0; i < W; i++) {
-                        if (!(o[u].v[i] > 0.0f)) g[u].v[i] = 0.0f;
-                        sum[i] += g[u].v[i];
+                        passed.v[i] = o[u].at(i) > 0.0f ? g[u].at(i) : 0.0f;
+                        sum[i] += passed.v[i];
                     }
-                    g[u].store(dz + (row + u * p.lanes) * channels + p.channel);
+                    passed.store(dz + (row + u * p.lanes) * channels + p.channel);
                 }
         }
     }
@@ -329,15 +299,24 @@ template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(cons
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_sums_##NAME(const T* x, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
         norm_sums<T, W>(x, partial, rows, channels, tile, chunk);                                                                \
     }                                                                                                                            \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_apply_##NAME(const T* x, const T* added, T* y, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile, i64 chunk) { \
-        norm_apply<T, W>(x, added, y, mean, spread, is_variance, epsilon, gamma, beta, cut, rows, channels, tile, chunk);         \
-    }                                                                                                                            \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_sums_##NAME(const T* dy, const T* more, const T* x, const T* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int mask, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
-        norm_grad_sums<T, W>(dy, more, x, y, dz, mean, spread, gamma, beta, mask, kind, partial, rows, channels, tile, chunk);          \
-    }                                                                                                                            \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_apply_##NAME(const T* dy, const T* x, const T* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int mask, int kind, i64 rows, int channels, int tile, i64 chunk) { \
-        norm_grad_apply<T, W>(dy, x, y, dx, mean, spread, gamma, beta, dbeta, dgamma, mask, kind, rows, channels, tile, chunk);   \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_apply_##NAME(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile, i64 chunk) { \
+        norm_apply<T, W>(x, added, y, gate, mean, spread, is_variance, epsilon, gamma, beta, cut, rows, channels, tile, chunk);         \
     }
+
+#define NORM_GRADIENTS(T, NAME, W, MASK)                                                                                         \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_sums_##NAME##_##MASK(const T* dy, const T* more, const T* x, const void* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
+        norm_grad_sums<T, W, MASK>(dy, more, x, y, dz, mean, spread, gamma, beta, kind, partial, rows, channels, tile, chunk);    \
+    }                                                                                                                            \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_apply_##NAME##_##MASK(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int kind, i64 rows, int channels, int tile, i64 chunk) { \
+        norm_grad_apply<T, W, MASK>(dy, x, y, dx, mean, spread, gamma, beta, dbeta, dgamma, kind, rows, channels, tile, chunk);   \
+    }
+#define NORM_MASKS(T, NAME, W) NORM_GRADIENTS(T, NAME, W, 0) NORM_GRADIENTS(T, NAME, W, 1) NORM_GRADIENTS(T, NAME, W, 2)
+
+NORM_MASKS(float, f32, 1)
+NORM_MASKS(float, f32_wide, 4)
+NORM_MASKS(bf16, bf16, 1)
+NORM_MASKS(bf16, bf16_wide, 8)
+NORM_GRADIENTS(bf16, bf16_wide, 8, 3)
 
 NORM_KERNELS(float, f32, 1)
 NORM_KERNELS(float, f32_wide, 4)

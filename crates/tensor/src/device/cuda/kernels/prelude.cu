@@ -67,6 +67,29 @@ template <> struct Pack<bf16, 8> {
     }
 };
 
+// W elements as they stand in memory, for what is read long before it is used: half the registers of a Pack in bf16.
+template <typename T, int W> struct Raw {
+    T v[W];
+    __device__ __forceinline__ void load(const T* p) {
+#pragma unroll
+        for (int i = 0; i < W; i++) v[i] = p[i];
+    }
+    __device__ __forceinline__ float at(int i) const { return to_float(v[i]); }
+};
+template <> struct Raw<float, 4> {
+    float4 v;
+    __device__ __forceinline__ void load(const float* p) { v = *reinterpret_cast<const float4*>(p); }
+    __device__ __forceinline__ float at(int i) const { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+};
+template <> struct Raw<bf16, 8> {
+    uint4 v;
+    __device__ __forceinline__ void load(const bf16* p) { v = *reinterpret_cast<const uint4*>(p); }
+    __device__ __forceinline__ float at(int i) const {
+        u32 word = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
+        return __uint_as_float(i % 2 ? word & 0xffff0000u : word << 16);
+    }
+};
+
 // The widest pack of a type.
 template <typename T> struct Wide;
 template <> struct Wide<float> { static const int width = 4; };

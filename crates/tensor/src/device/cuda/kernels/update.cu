@@ -155,14 +155,44 @@ template <typename T> __device__ __forceinline__ void relu_in_place(T* y, i64 el
 KERNEL relu_f32(float* y, i64 elements) { relu_in_place(y, elements); }
 KERNEL relu_bf16(bf16* y, i64 elements) { relu_in_place(y, elements); }
 
-// The same pixels with more channels, of zeros, or with fewer.
-template <typename T> __device__ __forceinline__ void recut_channels(const T* from, T* to, i64 pixels, int given, int wanted) {
-    i64 elements = pixels * wanted;
+// An image of few channels with pixels folded into channels: result (h, w, (a, b, c)) is source (step_h·h + a − top, step_w·w + b − left, c)
+// for a < A and b < B, zero outside of the image; the last `channels` of the result are filled up with zeros.
+KERNEL fold_image(const bf16* from, bf16* to, i64 elements, int from_h, int from_w, int depth, int to_h, int to_w, int channels, int step_h, int step_w, int A, int B, int top, int left) {
     for (i64 i = first_index(); i < elements; i += all_threads()) {
-        int c = (int)(i % wanted);
-        to[i] = c < given ? from[i / wanted * given + c] : (T)0;
+        int slot = (int)(i % channels);
+        i64 pixel = i / channels;
+        int w = (int)(pixel % to_w), h = (int)(pixel / to_w % to_h);
+        i64 n = pixel / to_w / to_h;
+        int c = slot % depth, b = slot / depth % B, a = slot / depth / B;
+        int y = h * step_h + a - top, x = w * step_w + b - left;
+        bool inside = a < A && y >= 0 && y < from_h && x >= 0 && x < from_w;
+        to[i] = inside ? from[((n * from_h + y) * from_w + x) * depth + c] : (bf16)0;
     }
 }
-KERNEL recut_channels_2(const bf16* from, bf16* to, i64 pixels, int given, int wanted) { recut_channels(from, to, pixels, given, wanted); }
-KERNEL recut_channels_4(const u32* from, u32* to, i64 pixels, int given, int wanted) { recut_channels(from, to, pixels, given, wanted); }
+
+// The weights that go with it: tap (i, j, (a, b, c)) is tap (step_h·i + a, B·j + b, c) of [outputs, rows, columns, depth], or zero.
+KERNEL fold_weight(const bf16* from, bf16* to, i64 elements, int rows, int columns, int depth, int to_rows, int to_columns, int channels, int step_h, int A, int B) {
+    for (i64 n = first_index(); n < elements; n += all_threads()) {
+        int slot = (int)(n % channels);
+        i64 tap = n / channels;
+        int j = (int)(tap % to_columns), i = (int)(tap / to_columns % to_rows);
+        i64 output = tap / to_columns / to_rows;
+        int c = slot % depth, b = slot / depth % B, a = slot / depth / B;
+        int row = step_h * i + a, column = B * j + b;
+        bool inside = a < A && row < rows && column < columns;
+        to[n] = inside ? from[((output * rows + row) * columns + column) * depth + c] : (bf16)0;
+    }
+}
+
+// And back, for their gradient.
+KERNEL unfold_weight(const bf16* from, bf16* to, i64 elements, int rows, int columns, int depth, int to_rows, int to_columns, int channels, int step_h, int A, int B) {
+    for (i64 n = first_index(); n < elements; n += all_threads()) {
+        int c = (int)(n % depth);
+        i64 tap = n / depth;
+        int column = (int)(tap % columns), row = (int)(tap / columns % rows);
+        i64 output = tap / columns / rows;
+        int i = row / step_h, a = row % step_h, j = column / B, b = column % B;
+        to[n] = from[((output * to_rows + i) * to_columns + j) * channels + (a * B + b) * depth + c];
+    }
+}
 

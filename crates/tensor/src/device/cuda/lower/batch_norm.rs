@@ -36,19 +36,21 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(builder: &Builder<'_>, x: &Tensor<'_>) -> Self {
+    /// For a kernel whose name begins and ends like this, with the type between.
+    fn new(builder: &mut Builder<'_>, x: &Tensor<'_>, (begin, end): (&str, &str)) -> Result<Self, CudaError> {
         let (channels, rows) = (x.shape.last(), x.elements() / x.shape.last());
         let width = if x.dtype == DType::Bf16 { 8 } else { 4 };
         let wide = channels % width == 0;
+        let name = format!("{begin}_{}{}{end}", x.suffix(), if wide { "_wide" } else { "" });
         let packs = channels / if wide { width } else { 1 };
         let tile = packs.next_power_of_two().min(32);
         let tiles = packs.div_ceil(tile);
         let lanes = THREADS as usize / tile;
+        // All blocks run at the same time, so that none is left for a second round.
         let most = (rows / (lanes * ROWS_MIN)).max(1);
-        let wanted = (builder.cuda().multiprocessors() * 4).div_ceil(tiles).min(most);
+        let wanted = (builder.blocks_at_once(&name, THREADS)? / tiles).clamp(1, most);
         let chunk = rows.div_ceil(wanted).next_multiple_of(lanes);
-        let name = format!("{}{}", x.suffix(), if wide { "_wide" } else { "" });
-        Self { rows, channels, tile, chunk, grid: [rows.div_ceil(chunk), tiles, 1], name }
+        Ok(Self { rows, channels, tile, chunk, grid: [rows.div_ceil(chunk), tiles, 1], name })
     }
 
     /// The last arguments of every kernel.
@@ -74,11 +76,11 @@ fn kind(rectifier: Rectifier) -> Argument {
 
 fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), CudaError> {
     let (x, mean, spread) = (at.input(0), at.output(1).address, at.output(2).address);
-    let cut = Cut::new(builder, &x);
+    let cut = Cut::new(builder, &x, ("batch_norm_sums", ""))?;
     let partial = builder.scratch(cut.partial_bytes());
     let mut arguments = vec![x.address.into(), partial.into()];
     arguments.extend(cut.arguments());
-    builder.launch(&format!("batch_norm_sums_{}", cut.name), cut.grid, THREADS, &arguments)?;
+    builder.launch(&cut.name, cut.grid, THREADS, &arguments)?;
     let arguments = [
         partial.into(),
         (cut.grid[0] as i32).into(),
@@ -105,13 +107,14 @@ fn apply(
     is_variance: bool,
 ) -> Result<(), CudaError> {
     let x = at.input(0);
-    let cut = Cut::new(builder, &x);
+    let cut = Cut::new(builder, &x, ("batch_norm_apply", ""))?;
     let gamma = if norm.scale { at.input(4).address } else { NOTHING };
     let added = if norm.residual { at.input(4 + usize::from(norm.scale)).address } else { NOTHING };
     let mut arguments = vec![
         x.address.into(),
         added.into(),
         at.output(0).address.into(),
+        at.gate().unwrap_or(NOTHING).into(),
         mean.into(),
         spread.into(),
         i32::from(is_variance).into(),
@@ -121,39 +124,41 @@ fn apply(
         kind(norm.rectifier),
     ];
     arguments.extend(cut.arguments());
-    builder.launch(&format!("batch_norm_apply_{}", cut.name), cut.grid, THREADS, &arguments)
+    builder.launch(&cut.name, cut.grid, THREADS, &arguments)
 }
 
 fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Result<(), CudaError> {
     // Where dy is a sum that was not computed, its two parts are read instead.
     let (dy, more) = at.summands().map_or_else(|| (at.input(0), NOTHING), |[dy, more]| (dy, more.address));
     let (x, last) = (at.input(1), at.inputs() - 1);
-    let cut = Cut::new(builder, &x);
+    let (mask, beta, y) = match (norm.mask, at.gate()) {
+        (ReluMask::None, _) => ("_0", NOTHING, NOTHING),
+        (ReluMask::FromInput, _) => ("_1", at.input(last).address, NOTHING),
+        (ReluMask::FromOutput, None) => ("_2", NOTHING, at.input(last).address),
+        (ReluMask::FromOutput, Some(gate)) => ("_3", NOTHING, gate),
+    };
+    let cut = Cut::new(builder, &x, ("batch_norm_grad_sums", mask))?;
     let partial = builder.scratch(cut.partial_bytes());
     let (mean, spread) = (at.input(2).address, at.input(3).address);
     let gamma = if norm.scale { at.input(4).address } else { NOTHING };
-    let (mask, beta, y) = match norm.mask {
-        ReluMask::None => (0, NOTHING, NOTHING),
-        ReluMask::FromInput => (1, at.input(last).address, NOTHING),
-        ReluMask::FromOutput => (2, NOTHING, at.input(last).address),
-    };
     let scaled = usize::from(norm.scale);
     let dz = if norm.residual { at.output(2 + scaled).address } else { NOTHING };
     let mut arguments: Vec<Argument> = [dy.address, more, x.address, y, dz, mean, spread, gamma, beta].map(Argument::from).into();
-    arguments.extend([mask.into(), kind(norm.rectifier), partial.into()]);
+    arguments.extend([kind(norm.rectifier), partial.into()]);
     arguments.extend(cut.arguments());
-    builder.launch(&format!("batch_norm_grad_sums_{}", cut.name), cut.grid, THREADS, &arguments)?;
+    builder.launch(&cut.name, cut.grid, THREADS, &arguments)?;
     let dbeta = at.output(1).address;
     let dgamma = if norm.scale { at.output(2).address } else { builder.scratch(cut.channels * DType::F32.bytes()) };
     totals(builder, &cut, partial, [dbeta, dgamma])?;
     // Once it was given out, what the ReLU let pass is read instead of dy.
-    let (dz, y, mask) = if norm.residual { (dz, NOTHING, 0) } else { (dy.address, y, mask) };
+    let (dz, y, mask) = if norm.residual { (dz, NOTHING, "_0") } else { (dy.address, y, mask) };
+    let cut = Cut::new(builder, &x, ("batch_norm_grad_apply", mask))?;
     let dx = at.output(0).address;
     let mut arguments: Vec<Argument> =
         [dz, x.address, y, dx, mean, spread, gamma, beta, dbeta, dgamma].map(Argument::from).into();
-    arguments.extend([mask.into(), kind(norm.rectifier)]);
+    arguments.push(kind(norm.rectifier));
     arguments.extend(cut.arguments());
-    builder.launch(&format!("batch_norm_grad_apply_{}", cut.name), cut.grid, THREADS, &arguments)
+    builder.launch(&cut.name, cut.grid, THREADS, &arguments)
 }
 
 /// Adds up both sums of every channel.
@@ -165,11 +170,11 @@ fn totals(builder: &mut Builder<'_>, cut: &Cut, partial: Address, [first, second
 /// The gradient of ReLU and, in the same pass, its sum over all dims but the last: the gradient of a bias.
 pub(in crate::device::cuda) fn relu_gradient(builder: &mut Builder<'_>, at: &At<'_>, bias: Address) -> Result<(), CudaError> {
     let (dy, y, dz) = (at.input(0), at.input(1), at.output(0));
-    let cut = Cut::new(builder, &dz);
+    let cut = Cut::new(builder, &dz, ("relu_grad_sums", ""))?;
     let partial = builder.scratch(cut.partial_bytes());
     let nothing = builder.scratch(cut.channels * DType::F32.bytes());
     let mut arguments: Vec<Argument> = [dy.address, y.address, dz.address, partial].map(Argument::from).into();
     arguments.extend(cut.arguments());
-    builder.launch(&format!("relu_grad_sums_{}", cut.name), cut.grid, THREADS, &arguments)?;
+    builder.launch(&cut.name, cut.grid, THREADS, &arguments)?;
     totals(builder, &cut, partial, [bias, nothing])
 }

@@ -4,6 +4,7 @@
 use super::super::CudaError;
 use super::super::convolution::{Convolution, Finish, Problem};
 use super::super::program::{Address, Argument, At, Builder, Call, Tensor};
+use super::fold::Fold;
 use crate::device::cpu::conv::ConvPass;
 use crate::dtype::DType;
 use crate::op::Op;
@@ -26,12 +27,12 @@ fn image(tensor: &Tensor<'_>) -> [usize; 4] {
 fn forward(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, end: (bool, bool)) -> Result<(), CudaError> {
     let (x, w, y) = (at.input(0), at.input(1), at.output(0));
     let bias = end.0.then(|| at.input(2));
-    let mut weight = weight(builder, &w, x.dtype)?;
-    let (mut padded, conv, mut size) = padded(builder, &x, conv)?;
-    let problem = |size: [usize; 4], finish: Finish| Problem {
+    let weight = weight(builder, &w, x.dtype)?;
+    let (padded, plain, size) = padded(builder, &x, conv)?;
+    let problem = |conv: Conv2d, image: [usize; 4], finish: Finish| Problem {
         pass: ConvPass::Forward,
         conv,
-        image: size,
+        image,
         channels: y.shape.last(),
         dtype: x.dtype,
         gradient: DType::F32,
@@ -43,22 +44,35 @@ fn forward(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, end: (bool, boo
         (true, false) => Finish::Bias,
         (true, true) => Finish::BiasRelu,
     };
-    let address = bias.as_ref().map(|bias| bias.address);
-    if let Some(channels) = more_channels(builder, &problem(size, Finish::None)) {
-        let kernel = conv.kernel[0] * conv.kernel[1];
-        weight = recut(builder, weight, y.shape.last() * kernel, (size[3], channels), x.dtype)?;
-        padded = recut(builder, padded, size[..3].iter().product(), (size[3], channels), x.dtype)?;
-        size[3] = channels;
+    let direct = problem(plain, size, Finish::None);
+    let folded = Fold::new(&x, conv, image(&y)).filter(|fold| {
+        is_faster(builder, &problem(fold.conv, fold.image, Finish::None), &direct)
+    });
+    let (plain, size, padded, weight) = match &folded {
+        Some(fold) => (fold.conv, fold.image, fold.image(builder, &x)?, fold.weight(builder, weight, y.shape.last())?),
+        None => (plain, size, padded, weight),
+    };
+    let [alone, fused] = [Finish::None, finish].map(|finish| problem(plain, size, finish));
+    // What the library's fused kernel may cost more than one that is not: reading and writing the result once more.
+    let pass = 2.0 * y.bytes() as f64 / SPEED;
+    let seconds = |problem: &Problem| builder.cuda().prepare(problem).ok().map(|ready| ready.engine.seconds);
+    let fuses = match (seconds(&fused), seconds(&alone)) {
+        (Some(Some(fused)), Some(Some(alone))) => fused <= alone + pass,
+        (fused, _) => fused.is_some(),
+    };
+    if finish == Finish::None || fuses {
+        let address = bias.as_ref().map(|bias| bias.address);
+        return start(builder, &fused, [padded, weight, y.address], address);
     }
-    if finish == Finish::None || builder.cuda().prepare(&problem(size, finish)).is_ok() {
-        return start(builder, &problem(size, finish), [padded, weight, y.address], address);
-    }
-    start(builder, &problem(size, Finish::None), [padded, weight, y.address], None)?;
+    start(builder, &alone, [padded, weight, y.address], None)?;
     match bias {
         Some(bias) => add_bias(builder, &y, &bias, end.1),
         None => builder.launch_each(&format!("relu_{}", y.suffix()), y.elements(), &[y.address.into(), y.elements().into()]),
     }
 }
+
+/// Bytes a second that a pass over memory is reckoned with where only an order of magnitude matters.
+const SPEED: f64 = 3e12;
 
 fn grad_input(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, input: [usize; 4]) -> Result<(), CudaError> {
     let (dy, w, dx) = (at.input(0), at.input(1), at.output(0));
@@ -84,69 +98,46 @@ fn grad_input(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, input: [usiz
 
 fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(), CudaError> {
     let (x, dy, dw) = (at.input(0), at.input(1), at.output(0));
-    let (mut padded, conv, mut size) = padded(builder, &x, conv)?;
-    let problem = |size: [usize; 4], gradient: DType| Problem {
+    let (padded, plain, size) = padded(builder, &x, conv)?;
+    let outputs = dw.shape.last();
+    let problem = |conv: Conv2d, image: [usize; 4], gradient: DType| Problem {
         pass: ConvPass::GradWeight,
         conv,
-        image: size,
-        channels: dy.shape.last(),
+        image,
+        channels: outputs,
         dtype: x.dtype,
         gradient,
         finish: Finish::None,
     };
-    let (taps, given) = (dw.elements() / size[3] * conv.groups, size[3]);
-    if let Some(channels) = more_channels(builder, &problem(size, x.dtype)) {
-        padded = recut(builder, padded, size[..3].iter().product(), (given, channels), x.dtype)?;
-        size[3] = channels;
-    }
-    let full = x.dtype == DType::F32
-        || wider_is_as_fast(builder, &problem(size, DType::F32), &problem(size, x.dtype));
-    let gradient = if full { DType::F32 } else { x.dtype };
-    // Straight to its place, or by way of copies with fewer channels, in another type or in another order.
+    // Straight to its place, or by way of copies in another type or in another order.
     let ordered = if dw.channels_last { dw.address } else { builder.scratch(dw.bytes()) };
-    let straight = full && size[3] == given;
-    let wide = if straight { ordered } else { builder.scratch(taps * size[3] * gradient.bytes()) };
-    start(builder, &problem(size, gradient), [padded, wide, dy.address], None)?;
-    let narrow = if size[3] == given { wide } else { recut(builder, wide, taps, (size[3], given), gradient)? };
-    if !straight {
-        super::cast(builder, narrow, gradient, ordered, DType::F32, dw.elements())?;
+    let narrow = problem(plain, size, x.dtype);
+    let folded = Fold::new(&x, conv, image(&dy)).filter(|fold| {
+        is_faster(builder, &problem(fold.conv, fold.image, x.dtype), &narrow)
+    });
+    if let Some(fold) = folded {
+        let image = fold.image(builder, &x)?;
+        let gradient = builder.scratch(outputs * fold.taps() * x.dtype.bytes());
+        start(builder, &problem(fold.conv, fold.image, x.dtype), [image, gradient, dy.address], None)?;
+        let unfolded = fold.unfold(builder, gradient, outputs)?;
+        super::cast(builder, unfolded, x.dtype, ordered, DType::F32, dw.elements())?;
+    } else if x.dtype == DType::F32 || wider_is_as_fast(builder, &problem(plain, size, DType::F32), &narrow) {
+        start(builder, &problem(plain, size, DType::F32), [padded, ordered, dy.address], None)?;
+    } else {
+        let rounded = builder.scratch(dw.elements() * x.dtype.bytes());
+        start(builder, &narrow, [padded, rounded, dy.address], None)?;
+        super::cast(builder, rounded, x.dtype, ordered, DType::F32, dw.elements())?;
     }
     if dw.channels_last {
         return Ok(());
     }
-    let outputs = dw.shape.last();
     super::layout::permute(builder, ordered, &[outputs, dw.elements() / outputs], &[1, 0], dw.address, DType::F32.bytes())
 }
 
-/// How many channels an image of a few had better have: cuDNN's matrix kernels take four or eight at a time, and more channels
-/// than there are, zeros, cost less than another kind of kernel.
-fn more_channels(builder: &Builder<'_>, problem: &Problem) -> Option<usize> {
-    let given = problem.image[3];
-    if problem.dtype != DType::Bf16 || problem.conv.groups > 1 || given >= 8 {
-        return None;
-    }
-    let seconds = |channels: usize| {
-        let [n, h, w, _] = problem.image;
-        builder.cuda().prepare(&Problem { image: [n, h, w, channels], ..*problem }).ok()?.engine.seconds
-    };
-    let candidates = [4, 8].into_iter().filter(|&channels| channels > given);
-    let timed = candidates.filter_map(|channels| Some((seconds(channels)?, channels)));
-    let best = timed.min_by(|a, b| a.0.total_cmp(&b.0))?;
-    (best.0 < 0.8 * seconds(given)?).then_some(best.1)
-}
-
-/// The same pixels with more channels, of zeros, or with fewer.
-fn recut(
-    builder: &mut Builder<'_>,
-    from: Address,
-    pixels: usize,
-    (given, wanted): (usize, usize),
-    dtype: DType,
-) -> Result<Address, CudaError> {
-    let to = builder.scratch(pixels * wanted * dtype.bytes());
-    let arguments = [from.into(), to.into(), pixels.into(), (given as i32).into(), (wanted as i32).into()];
-    builder.launch_each(&format!("recut_channels_{}", dtype.bytes()), pixels * wanted, &arguments)?;
-    Ok(to)
+/// Whether one problem was clearly faster than another when both were tried.
+fn is_faster(builder: &Builder<'_>, one: &Problem, other: &Problem) -> bool {
+    let [one, other] = [one, other].map(|problem| builder.cuda().prepare(problem).ok()?.engine.seconds);
+    one.zip(other).is_some_and(|(one, other)| one < 0.8 * other)
 }
 
 /// Whether a gradient in f32 costs no more than one that is rounded and then widened. Where nothing was timed, rounding it is.
