@@ -1,5 +1,6 @@
 //! The developers' commands: `cargo x ci` is exactly what CI runs, `cargo x tidy` checks the invariants of ARCHITECTURE.md.
 
+mod gpu;
 mod mpi;
 mod tidy;
 mod versus;
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage: cargo x <command>
 
   ci       format, lints, tidy, docs, another processor, then every test: what CI runs
+  gpu      pack the binary and the tests that look for a GPU for a machine without Rust; --here or --host NAME runs them
   mpi      the feature mpi with each MPI that is installed (part of ci)
   tidy     the invariants, file and function sizes, ARCHITECTURE.md
   versus   Paceline and PyTorch alternately on the same cores, after both computed the same losses";
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["ci"] => ci(),
+        ["gpu", ref rest @ ..] => gpu::run(&root(), rest),
         ["mpi"] => mpi::run(),
         ["tidy"] => tidy::check(&root()).map(|()| println!("tidy: ok")),
         ["versus", ref rest @ ..] => versus::Options::parse(rest).and_then(|options| versus::run(&root(), &options)),

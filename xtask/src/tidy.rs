@@ -25,6 +25,11 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/tensor/src/device/cpu/simd.rs",
     "crates/tensor/src/device/cpu/stream.rs",
     "crates/tensor/src/device/cpu/vectorize.rs",
+    "crates/tensor/src/device/cuda/compile.rs",
+    "crates/tensor/src/device/cuda/cudnn.rs",
+    "crates/tensor/src/device/cuda/driver.rs",
+    "crates/tensor/src/device/cuda/library.rs",
+    "crates/tensor/src/device/cuda/product.rs",
     "crates/train/tests/allocations.rs",
 ];
 

@@ -282,7 +282,10 @@ impl Config {
     /// When their parts would not be equal; the sentence says what to type.
     pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
         if world > 1 && self.device != Compute::Cpu {
-            return refuse(format!("one process trains on {}; type --workers 1, or --device cpu for more", self.device));
+            return refuse(format!(
+                "one process trains on {}; type --workers 1, or --device cpu for more",
+                self.device
+            ));
         }
         let unit = world * self.accumulate;
         if self.batch.is_multiple_of(unit) {

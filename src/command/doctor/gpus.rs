@@ -1,20 +1,71 @@
-//! The GPUs of this machine. So far: whether their driver's library is there.
+//! The GPUs of this machine: driver, libraries, memory, and measured speed of memory and arithmetic.
 
 use paceline::system::machine::find_library;
+use paceline::tensor::device::cuda::{self, Cuda, Options, library};
 use serde_json::{Value, json};
 
 /// What the driver of NVIDIA's GPUs is called.
 const LIBRARY: &str = "libcuda.so.1";
 
-/// Looks for GPUs.
+/// Looks for GPUs and measures each.
 pub fn look() -> Value {
-    json!({"library": LIBRARY, "path": find_library(LIBRARY).map(|path| path.display().to_string())})
+    let path = find_library(LIBRARY).map(|path| path.display().to_string());
+    let libraries: Vec<Value> = library::NEEDED
+        .iter()
+        .map(|library| json!({"purpose": library.purpose, "looked_for": library.files, "found": library.find()}))
+        .collect();
+    let (devices, problem) = match cuda::count() {
+        Ok(count) => ((0..count).map(device).collect(), None),
+        Err(error) => (Vec::new(), Some(error.to_string())),
+    };
+    json!({"library": LIBRARY, "path": path, "libraries": libraries, "devices": devices, "problem": problem})
+}
+
+/// One GPU, or why it cannot be used.
+fn device(number: usize) -> Value {
+    let measured = Cuda::new(number, Options::default()).and_then(|cuda| Ok((cuda.describe()?, cuda.peak()?)));
+    match measured {
+        Err(error) => json!({"number": number, "problem": error.to_string()}),
+        Ok((what, peak)) => json!({
+            "number": number, "name": what.name, "capability": format!("{}.{}", what.capability.0, what.capability.1),
+            "multiprocessors": what.multiprocessors, "memory_bytes": what.memory_bytes.1, "free_bytes": what.memory_bytes.0,
+            "driver": what.driver_version, "cudnn": what.cudnn_version, "copy_bytes_per_s": peak.bytes,
+            "f32_flops": peak.f32_flops, "bf16_flops": peak.bf16_flops,
+        }),
+    }
 }
 
 /// What was found, for people.
 pub fn lines(found: &Value) -> String {
-    match found["path"].as_str() {
-        Some(path) => format!("gpus      {LIBRARY} is there ({path}); this version computes on the CPU\n"),
-        None => format!("gpus      none: {LIBRARY} is neither in LD_LIBRARY_PATH nor known to the loader\n"),
+    let devices = found["devices"].as_array().map_or(&[][..], Vec::as_slice);
+    if found["path"].is_null() && devices.is_empty() {
+        return format!("gpus      none: {LIBRARY} is neither in LD_LIBRARY_PATH nor known to the loader\n");
     }
+    let mut lines = match found["problem"].as_str() {
+        Some(problem) => format!("gpus      none: {problem}\n"),
+        None => format!("gpus      {}\n", devices.len()),
+    };
+    for device in devices {
+        let number = |key: &str| device[key].as_f64().unwrap_or(0.0);
+        match device["problem"].as_str() {
+            Some(problem) => lines += &format!("  cuda:{}  {problem}\n", device["number"]),
+            None => {
+                lines += &format!(
+                    "  cuda:{}  {}, {:.0} GB, copies {:.2} TB/s, multiplies {:.0} TFLOP/s in bf16 and {:.0} in f32, cuDNN {}\n",
+                    device["number"],
+                    device["name"].as_str().unwrap_or_default(),
+                    number("memory_bytes") / 1e9,
+                    number("copy_bytes_per_s") / 1e12,
+                    number("bf16_flops") / 1e12,
+                    number("f32_flops") / 1e12,
+                    device["cudnn"]
+                );
+            }
+        }
+    }
+    for library in found["libraries"].as_array().into_iter().flatten().filter(|library| library["found"].is_null()) {
+        lines +=
+            &format!("  missing  {}: {}\n", library["purpose"].as_str().unwrap_or_default(), library["looked_for"]);
+    }
+    lines
 }

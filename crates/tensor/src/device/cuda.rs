@@ -12,8 +12,8 @@ mod convolution;
 mod cudnn;
 mod driver;
 mod join;
-pub mod library;
 pub mod kept;
+pub mod library;
 mod lower;
 mod peak;
 mod product;
@@ -150,7 +150,8 @@ impl Cuda {
     pub fn engines(&self) -> Engines {
         let mut engines = lock(&self.known).clone();
         let prepared = lock(&self.prepared);
-        let ready = prepared.iter().filter_map(|(problem, ready)| Some((problem.key(), ready.as_ref().ok()?.engine.clone())));
+        let ready =
+            prepared.iter().filter_map(|(problem, ready)| Some((problem.key(), ready.as_ref().ok()?.engine.clone())));
         engines.extend(ready);
         engines
     }

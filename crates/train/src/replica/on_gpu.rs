@@ -32,7 +32,9 @@ impl From<CudaError> for TrainError {
 /// Refuses what a GPU does not do.
 pub(super) fn check(options: &ReplicaOptions) -> Result<(), TrainError> {
     if options.accumulate > 1 {
-        return Err(TrainError::Refused("a GPU takes a batch as a whole; leave out --accumulate or type --device cpu".into()));
+        return Err(TrainError::Refused(
+            "a GPU takes a batch as a whole; leave out --accumulate or type --device cpu".into(),
+        ));
     }
     if options.rule.needs_whole_tensors() {
         return Err(TrainError::Refused("LARS is not on the GPU; type another --optimizer or --device cpu".into()));
@@ -143,7 +145,12 @@ impl Replica {
         Ok(gpu.session.start(&session::Moment { seed: self.dropout_seed, step: moment.step, norm_max, rules })?)
     }
 
-    pub(super) fn step_on_gpu(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<Stepped, TrainError> {
+    pub(super) fn step_on_gpu(
+        &mut self,
+        batch: &Batch,
+        moment: Moment,
+        phases: &mut Phases,
+    ) -> Result<Stepped, TrainError> {
         phases.time("copy", || self.fill_gpu(batch))?;
         let found = phases.time("compute", || {
             self.start_on_gpu(moment)?;

@@ -197,7 +197,10 @@ impl Bound {
     /// The float outputs of a node.
     fn outputs(&self, plan: &Plan, node: usize) -> Result<Vec<Vec<f32>>, CudaError> {
         let outputs = plan.graph().nodes()[node].outputs.iter();
-        outputs.filter(|&&output| plan.graph().dtype(output).is_float()).map(|&output| self.fetch(plan, output)).collect()
+        outputs
+            .filter(|&&output| plan.graph().dtype(output).is_float())
+            .map(|&output| self.fetch(plan, output))
+            .collect()
     }
 
     fn fetch(&self, plan: &Plan, value: Value) -> Result<Vec<f32>, CudaError> {

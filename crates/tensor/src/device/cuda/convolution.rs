@@ -90,7 +90,8 @@ impl Problem {
     }
 
     fn output(&self) -> [usize; 4] {
-        let [height, width] = self.conv.output([self.image[1], self.image[2]]).expect("checked when the graph was built");
+        let [height, width] =
+            self.conv.output([self.image[1], self.image[2]]).expect("checked when the graph was built");
         [self.image[0], height, width, self.channels]
     }
 
@@ -171,7 +172,11 @@ impl Graph {
     fn proposals(&self, fallback: bool) -> Result<Vec<Descriptor>, CudaError> {
         let mode: i32 = if fallback { 2 } else { 3 };
         Descriptor::new(Class::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
-            .set(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[self.graph.handle()])?
+            .set(
+                Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH,
+                Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR,
+                &[self.graph.handle()],
+            )?
             .set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, Kind::CUDNN_TYPE_HEUR_MODE, &[mode])?
             .finalize()?
             .get_all(Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, Class::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, 32)
@@ -254,7 +259,10 @@ fn operation(pass: ConvPass, window: &Descriptor, [x, w, y]: [&Descriptor; 3]) -
     for (name, part) in names.into_iter().zip([window, x, w, y]) {
         descriptor = descriptor.set(name, Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR, &[part.handle()])?;
     }
-    descriptor.set(names[4], Kind::CUDNN_TYPE_FLOAT, &[1.0f32])?.set(names[5], Kind::CUDNN_TYPE_FLOAT, &[0.0f32])?.finalize()
+    descriptor
+        .set(names[4], Kind::CUDNN_TYPE_FLOAT, &[1.0f32])?
+        .set(names[5], Kind::CUDNN_TYPE_FLOAT, &[0.0f32])?
+        .finalize()
 }
 
 /// What follows a forward convolution: a mode of `pointwise` and its second operand, each with its result.
@@ -364,7 +372,8 @@ pub(super) fn prepare(cuda: &Cuda, problem: &Problem, known: Option<&Engine>) ->
     let (cudnn, options) = (cuda.cudnn(), cuda.options());
     let graph = Graph::new(cudnn, problem)?;
     if let Some(engine) = known
-        && let Ok(ready) = graph.configuration(engine).and_then(|configuration| build(cudnn, &configuration, engine.clone()))
+        && let Ok(ready) =
+            graph.configuration(engine).and_then(|configuration| build(cudnn, &configuration, engine.clone()))
     {
         return Ok(ready);
     }
@@ -428,8 +437,12 @@ impl Trial {
             self.workspace = Memory::zeroed(cuda.context(), ready.workspace_bytes, "trying convolutions")?;
         }
         let used = |number: i64| number != BIAS || matches!(problem.finish, Finish::Bias | Finish::BiasRelu);
-        let tensors: Vec<(i64, u64)> =
-            self.tensors.iter().filter(|(number, _)| used(*number)).map(|(number, memory)| (*number, memory.address())).collect();
+        let tensors: Vec<(i64, u64)> = self
+            .tensors
+            .iter()
+            .filter(|(number, _)| used(*number))
+            .map(|(number, memory)| (*number, memory.address()))
+            .collect();
         let pack = pack(&tensors, self.workspace.address())?;
         let stream = cuda.stream();
         let run = |times: usize| {

@@ -118,9 +118,8 @@ impl Descriptor {
     pub fn get<T: Attribute>(&self, name: Name, kind: Kind, values: &mut [T]) -> Result<usize, CudaError> {
         let (room, mut count) = (values.len() as i64, 0);
         // SAFETY: cuDNN writes at most `room` values of the kind's type, which `T` has the size and layout of.
-        let status = unsafe {
-            sys::cudnnBackendGetAttribute(self.0, name, kind, room, &mut count, values.as_mut_ptr().cast())
-        };
+        let status =
+            unsafe { sys::cudnnBackendGetAttribute(self.0, name, kind, room, &mut count, values.as_mut_ptr().cast()) };
         check(status, &format!("reading {name:?}"))?;
         Ok(usize::try_from(count).unwrap_or(0).min(values.len()))
     }

@@ -58,6 +58,7 @@ impl Kept {
 fn name(cuda: &Cuda) -> Result<String, CudaError> {
     let (what, options) = (cuda.describe()?, cuda.options());
     let plain: String = what.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let marks = format!("{}{}", if options.tf32 { "-tf32" } else { "" }, if options.deterministic { "-same" } else { "" });
+    let marks =
+        format!("{}{}", if options.tf32 { "-tf32" } else { "" }, if options.deterministic { "-same" } else { "" });
     Ok(format!("cudnn-{}-{}-{}{marks}.json", plain.to_lowercase(), what.driver_version, what.cudnn_version))
 }

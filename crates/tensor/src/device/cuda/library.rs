@@ -64,6 +64,8 @@ mod tests {
         let missing = Library { purpose: "nothing", files: &["libpaceline-nothing.so", "libpaceline-nothing.so.1"] };
         assert_eq!(missing.find(), None);
         let error = missing.require().unwrap_err().to_string();
-        assert!(error.contains("libpaceline-nothing.so, libpaceline-nothing.so.1") && error.contains("LD_LIBRARY_PATH"));
+        assert!(
+            error.contains("libpaceline-nothing.so, libpaceline-nothing.so.1") && error.contains("LD_LIBRARY_PATH")
+        );
     }
 }

@@ -238,8 +238,22 @@ impl Product {
             let (algorithm, workspace) = (&self.algorithm, blas.workspace.address() as *mut c_void);
             let (description, stream) = (self.description.0, stream.handle().cast());
             sys::cublasLtMatmul(
-                blas.handle, description, alpha, b, lt_a, a, lt_b, beta, c, lt_c, c, lt_c, algorithm, workspace,
-                WORKSPACE_BYTES, stream,
+                blas.handle,
+                description,
+                alpha,
+                b,
+                lt_a,
+                a,
+                lt_b,
+                beta,
+                c,
+                lt_c,
+                c,
+                lt_c,
+                algorithm,
+                workspace,
+                WORKSPACE_BYTES,
+                stream,
             )
         };
         check(status, "starting a product")
@@ -276,7 +290,16 @@ fn choose(
         let (mut result, mut count) = (std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>(), 0);
         if done == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
             done = sys::cublasLtMatmulAlgoGetHeuristic(
-                blas.handle, description.0, a.0, b.0, c.0, c.0, preference, 1, &mut result, &mut count,
+                blas.handle,
+                description.0,
+                a.0,
+                b.0,
+                c.0,
+                c.0,
+                preference,
+                1,
+                &mut result,
+                &mut count,
             );
         }
         sys::cublasLtMatmulPreferenceDestroy(preference);

@@ -233,7 +233,9 @@ impl Program {
                 Call::Launch(launch) => {
                     launch.completed = launch.arguments.iter().map(|argument| argument.complete(scratch)).collect();
                 }
-                Call::Convolution(convolution) => convolution.complete(&|address: Address| address.complete(scratch))?,
+                Call::Convolution(convolution) => {
+                    convolution.complete(&|address: Address| address.complete(scratch))?
+                }
                 Call::Product(_) | Call::Copy(..) => {}
             }
         }

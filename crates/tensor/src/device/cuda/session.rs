@@ -537,7 +537,8 @@ fn check_memory(cuda: &Cuda, blueprint: &Blueprint<'_>) -> Result<(), CudaError>
     let gigabytes = |bytes: usize| bytes as f64 / 1e9;
     let batch = plan.graph().shape(ends.x)[0];
     let fits = (free.saturating_sub(fixed) as f64 / arena as f64 * batch as f64) as usize;
-    let advice = if fits > 0 { format!("a batch of about {fits} would fit") } else { "not even one sample would fit".into() };
+    let advice =
+        if fits > 0 { format!("a batch of about {fits} would fit") } else { "not even one sample would fit".into() };
     Err(CudaError(format!(
         "a step needs {:.2} GB of GPU memory; {:.2} of {:.2} GB are free: {advice}",
         gigabytes(arena + fixed),

@@ -137,14 +137,24 @@ KERNEL place_image_4(const u32* from, u32* to, i64 elements, int from_h, int fro
     place_image(from, to, elements, from_h, from_w, to_h, to_w, channels, shift_h, shift_w);
 }
 
-template <typename T> __device__ __forceinline__ void add_bias(T* y, const float* bias, i64 elements, i64 channels, int relu) {
-    for (i64 i = first_index(); i < elements; i += all_threads()) {
-        float value = to_float(y[i]) + bias[i % channels];
-        y[i] = from_float<T>(relu && value < 0.0f ? 0.0f : value);
+// Adds a bias to every row; with `relu`, what is below zero becomes zero. W divides the channels.
+template <typename T, int W> __device__ __forceinline__ void add_bias(T* y, const float* bias, i64 elements, i64 channels, int relu) {
+    for (i64 i = first_index() * W; i < elements; i += all_threads() * W) {
+        Pack<T, W> pack;
+        pack.load(y + i);
+        int c = (int)(i % channels);
+#pragma unroll
+        for (int j = 0; j < W; j++) {
+            float value = pack.v[j] + bias[c + j];
+            pack.v[j] = relu && value < 0.0f ? 0.0f : value;
+        }
+        pack.store(y + i);
     }
 }
-KERNEL add_bias_f32(float* y, const float* bias, i64 elements, i64 channels, int relu) { add_bias(y, bias, elements, channels, relu); }
-KERNEL add_bias_bf16(bf16* y, const float* bias, i64 elements, i64 channels, int relu) { add_bias(y, bias, elements, channels, relu); }
+KERNEL add_bias_f32(float* y, const float* bias, i64 elements, i64 channels, int relu) { add_bias<float, 1>(y, bias, elements, channels, relu); }
+KERNEL add_bias_bf16(bf16* y, const float* bias, i64 elements, i64 channels, int relu) { add_bias<bf16, 1>(y, bias, elements, channels, relu); }
+KERNEL add_bias_f32_wide(float* y, const float* bias, i64 elements, i64 channels, int relu) { add_bias<float, 4>(y, bias, elements, channels, relu); }
+KERNEL add_bias_bf16_wide(bf16* y, const float* bias, i64 elements, i64 channels, int relu) { add_bias<bf16, 8>(y, bias, elements, channels, relu); }
 
 template <typename T> __device__ __forceinline__ void relu_in_place(T* y, i64 elements) {
     for (i64 i = first_index(); i < elements; i += all_threads()) {
@@ -156,17 +166,38 @@ KERNEL relu_f32(float* y, i64 elements) { relu_in_place(y, elements); }
 KERNEL relu_bf16(bf16* y, i64 elements) { relu_in_place(y, elements); }
 
 // An image of few channels with pixels folded into channels: result (h, w, (a, b, c)) is source (step_h·h + a − top, step_w·w + b − left, c)
-// for a < A and b < B, zero outside of the image; the last `channels` of the result are filled up with zeros.
-KERNEL fold_image(const bf16* from, bf16* to, i64 elements, int from_h, int from_w, int depth, int to_h, int to_w, int channels, int step_h, int step_w, int A, int B, int top, int left) {
-    for (i64 i = first_index(); i < elements; i += all_threads()) {
-        int slot = (int)(i % channels);
-        i64 pixel = i / channels;
-        int w = (int)(pixel % to_w), h = (int)(pixel / to_w % to_h);
-        i64 n = pixel / to_w / to_h;
-        int c = slot % depth, b = slot / depth % B, a = slot / depth / B;
+// for a < A and b < B, zero outside of the image; what is left of `channels`, a multiple of eight, is filled up with zeros. A thread writes
+// eight channels.
+KERNEL fold_image(const bf16* from, bf16* to, i64 pieces, int from_h, int from_w, int depth, int to_h, int to_w, int channels, int step_h, int step_w, int A, int B, int top, int left) {
+    const u32 groups = channels / 8;
+    for (i64 piece = first_index(); piece < pieces; piece += all_threads()) {
+        u32 group = (u32)(piece % groups);
+        i64 pixel = piece / groups;
+        u32 line = (u32)(pixel / to_w);
+        int w = (int)(pixel - (i64)line * to_w), h = (int)(line % to_h);
+        i64 n = line / to_h;
+        u32 slot = group * 8, pair = slot / depth;
+        int c = slot - pair * depth, a = pair / B, b = pair - a * B;
         int y = h * step_h + a - top, x = w * step_w + b - left;
-        bool inside = a < A && y >= 0 && y < from_h && x >= 0 && x < from_w;
-        to[i] = inside ? from[((n * from_h + y) * from_w + x) * depth + c] : (bf16)0;
+        const bf16* image = from + n * from_h * from_w * depth;
+        u32 words[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            bool inside = a < A && y >= 0 && y < from_h && x >= 0 && x < from_w;
+            u32 value = inside ? image[((i64)y * from_w + x) * depth + c] : 0;
+            words[i / 2] |= value << (i % 2 * 16);
+            if (++c == depth) {
+                c = 0;
+                ++x;
+                if (++b == B) {
+                    b = 0;
+                    x -= B;
+                    ++a;
+                    ++y;
+                }
+            }
+        }
+        reinterpret_cast<uint4*>(to)[piece] = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
 

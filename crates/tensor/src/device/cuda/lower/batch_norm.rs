@@ -143,7 +143,8 @@ fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Resu
     let gamma = if norm.scale { at.input(4).address } else { NOTHING };
     let scaled = usize::from(norm.scale);
     let dz = if norm.residual { at.output(2 + scaled).address } else { NOTHING };
-    let mut arguments: Vec<Argument> = [dy.address, more, x.address, y, dz, mean, spread, gamma, beta].map(Argument::from).into();
+    let mut arguments: Vec<Argument> =
+        [dy.address, more, x.address, y, dz, mean, spread, gamma, beta].map(Argument::from).into();
     arguments.extend([kind(norm.rectifier), partial.into()]);
     arguments.extend(cut.arguments());
     builder.launch(&cut.name, cut.grid, THREADS, &arguments)?;
@@ -162,13 +163,23 @@ fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Resu
 }
 
 /// Adds up both sums of every channel.
-fn totals(builder: &mut Builder<'_>, cut: &Cut, partial: Address, [first, second]: [Address; 2]) -> Result<(), CudaError> {
-    let arguments = [partial.into(), (cut.grid[0] as i32).into(), (cut.channels as i32).into(), first.into(), second.into()];
+fn totals(
+    builder: &mut Builder<'_>,
+    cut: &Cut,
+    partial: Address,
+    [first, second]: [Address; 2],
+) -> Result<(), CudaError> {
+    let arguments =
+        [partial.into(), (cut.grid[0] as i32).into(), (cut.channels as i32).into(), first.into(), second.into()];
     builder.launch("batch_norm_grad_totals", [cut.channels.div_ceil(32), 1, 1], COLLECTING, &arguments)
 }
 
 /// The gradient of ReLU and, in the same pass, its sum over all dims but the last: the gradient of a bias.
-pub(in crate::device::cuda) fn relu_gradient(builder: &mut Builder<'_>, at: &At<'_>, bias: Address) -> Result<(), CudaError> {
+pub(in crate::device::cuda) fn relu_gradient(
+    builder: &mut Builder<'_>,
+    at: &At<'_>,
+    bias: Address,
+) -> Result<(), CudaError> {
     let (dy, y, dz) = (at.input(0), at.input(1), at.output(0));
     let cut = Cut::new(builder, &dz, ("relu_grad_sums", ""))?;
     let partial = builder.scratch(cut.partial_bytes());

@@ -45,9 +45,8 @@ fn forward(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, end: (bool, boo
         (true, true) => Finish::BiasRelu,
     };
     let direct = problem(plain, size, Finish::None);
-    let folded = Fold::new(&x, conv, image(&y)).filter(|fold| {
-        is_faster(builder, &problem(fold.conv, fold.image, Finish::None), &direct)
-    });
+    let folded = Fold::new(&x, conv, image(&y))
+        .filter(|fold| is_faster(builder, &problem(fold.conv, fold.image, Finish::None), &direct, fold.bytes()));
     let (plain, size, padded, weight) = match &folded {
         Some(fold) => (fold.conv, fold.image, fold.image(builder, &x)?, fold.weight(builder, weight, y.shape.last())?),
         None => (plain, size, padded, weight),
@@ -67,7 +66,9 @@ fn forward(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, end: (bool, boo
     start(builder, &alone, [padded, weight, y.address], None)?;
     match bias {
         Some(bias) => add_bias(builder, &y, &bias, end.1),
-        None => builder.launch_each(&format!("relu_{}", y.suffix()), y.elements(), &[y.address.into(), y.elements().into()]),
+        None => {
+            builder.launch_each(&format!("relu_{}", y.suffix()), y.elements(), &[y.address.into(), y.elements().into()])
+        }
     }
 }
 
@@ -112,9 +113,8 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
     // Straight to its place, or by way of copies in another type or in another order.
     let ordered = if dw.channels_last { dw.address } else { builder.scratch(dw.bytes()) };
     let narrow = problem(plain, size, x.dtype);
-    let folded = Fold::new(&x, conv, image(&dy)).filter(|fold| {
-        is_faster(builder, &problem(fold.conv, fold.image, x.dtype), &narrow)
-    });
+    let folded = Fold::new(&x, conv, image(&dy))
+        .filter(|fold| is_faster(builder, &problem(fold.conv, fold.image, x.dtype), &narrow, fold.bytes()));
     if let Some(fold) = folded {
         let image = fold.image(builder, &x)?;
         let gradient = builder.scratch(outputs * fold.taps() * x.dtype.bytes());
@@ -131,20 +131,29 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
     if dw.channels_last {
         return Ok(());
     }
-    super::layout::permute(builder, ordered, &[outputs, dw.elements() / outputs], &[1, 0], dw.address, DType::F32.bytes())
+    super::layout::permute(
+        builder,
+        ordered,
+        &[outputs, dw.elements() / outputs],
+        &[1, 0],
+        dw.address,
+        DType::F32.bytes(),
+    )
 }
 
-/// Whether one problem was clearly faster than another when both were tried.
-fn is_faster(builder: &Builder<'_>, one: &Problem, other: &Problem) -> bool {
+/// Whether one problem was faster than another when both were tried, with so many bytes to be moved before it.
+fn is_faster(builder: &Builder<'_>, one: &Problem, other: &Problem, bytes: usize) -> bool {
     let [one, other] = [one, other].map(|problem| builder.cuda().prepare(problem).ok()?.engine.seconds);
-    one.zip(other).is_some_and(|(one, other)| one < 0.8 * other)
+    one.zip(other).is_some_and(|(one, other)| one + bytes as f64 / SPEED < 0.9 * other)
 }
 
 /// Whether a gradient in f32 costs no more than one that is rounded and then widened. Where nothing was timed, rounding it is.
 fn wider_is_as_fast(builder: &Builder<'_>, wide: &Problem, narrow: &Problem) -> bool {
     let [wide, narrow] = [wide, narrow].map(|problem| builder.cuda().prepare(problem));
     match (wide, narrow) {
-        (Ok(wide), Ok(narrow)) => wide.engine.seconds.zip(narrow.engine.seconds).is_some_and(|(wide, narrow)| wide <= narrow),
+        (Ok(wide), Ok(narrow)) => {
+            wide.engine.seconds.zip(narrow.engine.seconds).is_some_and(|(wide, narrow)| wide <= narrow)
+        }
         (wide, _) => wide.is_ok(),
     }
 }
@@ -192,11 +201,7 @@ fn without_padding(conv: Conv2d, [n, h, w, c]: [usize; 4]) -> (Conv2d, [usize; 4
 }
 
 /// The image with its zeros around it, where cuDNN does not put them there itself.
-fn padded(
-    builder: &mut Builder<'_>,
-    x: &Tensor<'_>,
-    conv: Conv2d,
-) -> Result<(Address, Conv2d, [usize; 4]), CudaError> {
+fn padded(builder: &mut Builder<'_>, x: &Tensor<'_>, conv: Conv2d) -> Result<(Address, Conv2d, [usize; 4]), CudaError> {
     let (plain, size) = without_padding(conv, image(x));
     if plain == conv {
         return Ok((x.address, conv, size));
@@ -217,7 +222,9 @@ fn place(
 ) -> Result<(), CudaError> {
     let elements: usize = to_size.iter().product();
     let mut arguments: Vec<Argument> = vec![from.into(), to.into(), elements.into()];
-    arguments.extend([from_size[1], from_size[2], to_size[1], to_size[2], to_size[3]].map(|size| Argument::Int(size as i32)));
+    arguments.extend(
+        [from_size[1], from_size[2], to_size[1], to_size[2], to_size[3]].map(|size| Argument::Int(size as i32)),
+    );
     arguments.extend(shift.map(Argument::Int));
     builder.launch_each(&format!("place_image_{}", dtype.bytes()), elements, &arguments)
 }
@@ -229,6 +236,9 @@ pub(super) fn add_bias(
     bias: &Tensor<'_>,
     relu: bool,
 ) -> Result<(), CudaError> {
-    let arguments = [y.address.into(), bias.address.into(), y.elements().into(), y.shape.last().into(), i32::from(relu).into()];
-    builder.launch_each(&format!("add_bias_{}", y.suffix()), y.elements(), &arguments)
+    let arguments =
+        [y.address.into(), bias.address.into(), y.elements().into(), y.shape.last().into(), i32::from(relu).into()];
+    let width = if y.dtype == DType::Bf16 { 8 } else { 4 };
+    let (wide, pieces) = if y.shape.last() % width == 0 { ("_wide", y.elements() / width) } else { ("", y.elements()) };
+    builder.launch_each(&format!("add_bias_{}{wide}", y.suffix()), pieces, &arguments)
 }

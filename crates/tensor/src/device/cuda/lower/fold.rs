@@ -46,6 +46,11 @@ impl Fold {
         self.conv.kernel[0] * self.conv.kernel[1] * self.image[3]
     }
 
+    /// Bytes that folding reads and writes.
+    pub fn bytes(&self) -> usize {
+        (self.from.iter().product::<usize>() + self.image.iter().product::<usize>()) * DType::Bf16.bytes()
+    }
+
     /// The image with pixels as channels.
     pub fn image(&self, builder: &mut Builder<'_>, x: &Tensor<'_>) -> Result<Address, CudaError> {
         let elements: usize = self.image.iter().product();
@@ -53,9 +58,10 @@ impl Fold {
         let ([_, from_h, from_w, depth], [_, to_h, to_w, channels]) = (self.from, self.image);
         let Conv2d { stride, padding, .. } = self.before;
         let sizes = [from_h, from_w, depth, to_h, to_w, channels, stride[0], stride[1], stride[0], self.columns];
-        let mut arguments: Vec<Argument> = vec![x.address.into(), to.into(), elements.into()];
+        let pieces = elements / 8;
+        let mut arguments: Vec<Argument> = vec![x.address.into(), to.into(), pieces.into()];
         arguments.extend(sizes.into_iter().chain([padding.top, padding.left]).map(|size| Argument::Int(size as i32)));
-        builder.launch_each("fold_image", elements, &arguments)?;
+        builder.launch_each("fold_image", pieces, &arguments)?;
         Ok(to)
     }
 
