@@ -1,8 +1,11 @@
 //! Every `paceline` command that README.md shows runs, on data made here, cut to a step.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use paceline::tensor::device::cuda;
 
 /// Commands of the ```sh blocks, without their comments.
 fn commands() -> Vec<String> {
@@ -86,6 +89,10 @@ fn every_command_of_the_readme_runs() {
         }
         if line.starts_with("paceline train") {
             line += if line.contains("--resume") { " --max-steps 3 --quiet" } else { " --max-steps 1 --quiet" };
+        }
+        if line.contains("--device cuda") && !cuda::count().is_ok_and(|count| count > 0) {
+            let _ = writeln!(std::io::stderr(), "skipped: `{command}` of README.md: no GPU");
+            continue;
         }
         paceline(folder, &line);
     }

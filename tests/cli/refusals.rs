@@ -14,11 +14,25 @@ fn names_that_do_not_exist_are_answered_with_names_that_do() {
         ("train --schedule linear", ["cosine", "type"]),
         ("train --augment lots", ["none", "standard"]),
         ("bench step --dtype f8", ["f8", "type f32 or bf16"]),
+        ("train --device gpu", ["gpu", "type cpu, cuda or cuda:1"]),
         ("trian", ["train", "similar"]),
         ("train --modle mlp", ["--model", "similar"]),
     ] {
         place.refuses(arguments, &words);
     }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused() {
+    if paceline::tensor::device::cuda::count().is_ok_and(|count| count > 0) {
+        eprintln!("skipped: a_gpu_that_is_not_there_is_refused needs a machine without a GPU");
+        return;
+    }
+    let place = Place::new();
+    for arguments in ["train --device cuda", "bench step --model resnet20 --device cuda"] {
+        place.refuses(arguments, &["GPU"]);
+    }
+    place.refuses("train --device cuda --workers 2", &["one process trains on cuda", "type --workers 1"]);
 }
 
 #[test]
