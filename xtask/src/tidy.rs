@@ -80,7 +80,7 @@ pub fn check(root: &Path) -> Result<()> {
 
 fn read_sources(root: &Path) -> Result<Vec<Source>> {
     let mut files = Vec::new();
-    for folder in ["crates", "src", "xtask", "examples", "tests"] {
+    for folder in ["crates", "src", "fuzz", "xtask", "examples", "tests"] {
         collect(&root.join(folder), &mut files)?;
     }
     files.sort();
