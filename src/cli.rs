@@ -182,6 +182,9 @@ pub struct Train {
     /// Steps that a worker of a parameter server may be ahead of the slowest: 0 for synchronous, none for no bound
     #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
     pub staleness: Option<Staleness>,
+    /// Take the statistics of batch-norm layers over the batches of all workers, instead of each its own; for --agree all-reduce
+    #[arg(long, help_heading = "Many processes")]
+    pub sync_batch_norm: bool,
     /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
     pub hosts: Option<String>,
@@ -314,6 +317,9 @@ pub struct Plan {
     /// Bandwidth of the links, in Gbit/s
     #[arg(long, value_name = "GBIT", default_value_t = 1.0, value_parser = parse::positive)]
     pub link_bandwidth: f64,
+    /// Take the statistics of batch-norm layers over the batches of all processes
+    #[arg(long)]
+    pub sync_batch_norm: bool,
     /// Plan the evaluation, which keeps nothing for a backward pass, instead of a training step
     #[arg(long, conflicts_with = "memory")]
     pub eval: bool,

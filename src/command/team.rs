@@ -24,7 +24,7 @@ use paceline::parallel::agree::parameter_server::{Pace, Roles};
 use paceline::system::signal::Stop;
 use paceline::train::serve::{bucket_shapes, serve_parameters};
 use paceline::train::together::{Agree, Carry};
-use paceline::train::trainer::{Surroundings, Watch};
+use paceline::train::trainer::Watch;
 use paceline::train::{Config, TrainError, Trainer, run as run_folder};
 
 use super::Outcome;
@@ -228,11 +228,11 @@ impl Team {
     }
 
     /// Serves parameters until all workers have ended.
-    pub fn serve(self, config: &Config, around: &Surroundings) -> Outcome {
+    pub fn serve(self, config: &Config) -> Outcome {
         let roles = self.roles();
         let communicator = self.communicator.take().expect("a team has met");
         let pace = Pace::from_staleness(config.staleness.0);
-        self.guard(serve_parameters(config, around, communicator, (roles, pace)), None)?;
+        self.guard(serve_parameters(config, communicator, (roles, pace)), None)?;
         self.finish()?;
         Ok(ExitCode::SUCCESS)
     }

@@ -40,6 +40,23 @@ fn workers_train_as_one_process_does() {
 }
 
 #[test]
+fn a_model_with_batch_norm_trains_as_one_process_does() {
+    let place = Place::new();
+    let line = "train --model cnn5 --data synthetic:16x16x3/10/64 --batch 8 --optimizer momentum --lr 0.01 --max-steps 12 --quiet";
+    place.run(&format!("{line} --run alone"));
+    let (expected, _) = course(&place, "alone");
+    let planned = place.run("plan --model cnn5 --batch 8 --workers 2 --sync-batch-norm");
+    assert!(planned.contains("statistics of batch-norm layers: 15 sums"), "{planned}");
+    for (run, way) in [("shm", "--workers 2"), ("tcp", "--workers 4 --carry tcp")] {
+        place.run(&format!("{line} {way} --sync-batch-norm --run {run}"));
+        let (losses, _) = course(&place, run);
+        for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+            assert!((loss - expected).abs() < 1e-4 * expected, "{way}: loss {loss} for {expected} at step {step}");
+        }
+    }
+}
+
+#[test]
 fn asynchronous_workers_come_to_an_end() {
     let place = Place::new();
     for staleness in ["1", "none"] {
@@ -83,6 +100,8 @@ fn what_workers_cannot_share_is_refused() {
     }
     let servers = format!("{line} --workers 2 --agree parameter-server");
     place.fails(&format!("{servers} --clip-norm 1"), 2, &["--clip-norm", "--agree all-reduce"]);
+    place.fails(&format!("{servers} --sync-batch-norm"), 2, &["--sync-batch-norm needs", "type --agree all-reduce"]);
+    place.fails(&format!("{line} --sync-batch-norm"), 2, &["mlp has no batch-norm", "leave --sync-batch-norm out"]);
     assert!(!place.path("run").exists());
 }
 

@@ -83,6 +83,8 @@ pub struct Config {
     pub servers: usize,
     /// Steps that a worker of a parameter server may be ahead of the slowest; 0 is synchronous.
     pub staleness: Staleness,
+    /// Whether batch normalisations take their statistics over the batches of all workers instead of each its own.
+    pub sync_batch_norm: bool,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
     pub dtype: Precision,
     /// Whether what is cheap to compute again is kept. Changes no bit.
@@ -140,6 +142,7 @@ impl Default for Config {
             algorithm: None,
             servers: 1,
             staleness: Staleness::default(),
+            sync_batch_norm: false,
             dtype: Precision::F32,
             memory: MemoryUse::Normal,
             threads: None,
@@ -244,6 +247,13 @@ impl Config {
             }
             return Ok(());
         }
+        if self.sync_batch_norm {
+            return refuse(
+                "--sync-batch-norm needs workers that add up numbers in the middle of a step, and those of a parameter server \
+                 do not hear of each other; type --agree all-reduce, or leave it out"
+                    .into(),
+            );
+        }
         if self.clip_norm.is_some() || self.accumulate > 1 {
             let flag = if self.clip_norm.is_some() { "--clip-norm" } else { "--accumulate" };
             return refuse(format!(
@@ -308,5 +318,17 @@ mod tests {
         assert!(Config { batch: 10, accumulate: 4, ..Config::default() }.check().is_err());
         assert!(Config { time_limit_s: Some(f64::NAN), ..Config::default() }.check().is_err());
         assert!(Config::default().check().is_ok());
+    }
+
+    #[test]
+    fn statistics_of_all_workers_need_workers_that_meet() {
+        let mut config = Config { sync_batch_norm: true, workers: 2, ..Config::default() };
+        assert!(config.check().is_ok());
+        config.agree = Agree::ParameterServer;
+        for staleness in [Some(0), Some(3), None] {
+            config.staleness = Staleness(staleness);
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.ends_with("type --agree all-reduce, or leave it out"), "{error}");
+        }
     }
 }

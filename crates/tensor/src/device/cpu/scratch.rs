@@ -22,6 +22,8 @@ pub struct Scratch {
     pub(crate) floats: Vec<f32>,
     /// Sums per channel or row.
     pub(crate) sums: Vec<f64>,
+    /// Numbers that are added up with others.
+    pub(crate) numbers: Vec<f32>,
 }
 
 /// How many floats a kernel needs of each kind.
@@ -73,7 +75,8 @@ impl Scratch {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        let floats = self.shared.len() + self.partial.len() + self.workers.len() + self.floats.len();
+        let floats =
+            self.shared.len() + self.partial.len() + self.workers.len() + self.floats.len() + self.numbers.len();
         floats * size_of::<f32>() + self.sums.len() * size_of::<f64>()
     }
 
