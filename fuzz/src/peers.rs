@@ -13,6 +13,10 @@ use paceline_parallel::agree::BucketShape;
 use paceline_parallel::agree::parameter_server::server::{Keeper, Push, Shape, serve};
 use paceline_parallel::agree::parameter_server::{Pace, Roles};
 use paceline_system::threads;
+use paceline_train::serve::Start;
+
+/// Numbers by which a run is described.
+const FACTS: usize = 8;
 
 const LIMIT: Duration = Duration::from_secs(2);
 
@@ -58,7 +62,7 @@ impl Stream for Deaf<'_> {
         Ok(())
     }
 
-    fn finish_writing(&self) {}
+    fn finish_writing(&mut self) {}
 
     fn address(&self) -> String {
         "anywhere".into()
@@ -84,8 +88,6 @@ pub fn message(bytes: &[u8]) {
 struct Nothing(Vec<f32>);
 
 impl Keeper for Nothing {
-    fn begin(&mut self, _: u64) {}
-
     fn apply(&mut self, push: Push<'_>) {
         assert_eq!(push.gradients.len(), push.weights.len());
     }
@@ -99,7 +101,7 @@ impl Keeper for Nothing {
     }
 }
 
-/// A server of a small model, and a worker that says whatever the bytes say: after the weights, records of how many numbers, with
+/// A server of a small model, and a worker that says whatever the bytes say: after facts and weights, records of how many numbers, with
 /// which tag, and the numbers. The server ends when the worker is gone.
 pub fn parameter_server(bytes: &[u8]) {
     const PARAMETERS: usize = 7;
@@ -108,7 +110,7 @@ pub fn parameter_server(bytes: &[u8]) {
     let options = Options { timeout: LIMIT, stop: Stop::new(), choice };
     let mut ends =
         thread::mesh(2).into_iter().map(Transport::Thread).map(|end| Communicator::new(end, options.clone()));
-    let (Some(worker), Some(server)) = (ends.next(), ends.next()) else { return };
+    let (Some(worker), Some(mut server)) = (ends.next(), ends.next()) else { return };
     let bytes = bytes.to_vec();
     let talking = threads::spawn("worker", move || talk(worker, &bytes, PARAMETERS));
     let bucket = |start, elements| BucketShape { start, elements, ready_after: 0, needed_before: 0 };
@@ -121,14 +123,17 @@ pub fn parameter_server(bytes: &[u8]) {
         slots: 1,
     };
     // Whatever the worker says, the server ends well or says why not.
-    let _ = serve(server, shape, &mut Nothing(vec![0.0; PARAMETERS]));
+    if let Ok(start) = Start::hear(&mut server) {
+        assert_eq!(Start::from_facts(start.facts()), Some(start));
+        let _ = serve(server, shape, &mut Nothing(vec![0.0; PARAMETERS]));
+    }
     talking.expect("a thread").join().expect("the worker returns");
 }
 
 /// The worker. It stops at the first error: the server has ended.
 fn talk(mut worker: Communicator, bytes: &[u8], parameters: usize) {
     let mut numbers = bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four));
-    for length in [2, parameters, 2, parameters] {
+    for length in [2 * FACTS, parameters, 2, parameters] {
         let mut told: Vec<f32> = numbers.by_ref().take(length).collect();
         told.resize(length, 0.0);
         if worker.broadcast(Rank(0), &mut told).is_err() {
