@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use paceline_comm::wire::Tls;
 use paceline_data::decode::decode_image;
 use paceline_data::pixels::Pixels;
 use paceline_data::{cifar10, mnist};
@@ -19,6 +20,11 @@ fn with_file(name: &str, bytes: &[u8], body: impl FnOnce(&Disk, PathBuf)) {
     std::fs::create_dir_all(path.parent().expect("a file is in a folder")).expect("a folder");
     std::fs::write(&path, bytes).expect("a file");
     body(&Disk::real(), path);
+}
+
+/// Certificates and a key, all in one text.
+pub fn certificates(bytes: &[u8]) {
+    let _ = Tls::from_pem(bytes, bytes, bytes);
 }
 
 /// The file of measured algorithms: written again, it is read again.

@@ -23,6 +23,7 @@ pub const TARGETS: &[Target] = &[
     ("environment", words::environment),
     ("token", words::token),
     ("config", words::config),
+    ("certificates", files::certificates),
     ("choices", files::choices),
     ("weights", files::weights),
     ("event_log", files::event_log),
