@@ -252,6 +252,9 @@ impl Team {
         let (shapes, config) = (bucket_shapes(trainer.replica()), trainer.config().clone());
         let communicator = self.communicator.take().expect("a team has met");
         let agreement = match config.agree {
+            Agree::AllReduce if communicator.shares_memory() && trainer.replica().steps_by_elements() => {
+                Agreement::shares(communicator, &shapes)
+            }
             Agree::AllReduce => Agreement::all_reduce(communicator, &shapes, MESSAGE_MAX),
             Agree::ParameterServer => {
                 let pace = Pace::from_staleness(config.staleness.0);

@@ -131,6 +131,8 @@ pub struct Plan {
     dues: Vec<Due>,
     /// Which bucket is needed before which node, in order.
     needs: Vec<(usize, usize)>,
+    /// After which node which bucket is offered again, in order.
+    offers: Vec<(usize, usize)>,
     parameters: Layout,
     states: Layout,
     outputs: Vec<Value>,
@@ -178,6 +180,7 @@ impl Plan {
             forward_nodes,
             dues: bucket::dues(&buckets),
             needs: bucket::needs(&buckets),
+            offers: bucket::offers(&buckets),
             buckets,
             parameters,
             states,
@@ -232,6 +235,11 @@ impl Plan {
     /// What is to be done with the buckets from a node on, in order.
     pub(crate) fn dues_from(&self, node: usize) -> &[Due] {
         &self.dues[self.dues.partition_point(|due| due.node < node)..]
+    }
+
+    /// The node after which a bucket is offered again, and the bucket, from a node on, in order.
+    pub(crate) fn offers_from(&self, node: usize) -> &[(usize, usize)] {
+        &self.offers[self.offers.partition_point(|offer| offer.0 < node)..]
     }
 
     /// The node before which each bucket's parameters are needed, and the bucket, in order.

@@ -250,6 +250,11 @@ impl Replica {
         self.agreement.world()
     }
 
+    /// Whether a step can be made with some elements of a bucket by themselves: nothing looks at whole tensors or at all gradients.
+    pub fn steps_by_elements(&self) -> bool {
+        !self.plan().stores_gradients() && !self.options.rule.needs_whole_tensors()
+    }
+
     /// The buckets of gradients.
     pub fn buckets(&self) -> &[Bucket] {
         &self.buckets
@@ -334,7 +339,7 @@ impl Replica {
         let mut turn = |turn: Turn<'_>| {
             let Turn::Apply { bucket, gradients, parameters } = turn else { return true };
             let start = clock.seconds();
-            result = updates.apply(moment, bucket, gradients, parameters);
+            result = updates.apply(moment, (bucket, 0..gradients.len()), gradients, parameters);
             update_s += clock.seconds() - start;
             result.is_ok()
         };
@@ -501,23 +506,24 @@ fn split(replica: &mut Replica) -> (&mut Half, &mut Store, Updating<'_>) {
 }
 
 impl Updating<'_> {
-    /// Changes the parameters of a bucket, unless its gradients would spoil them.
+    /// Changes parameters, some of a bucket's, unless their gradients would spoil them.
     fn apply(
         &mut self,
         moment: Moment,
-        bucket: usize,
+        (bucket, range): (usize, Range<usize>),
         gradients: &mut [f32],
         parameters: &mut [f32],
     ) -> Result<(), NotFinite> {
         let Self { options, device, optimizer_state, segments, buckets, sums } = self;
         let Bucket { parameters: numbers, elements, .. } = &buckets[bucket];
+        let start = elements.start + range.start;
         if all_finite(device.pool(), gradients) {
-            let state = optim::state_of(optimizer_state, elements.clone());
-            let buffers = Buffers { start: elements.start, weights: parameters, gradients, state };
+            let state = optim::state_of(optimizer_state, start..elements.start + range.end);
+            let buffers = Buffers { start, weights: parameters, gradients, state };
             options.rule.update(moment, &segments[numbers.clone()], buffers, &mut Tools { cpu: device, sums });
             return Ok(());
         }
-        let spoiled = elements.start + gradients.iter().position(|x| !x.is_finite()).unwrap_or(0);
+        let spoiled = start + gradients.iter().position(|x| !x.is_finite()).unwrap_or(0);
         let parameter = numbers.clone().find(|&number| segments[number].range.contains(&spoiled));
         Err(NotFinite::Gradient(parameter.unwrap_or(numbers.start)))
     }
