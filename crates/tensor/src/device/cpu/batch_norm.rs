@@ -1,6 +1,6 @@
 //! Batch normalisation of `[rows, channels]`, with the residual sum and the ReLU that usually follow fused in.
 //!
-//! Forward: one pass for the statistics, one to apply them. Gradient: one pass for the two sums, one to apply. The bound is
+//! Forward: one pass for the statistics, unless the convolution that made x took them (`moments.rs`), one to apply them. Gradient: one pass for the two sums, one to apply. The bound is
 //! memory bandwidth, so what counts is streams of the tensor's size: forward reads x twice and writes y. The gradient reads
 //! dy and x twice and writes dx; it finds a ReLU's mask from x again, by the forward pass's own arithmetic. Where a residual
 //! was added that is not possible: then the first pass reads y and writes what the ReLU lets pass, which is the residual's
@@ -38,6 +38,8 @@ pub struct BatchNorm<'a, E> {
     pub rectifier: Rectifier,
     /// Added to the variance.
     pub eps: f32,
+    /// The mean and the variance (over n) of each channel of x, where they are known.
+    pub statistics: Option<(&'a [f32], &'a [f32])>,
 }
 
 /// Running statistics, updated as `(1 − momentum)·running + momentum·batch`.
@@ -68,7 +70,31 @@ pub struct TrainOutput<'a, E> {
 pub fn train<E: Float>(context: &mut Context<'_>, input: &BatchNorm<'_, E>, output: TrainOutput<'_, E>) {
     let (x, channels) = (input.x, input.beta.len());
     assert!(x.len() >= channels && x.len().is_multiple_of(channels), "batch-norm needs at least one whole row");
-    let (rows, isa) = (x.len() / channels, context.isa);
+    let (count, running) = ((x.len() / channels) as f64, output.running);
+    if let Some((mean, variance)) = input.statistics {
+        output.mean.copy_from_slice(mean);
+        output.inv_std.copy_from_slice(variance);
+    } else {
+        statistics(context, x, output.mean, output.inv_std);
+    }
+    let momentum = f64::from(running.momentum);
+    let blend = |old: f32, new: f64| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32;
+    for channel in 0..channels {
+        let (mean, variance) = (f64::from(output.mean[channel]), f64::from(output.inv_std[channel]));
+        output.inv_std[channel] = (1.0 / (variance + f64::from(input.eps)).sqrt()) as f32;
+        running.mean[channel] = blend(running.mean[channel], mean);
+        running.variance[channel] = blend(running.variance[channel], variance * count / (count - 1.0).max(1.0));
+    }
+    let inv_std = output.inv_std;
+    let affine =
+        Affine::new(&mut context.scratch.floats, input.gamma, output.mean, |channel| inv_std[channel], input.beta);
+    apply((context.pool, context.isa), input, affine, output.y);
+}
+
+/// The mean and the variance (over n) of each channel of x, which has as many as `mean`.
+pub(super) fn statistics<E: Float>(context: &mut Context<'_>, x: &[E], mean: &mut [f32], variance: &mut [f32]) {
+    let (channels, isa) = (mean.len(), context.isa);
+    let rows = x.len() / channels;
     let Scratch { floats, sums, .. } = &mut *context.scratch;
     let [shift] = wide_rows(floats, channels);
     shift_near_the_mean(x, channels, shift);
@@ -76,21 +102,11 @@ pub fn train<E: Float>(context: &mut Context<'_>, input: &BatchNorm<'_, E>, outp
         passes::add_moments(isa, x, &shift[strip.column..], strip.rows, sums);
     });
     let (count, (sum, square)) = (rows as f64, sums.split_at(channels));
-    let running = output.running;
-    let momentum = f64::from(running.momentum);
-    let blend = |old: f32, new: f64| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32;
     for channel in 0..channels {
         let offset = sum[channel] / count;
-        let mean = f64::from(shift[channel]) + offset;
-        let variance = (square[channel] / count - offset * offset).max(0.0);
-        output.mean[channel] = mean as f32;
-        output.inv_std[channel] = (1.0 / (variance + f64::from(input.eps)).sqrt()) as f32;
-        running.mean[channel] = blend(running.mean[channel], mean);
-        running.variance[channel] = blend(running.variance[channel], variance * count / (count - 1.0).max(1.0));
+        mean[channel] = (f64::from(shift[channel]) + offset) as f32;
+        variance[channel] = (square[channel] / count - offset * offset).max(0.0) as f32;
     }
-    let inv_std = output.inv_std;
-    let affine = Affine::new(floats, input.gamma, output.mean, |channel| inv_std[channel], input.beta);
-    apply((context.pool, isa), input, affine, output.y);
 }
 
 /// Normalises with the running statistics.
@@ -183,11 +199,17 @@ fn apply<E: Float>((pool, isa): (&Pool, Isa), input: &BatchNorm<'_, E>, affine: 
     assert!(input.x.len() == y.len() && input.residual.is_none_or(|residual| residual.len() == y.len()));
     let task_elements = task_elements(affine.mean.len());
     let past = size_of_val(y) >= rows::PAST_BYTES_MIN && rows::may_pass(isa, y, affine.mean.len());
-    pool.chunks(y, task_elements, |task, y| {
+    let body = |task: usize, y: &mut [E]| {
         let elements = task * task_elements..task * task_elements + y.len();
         let residual = input.residual.map(|residual| &residual[elements.clone()]);
         passes::apply(isa, affine, (&input.x[elements], residual), input.rectifier, y, past);
-    });
+    };
+    // The first to read x after it was written begins with the end of it.
+    if input.statistics.is_some() {
+        pool.chunks_backwards(y, task_elements, body);
+    } else {
+        pool.chunks(y, task_elements, body);
+    }
 }
 
 /// What the gradient reads.
