@@ -1,5 +1,6 @@
 //! What can be typed: commands, flags and their help. Lifted into checked values by `command/`.
 
+pub mod doctor;
 pub mod launch;
 mod parse;
 
@@ -55,6 +56,8 @@ pub enum Command {
     Data(Data),
     /// Measure
     Bench(Bench),
+    /// Look at this machine and the links between machines, and say which settings fit them
+    Doctor(doctor::Doctor),
     /// Write the HTML report of a run again
     Report(Report),
 }
@@ -164,15 +167,24 @@ pub struct Train {
     /// How they agree on the weights: all-reduce | parameter-server
     #[arg(long, help_heading = "Many processes")]
     pub agree: Option<Agree>,
-    /// How bytes travel: auto | shm | tcp
+    /// How bytes travel: auto | shm | tcp | mpi (if built with it)
     #[arg(long, help_heading = "Many processes")]
     pub carry: Option<together::Carry>,
+    /// TCP connections between every two processes [default: 1; `paceline doctor` measures what helps]
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub sockets: Option<usize>,
+    /// Insist on an algorithm of all-reduces, such as ring [default: by size, from the links' measured speed]
+    #[arg(long, value_name = "NAME", help_heading = "Many processes")]
+    pub algorithm: Option<String>,
     /// Processes that hold parameters, for a parameter server
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub servers: Option<usize>,
     /// Steps that a worker of a parameter server may be ahead of the slowest: 0 for synchronous, none for no bound
     #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
     pub staleness: Option<Staleness>,
+    /// Take the statistics of batch-norm layers over the batches of all workers, instead of each its own; for --agree all-reduce
+    #[arg(long, help_heading = "Many processes")]
+    pub sync_batch_norm: bool,
     /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
     pub hosts: Option<String>,
@@ -305,6 +317,9 @@ pub struct Plan {
     /// Bandwidth of the links, in Gbit/s
     #[arg(long, value_name = "GBIT", default_value_t = 1.0, value_parser = parse::positive)]
     pub link_bandwidth: f64,
+    /// Take the statistics of batch-norm layers over the batches of all processes
+    #[arg(long)]
+    pub sync_batch_norm: bool,
     /// Plan the evaluation, which keeps nothing for a backward pass, instead of a training step
     #[arg(long, conflicts_with = "memory")]
     pub eval: bool,

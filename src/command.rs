@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod calibrate;
 pub mod data;
+pub mod doctor;
 pub mod evaluate;
 pub mod export;
 pub mod launch;

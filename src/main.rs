@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Models(arguments) => command::models::run(&arguments),
         Command::Data(arguments) => command::data::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments),
+        Command::Doctor(arguments) => command::doctor::run(&arguments),
         Command::Report(arguments) => command::report::run(&arguments),
     };
     match outcome {

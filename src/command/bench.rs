@@ -59,6 +59,7 @@ fn replica(
         precision: arguments.dtype,
         memory: arguments.memory,
         clip_norm,
+        sync_batch_norm: false,
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
     let replica = Replica::new(model, options, &cpu)?;

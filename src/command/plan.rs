@@ -36,7 +36,8 @@ pub fn run(arguments: &Plan) -> Outcome {
     let (input, batch) = (input(entry, arguments.size)?, arguments.batch / workers);
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let network = Network::new(entry, mode, batch, input, arguments.classes.unwrap_or(entry.classes), 0.0)?;
-    let wanted = Wanted { precision: arguments.dtype, ..replica::wanted(&network, replica::early(false)) };
+    let (precision, shares_statistics) = (arguments.dtype, arguments.sync_batch_norm);
+    let wanted = Wanted { precision, shares_statistics, ..replica::wanted(&network, replica::early(false)) };
     let planned = |memory| Planned::new(network.graph.clone(), &Wanted { memory, ..wanted.clone() });
     let plan = planned(arguments.memory);
     let report = plan.report();

@@ -11,17 +11,20 @@ use paceline::cluster::launch::Output;
 use paceline::cluster::launch::group::{self, Ended, Start};
 use paceline::cluster::launch::{child, local, ssh};
 use paceline::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
-use paceline::cluster::{Control, Log, Member, Phase, Seat, join};
+use paceline::cluster::{Control, Job, Log, Member, Phase, Seat, join};
+#[cfg(feature = "mpi")]
+use paceline::comm::transport::mpi;
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
-use paceline::comm::{Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait};
+use paceline::comm::{
+    Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
+};
 use paceline::data::order::Shard;
 use paceline::parallel::Agreement;
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
-use paceline::system::clock::Clock;
 use paceline::system::signal::Stop;
 use paceline::train::serve::{bucket_shapes, serve_parameters};
 use paceline::train::together::{Agree, Carry};
-use paceline::train::trainer::{Surroundings, Watch};
+use paceline::train::trainer::Watch;
 use paceline::train::{Config, TrainError, Trainer, run as run_folder};
 
 use super::Outcome;
@@ -29,16 +32,13 @@ use crate::cli::Train;
 use crate::failure::Failure;
 
 /// How long ranks wait to be connected, once all have arrived.
-const CONNECT_MAX: Duration = Duration::from_secs(60);
+pub const CONNECT_MAX: Duration = Duration::from_secs(60);
 
 /// How long one message may take. A rank that dies is named by the heartbeats long before.
-const MESSAGE_MAX: Duration = Duration::from_secs(600);
+pub const MESSAGE_MAX: Duration = Duration::from_secs(600);
 
 /// How long the others may take to end.
-const FAREWELL: Duration = Duration::from_secs(60);
-
-/// Small and large messages by which the link is measured, in bytes.
-const PROBES: [usize; 2] = [64, 1 << 20];
+pub const FAREWELL: Duration = Duration::from_secs(60);
 
 /// What this process is.
 pub enum Role {
@@ -52,17 +52,23 @@ pub enum Role {
 
 /// Finds out what this process is.
 pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result<Role, Failure> {
+    if config.carry == Carry::Mpi && !cfg!(feature = "mpi") {
+        return Err(Failure::refused(
+            "this paceline was built without MPI; with mpicc and libclang installed, type: cargo install --path . --features mpi",
+        ));
+    }
     if let Some(file) = &arguments.cluster {
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| Failure::refused(format!("cannot read {}: {error}", file.display())))?;
-        let (Some(job), Some(task)) = (arguments.job, arguments.task) else {
-            return Err(Failure::refused("--cluster needs to know which process this is; type --job worker --task 0"));
-        };
-        return Ok(Role::Member(Box::new(ClusterFile::parse(&text)?.member(job, task)?)));
+        return Ok(Role::Member(Box::new(from_file(file, arguments.job, arguments.task)?)));
     }
     if let Some(member) = from_environment(variables)? {
         let member = if member.world > 1 { member.with_servers(servers(config))? } else { member };
         return Ok(Role::Member(Box::new(member)));
+    }
+    if config.carry == Carry::Mpi {
+        let workers = config.workers.max(2);
+        return Err(Failure::refused(format!(
+            "--carry mpi is for processes that mpirun starts; type: mpirun -n {workers} paceline train --carry mpi …"
+        )));
     }
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
@@ -99,6 +105,16 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
         }
     }
     Ok(Role::Launcher(starts))
+}
+
+/// The member of a cluster file that this process was told to be.
+pub fn from_file(file: &Path, job: Option<Job>, task: Option<usize>) -> Result<Member, Failure> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| Failure::refused(format!("cannot read {}: {error}", file.display())))?;
+    let (Some(job), Some(task)) = (job, task) else {
+        return Err(Failure::refused("--cluster needs to know which process this is; type --job worker --task 0"));
+    };
+    Ok(ClusterFile::parse(&text)?.member(job, task)?)
 }
 
 fn servers(config: &Config) -> usize {
@@ -148,15 +164,9 @@ impl Team {
         if config.staleness.0 != Some(0) {
             seat.limits.behind = None;
         }
-        let listener = Cell::new(None);
-        let control = join(seat, |address: IpAddr| -> std::io::Result<Option<SocketAddr>> {
-            let opened = tcp::Listener::bind(rank, Some(address)).map_err(std::io::Error::other)?;
-            let address = opened.address();
-            listener.set(Some(opened));
-            Ok(Some(address))
-        })?;
+        let (control, listener) = arrive(seat)?;
         let team = Self { member, control, communicator: Cell::new(None) };
-        let connected = team.connect(listener.take(), token, config);
+        let connected = team.connect(listener, token, config);
         let communicator = team.guard(connected.map_err(TrainError::from), None)?;
         team.communicator.set(Some(communicator));
         Ok(team)
@@ -174,20 +184,21 @@ impl Team {
         let wait = Wait::new(CONNECT_MAX, self.control.stop());
         let by_memory = config.carry == Carry::Shm || (config.carry == Carry::Auto && one_machine);
         let transport = match listener {
+            #[cfg(feature = "mpi")]
+            _ if config.carry == Carry::Mpi => Transport::Mpi(Box::new(mpi::connect(&membership)?)),
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
-                let sockets = tcp::Config::default();
+                let sockets = tcp::Config { sockets: config.sockets as u16, ..tcp::Config::default() };
                 Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
             }
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
         };
         let nodes = Nodes::new(table.nodes().iter().map(|&node| node as u32).collect());
-        let guess = Link::new(20e-6, 2e9);
-        let choice = Choice::by_cost(Links { nodes: nodes.clone(), within: guess, between: guess });
-        let options = Options { timeout: MESSAGE_MAX, stop: self.control.stop().clone(), choice };
+        let options = Options { timeout: MESSAGE_MAX, stop: self.control.stop().clone(), choice: guess(nodes.clone()) };
         let mut communicator = Communicator::new(transport, options);
-        let link = measure(&mut communicator)?;
-        communicator.set_choice(Choice::by_cost(Links { nodes, within: link, between: link }));
+        let algorithm = config.algorithm.as_deref().and_then(Algorithm::from_name);
+        let links = probe::links(&mut communicator, nodes)?;
+        communicator.set_choice(Choice::by_cost(links).forced(algorithm));
         Ok(communicator)
     }
 
@@ -217,11 +228,11 @@ impl Team {
     }
 
     /// Serves parameters until all workers have ended.
-    pub fn serve(self, config: &Config, around: &Surroundings) -> Outcome {
+    pub fn serve(self, config: &Config) -> Outcome {
         let roles = self.roles();
         let communicator = self.communicator.take().expect("a team has met");
         let pace = Pace::from_staleness(config.staleness.0);
-        self.guard(serve_parameters(config, around, communicator, (roles, pace)), None)?;
+        self.guard(serve_parameters(config, communicator, (roles, pace)), None)?;
         self.finish()?;
         Ok(ExitCode::SUCCESS)
     }
@@ -265,37 +276,26 @@ impl Team {
     }
 }
 
+/// Meets the others, with a listener for data where they can reach this process.
+pub fn arrive(seat: Seat) -> Result<(Control, Option<tcp::Listener>), Failure> {
+    let rank = seat.member.rank;
+    let mut listener = None;
+    let control = join(seat, |address: IpAddr| -> std::io::Result<Option<SocketAddr>> {
+        let opened = tcp::Listener::bind(rank, Some(address)).map_err(std::io::Error::other)?;
+        let address = opened.address();
+        listener = Some(opened);
+        Ok(Some(address))
+    })?;
+    Ok((control, listener))
+}
+
+/// How algorithms are chosen before any link is measured.
+pub fn guess(nodes: Nodes) -> Choice {
+    let link = Link::new(20e-6, 2e9);
+    Choice::by_cost(Links { nodes, within: link, between: link })
+}
+
 /// What all ranks must agree on, as lines; how many threads each has is its own affair.
 fn fingerprint(config: &Config) -> String {
     Config { threads: None, loader_threads: 1, weights: None, ..config.clone() }.to_toml()
-}
-
-/// Latency and bandwidth between the first two ranks, told to all.
-fn measure(communicator: &mut Communicator) -> Result<Link, CommError> {
-    const ROUNDS: usize = 4;
-    let (rank, clock) = (communicator.rank(), Clock::real());
-    let mut seconds = [f64::INFINITY; PROBES.len()];
-    for (bytes, best) in PROBES.into_iter().zip(&mut seconds) {
-        let mut message = vec![0u8; bytes];
-        for round in 0..ROUNDS as u64 {
-            let start = clock.seconds();
-            match rank.0 {
-                0 => {
-                    communicator.send(Rank(1), round, &message)?;
-                    communicator.recv(Rank(1), round, &mut message)?;
-                }
-                1 => {
-                    communicator.recv(Rank(0), round, &mut message)?;
-                    communicator.send(Rank(0), round, &message)?;
-                }
-                _ => {}
-            }
-            *best = best.min((clock.seconds() - start) / 2.0);
-        }
-    }
-    let latency_s = seconds[0].max(1e-7);
-    let bytes_per_s = PROBES[1] as f64 / (seconds[1] - seconds[0]).max(1e-9);
-    let mut found = [latency_s as f32, bytes_per_s as f32];
-    communicator.broadcast(Rank(0), &mut found)?;
-    Ok(Link::new(f64::from(found[0]), f64::from(found[1])))
 }

@@ -40,8 +40,11 @@ pub fn run(arguments: Train) -> Outcome {
                 return train(&arguments, config, Surroundings { stop, ..surroundings() }, None);
             }
             let team = Team::meet(*member, &arguments, &config, &stop)?;
+            if team.serves() {
+                return team.serve(&config);
+            }
             let around = Surroundings { stop, shard: team.shard(), watch: team.watch(), ..surroundings() };
-            if team.serves() { team.serve(&config, &around) } else { train(&arguments, config, around, Some(team)) }
+            train(&arguments, config, around, Some(team))
         }
     }
 }
@@ -170,8 +173,11 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.workers, &arguments.workers);
     set(&mut config.agree, &arguments.agree);
     set(&mut config.carry, &arguments.carry);
+    set(&mut config.sockets, &arguments.sockets);
+    set_some(&mut config.algorithm, &arguments.algorithm);
     set(&mut config.servers, &arguments.servers);
     set(&mut config.staleness, &arguments.staleness);
+    config.sync_batch_norm |= arguments.sync_batch_norm;
     set(&mut config.dtype, &arguments.dtype);
     set(&mut config.memory, &arguments.memory);
     set_some(&mut config.threads, &arguments.threads);

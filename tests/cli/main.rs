@@ -3,6 +3,7 @@
 mod calibrate;
 mod commands;
 mod data;
+mod doctor;
 mod events;
 mod examples;
 mod failures;

@@ -20,6 +20,7 @@ fn workers_train_as_one_process_does() {
         "--workers 2",
         "--workers 4 --carry shm",
         "--workers 2 --carry tcp",
+        "--workers 4 --carry tcp --sockets 3 --algorithm double-tree",
         "--workers 2 --agree parameter-server",
         "--workers 2 --carry tcp --agree parameter-server --servers 2",
         "--workers 2 --accumulate 2 --clip-norm 1000",
@@ -35,6 +36,23 @@ fn workers_train_as_one_process_does() {
         assert!((found - accuracy).abs() < 0.02, "{way}: accuracy {found} for {accuracy}");
         assert!(place.path(&format!("{run}/events/rank-1.jsonl")).exists());
         assert!(place.path(&format!("{run}/report.html")).exists());
+    }
+}
+
+#[test]
+fn a_model_with_batch_norm_trains_as_one_process_does() {
+    let place = Place::new();
+    let line = "train --model cnn5 --data synthetic:16x16x3/10/64 --batch 8 --optimizer momentum --lr 0.01 --max-steps 12 --quiet";
+    place.run(&format!("{line} --run alone"));
+    let (expected, _) = course(&place, "alone");
+    let planned = place.run("plan --model cnn5 --batch 8 --workers 2 --sync-batch-norm");
+    assert!(planned.contains("statistics of batch-norm layers: 15 sums"), "{planned}");
+    for (run, way) in [("shm", "--workers 2"), ("tcp", "--workers 4 --carry tcp")] {
+        place.run(&format!("{line} {way} --sync-batch-norm --run {run}"));
+        let (losses, _) = course(&place, run);
+        for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+            assert!((loss - expected).abs() < 1e-4 * expected, "{way}: loss {loss} for {expected} at step {step}");
+        }
     }
 }
 
@@ -75,8 +93,15 @@ fn what_workers_cannot_share_is_refused() {
         &["--batch 8 cannot be shared equally by 3 workers", "--batch 6 or 9"],
     );
     place.fails(&format!("{line} --staleness 2"), 2, &["--agree parameter-server"]);
+    place.fails(&format!("{line} --workers 2 --algorithm spiral"), 2, &["--algorithm spiral is none", "double-tree"]);
+    place.fails(&format!("{line} --workers 2 --sockets 1000"), 2, &["--sockets 1000 is too large", "at most 64"]);
+    if !cfg!(feature = "mpi") {
+        place.fails(&format!("{line} --workers 2 --carry mpi"), 2, &["built without MPI", "--features mpi"]);
+    }
     let servers = format!("{line} --workers 2 --agree parameter-server");
     place.fails(&format!("{servers} --clip-norm 1"), 2, &["--clip-norm", "--agree all-reduce"]);
+    place.fails(&format!("{servers} --sync-batch-norm"), 2, &["--sync-batch-norm needs", "type --agree all-reduce"]);
+    place.fails(&format!("{line} --sync-batch-norm"), 2, &["mlp has no batch-norm", "leave --sync-batch-norm out"]);
     assert!(!place.path("run").exists());
 }
 

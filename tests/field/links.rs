@@ -11,9 +11,9 @@ use paceline::cluster::{Seat, join, token};
 use paceline::comm::transport::{Membership, Transport, tcp};
 use paceline::comm::{Algorithm, Choice, Communicator, Generation, Link, Links, Nodes, Options, Wait};
 use paceline::parallel::Agreement;
-use paceline::parallel::agree::parameter_server::server::{Keeper, Push, Shape, serve};
+use paceline::parallel::agree::parameter_server::server::{Keeper, Push, Shape, hear, serve};
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
-use paceline::parallel::agree::{BucketShape, Landed};
+use paceline::parallel::agree::{BucketShape, FACTS, Landed};
 use paceline::system::host;
 
 use crate::ground::{Ground, has, say};
@@ -123,8 +123,6 @@ fn buckets() -> Vec<BucketShape> {
 struct Adder;
 
 impl Keeper for Adder {
-    fn begin(&mut self, _: u64) {}
-
     fn apply(&mut self, push: Push<'_>) {
         push.weights.iter_mut().zip(push.gradients).for_each(|(weight, gradient)| *weight += *gradient);
     }
@@ -136,9 +134,10 @@ impl Keeper for Adder {
     }
 }
 
-fn hold(communicator: Communicator, servers: usize) {
+fn hold(mut communicator: Communicator, servers: usize) {
     let roles = Roles { workers: communicator.world() - servers, servers };
     let (pace, buckets) = (Pace::Synchronous, buckets());
+    assert_eq!(hear(&mut communicator).unwrap(), [0; FACTS]);
     serve(communicator, Shape { roles, pace, buckets, parameters: ELEMENTS, states: 0, slots: 0 }, &mut Adder).unwrap();
 }
 
@@ -146,7 +145,7 @@ fn push_and_pull(communicator: Communicator, servers: usize) {
     let (rank, workers, buckets) = (communicator.rank().index(), communicator.world() - servers, buckets());
     let roles = (Roles { workers, servers }, Pace::Synchronous);
     let mut agreement = Agreement::parameter_server(communicator, roles, &buckets, LIMIT).unwrap();
-    agreement.begin(0).unwrap();
+    agreement.begin([0; FACTS]).unwrap();
     let mut weights = vec![0.0; ELEMENTS];
     agreement.of_first(&mut weights).unwrap();
     let gradients: Vec<f32> = (0..ELEMENTS).map(|index| number(rank, index)).collect();

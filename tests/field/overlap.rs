@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use paceline::comm::{CommError, Communicator};
 use paceline::nn::{Input, Mode, Network as Graph, zoo};
 use paceline::parallel::Agreement;
+use paceline::parallel::agree::FACTS;
 use paceline::tensor::device::null::CostModel;
 use paceline::tensor::execute::Turn;
 use paceline::tensor::{Device, Executor, Pass, Plan, Store};
@@ -41,7 +42,7 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
     let (buckets, mut store) = (plan.buckets().len(), Store::new(&plan));
     let mut executor = Executor::new(&Device::null(cost), plan);
     let mut agreement = Agreement::all_reduce(communicator, &shapes, Duration::from_secs(50)).unwrap();
-    agreement.begin(0).unwrap();
+    agreement.begin([0; FACTS]).unwrap();
     let start = Instant::now();
     executor.run(&mut store, Pass::default());
     let compute = start.elapsed().as_secs_f64();
@@ -58,7 +59,10 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
         if step == WARM_UP {
             start = Instant::now();
         }
-        let mut need = |bucket: usize, _: &mut [f32]| agreement.take(bucket, true).map(|_| ());
+        let mut need = |turn: Turn<'_>| match turn {
+            Turn::Need { bucket, .. } => agreement.take(bucket, true).map(|_| ()),
+            _ => Ok(()),
+        };
         executor.forward_with::<CommError>(&mut store, Pass::default(), &mut need).unwrap();
         agreement.share([0.0; 8]).unwrap();
         executor.backward(&mut store, Pass::default(), &mut |turn| {

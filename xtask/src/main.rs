@@ -1,5 +1,6 @@
 //! The developers' commands: `cargo x ci` is exactly what CI runs, `cargo x tidy` checks the invariants of ARCHITECTURE.md.
 
+mod mpi;
 mod tidy;
 mod versus;
 
@@ -11,6 +12,7 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage: cargo x <command>
 
   ci       format, lints, tidy, docs, another processor, then every test: what CI runs
+  mpi      the feature mpi with each MPI that is installed (part of ci)
   tidy     the invariants, file and function sizes, ARCHITECTURE.md
   versus   Paceline and PyTorch alternately on the same cores, after both computed the same losses";
 
@@ -18,6 +20,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["ci"] => ci(),
+        ["mpi"] => mpi::run(),
         ["tidy"] => tidy::check(&root()).map(|()| println!("tidy: ok")),
         ["versus", ref rest @ ..] => versus::Options::parse(rest).and_then(|options| versus::run(&root(), &options)),
         _ => {
@@ -45,7 +48,8 @@ fn ci() -> Result<()> {
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     other_processors()?;
-    cargo(&["test", "--workspace"], &[])
+    cargo(&["test", "--workspace"], &[])?;
+    mpi::run()
 }
 
 /// Checks that the workspace compiles for a processor without the instructions that the fast kernels are written for.

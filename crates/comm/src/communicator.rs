@@ -59,6 +59,8 @@ impl Communicator {
             Transport::Thread(port) => (port.rank(), port.world()),
             Transport::Shm(port) => (port.rank(), port.world()),
             Transport::Tcp(port) => (port.rank(), port.world()),
+            #[cfg(feature = "mpi")]
+            Transport::Mpi(port) => (port.rank(), port.world()),
             Transport::Sim(port) => (port.rank(), port.world()),
         };
         assert_eq!(options.choice.links().nodes.world(), world, "the choice of algorithms is for another world");
@@ -276,6 +278,15 @@ impl Communicator {
         {
             let wait = Wait::new(self.options.timeout, &self.options.stop);
             let result = port.all_reduce_staged(kind, buffer, self.sequence, &wait);
+            self.broken |= result.is_err();
+            return result;
+        }
+        #[cfg(feature = "mpi")]
+        if let (Transport::Mpi(port), false, false) =
+            (&mut self.transport, self.options.choice.is_forced(), self.broken)
+        {
+            let wait = Wait::new(self.options.timeout, &self.options.stop);
+            let result = port.collective(collective, kind, buffer, &wait);
             self.broken |= result.is_err();
             return result;
         }

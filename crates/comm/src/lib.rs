@@ -10,6 +10,7 @@ pub mod communicator;
 pub mod cost;
 pub mod describe;
 pub mod error;
+pub mod probe;
 pub mod rank;
 pub mod reduce;
 pub mod run;

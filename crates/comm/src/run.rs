@@ -348,7 +348,7 @@ pub fn run(
     let talk = Talk { rank: job.rank, peer: job.rank.into(), phase: job.phase };
     let check = |machine: &Machine<'_>| job.wait.check(job.rank, machine.holding_up().unwrap_or(job.rank), job.phase);
     let (mut idle, mut passes) = (0, 0usize);
-    while !machine.is_finished() {
+    while !(machine.is_finished() && transport.has_sent().map_err(|why| talk.gone(why))?) {
         passes += 1;
         // Bytes that drip in must not keep the deadline from being seen.
         if passes.is_multiple_of(64) {

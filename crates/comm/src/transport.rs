@@ -6,6 +6,8 @@ use crate::rank::{Generation, Rank};
 use crate::token::Token;
 use crate::wire::hello::{Identity, Purpose};
 
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
@@ -51,6 +53,9 @@ pub enum Transport {
     Shm(shm::Port),
     /// Ranks are joined by sockets.
     Tcp(tcp::Port),
+    /// Ranks were started by `mpirun`.
+    #[cfg(feature = "mpi")]
+    Mpi(Box<mpi::Port>),
     /// Ranks, links and time are simulated.
     Sim(sim::Port),
 }
@@ -62,6 +67,8 @@ impl Transport {
             Self::Thread(port) => port.try_send(peer, bytes),
             Self::Shm(port) => port.try_send(peer, bytes),
             Self::Tcp(port) => port.try_send(peer, bytes),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(port) => port.try_send(peer, bytes),
             Self::Sim(port) => port.try_send(peer, bytes),
         }
     }
@@ -72,6 +79,8 @@ impl Transport {
             Self::Thread(port) => port.try_receive(peer, bytes),
             Self::Shm(port) => port.try_receive(peer, bytes),
             Self::Tcp(port) => port.try_receive(peer, bytes),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(port) => port.try_receive(peer, bytes),
             Self::Sim(port) => port.try_receive(peer, bytes),
         }
     }
@@ -82,6 +91,8 @@ impl Transport {
             Self::Thread(port) => port.has_bytes(peer),
             Self::Shm(port) => port.has_bytes(peer),
             Self::Tcp(port) => port.has_bytes(peer),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(port) => port.has_bytes(peer),
             Self::Sim(port) => port.has_bytes(peer),
         }
     }
@@ -92,7 +103,18 @@ impl Transport {
             Self::Thread(port) => port.sleep(limit),
             Self::Shm(port) => port.sleep(interests, limit),
             Self::Tcp(port) => port.sleep(interests, limit),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(port) => port.sleep(limit),
             Self::Sim(_) => {}
+        }
+    }
+
+    /// Whether everything handed over is out of this process's hands. Elsewhere the system carries it on by itself.
+    pub(crate) fn has_sent(&mut self) -> Result<bool, String> {
+        match self {
+            #[cfg(feature = "mpi")]
+            Self::Mpi(port) => port.has_sent(),
+            _ => Ok(true),
         }
     }
 
@@ -102,6 +124,8 @@ impl Transport {
             Self::Thread(_) => "thread",
             Self::Shm(_) => "shm",
             Self::Tcp(_) => "tcp",
+            #[cfg(feature = "mpi")]
+            Self::Mpi(_) => "mpi",
             Self::Sim(_) => "sim",
         }
     }

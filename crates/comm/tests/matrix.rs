@@ -4,56 +4,10 @@
 mod world;
 
 use paceline_comm::reduce::{round_bf16, widen_bf16};
-use paceline_comm::transfer::chunk;
-use paceline_comm::{Algorithm, Collective, Communicator, Rank};
-use world::{Carry, TIMEOUT, communicators, on_all, options};
+use paceline_comm::{Algorithm, Collective, Rank};
+use world::{Carry, LENGTHS, TIMEOUT, check, communicators, expected, input, on_all, options};
 
 const WORLDS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
-const LENGTHS: [usize; 4] = [0, 1, 7919, 1_000_000];
-
-/// A number with few bits, so that sums are exact in any order.
-fn number(rank: usize, index: usize) -> f32 {
-    ((rank * 31 + index * 7) % 64) as f32 - 20.0
-}
-
-fn input(rank: usize, length: usize) -> Vec<f32> {
-    (0..length).map(|index| number(rank, index)).collect()
-}
-
-/// What a rank must hold, and in which range.
-fn expected(collective: Collective, rank: usize, world: usize, length: usize) -> (std::ops::Range<usize>, Vec<f32>) {
-    let sum = |index: usize| (0..world).map(|rank| number(rank, index)).sum::<f32>();
-    let all = 0..length;
-    match collective {
-        Collective::AllReduce => (all.clone(), all.map(sum).collect()),
-        Collective::ReduceScatter => {
-            let own = chunk(length, world, rank);
-            (own.clone(), own.map(sum).collect())
-        }
-        Collective::AllGather => {
-            let owned = |owner| chunk(length, world, owner).map(move |index| number(owner, index));
-            (all, (0..world).flat_map(owned).collect())
-        }
-        Collective::Broadcast { root } => (all.clone(), all.map(|index| number(root.index(), index)).collect()),
-        Collective::Barrier => (0..0, Vec::new()),
-        Collective::AllToAll => {
-            let each = length / world;
-            (all, (0..length).map(|index| number(index / each, rank * each + index % each)).collect())
-        }
-    }
-}
-
-fn run(comm: &mut Communicator, collective: Collective, buffer: &mut [f32]) {
-    match collective {
-        Collective::AllReduce => comm.all_reduce(buffer),
-        Collective::ReduceScatter => comm.reduce_scatter(buffer),
-        Collective::AllGather => comm.all_gather(buffer),
-        Collective::Broadcast { root } => comm.broadcast(root, buffer),
-        Collective::Barrier => comm.barrier(),
-        Collective::AllToAll => comm.all_to_all(buffer),
-    }
-    .unwrap();
-}
 
 fn matrix(carry: Carry) {
     for world in WORLDS {
@@ -66,12 +20,7 @@ fn matrix(carry: Carry) {
                     let choice = paceline_comm::Choice::by_cost(links.clone()).forced(Some(algorithm));
                     on_all(&mut ranks, |comm| {
                         comm.set_choice(choice.clone());
-                        let rank = comm.rank().index();
-                        let mut buffer = input(rank, length);
-                        run(comm, collective, &mut buffer);
-                        let (range, expected) = expected(collective, rank, world, length);
-                        let same = buffer[range].iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
-                        assert!(same, "{collective} by {algorithm} on {carry:?}, {world} ranks, {length} elements");
+                        check(comm, collective, length, &format!("{algorithm} on {carry:?}"));
                     });
                 }
             }

@@ -2,12 +2,14 @@
 
 pub mod all_reduce;
 mod courier;
+mod facts;
 pub mod parameter_server;
 
 use std::time::Duration;
 
 pub use courier::BucketShape;
 use courier::Courier;
+pub use facts::{FACTS, Facts};
 use paceline_comm::{CommError, Communicator, Rank};
 use parameter_server::{Pace, Roles};
 
@@ -151,25 +153,30 @@ impl Agreement {
         }
     }
 
-    /// Adds up numbers over all ranks; between steps.
+    /// Adds up numbers over all ranks, which do so at the same point; with parameter servers, between steps. They travel behind the
+    /// gradients that were given before.
     ///
     /// # Errors
     /// As [`Agreement::share`].
     pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
         if let (Some(courier), false) = (self.courier(), numbers.is_empty()) {
-            let sums = courier.sum(numbers.to_vec())?;
-            numbers.copy_from_slice(&sums);
+            courier.sum(numbers)?;
         }
         Ok(())
     }
 
-    /// All go on from the same step; before the first.
+    /// All know the same of the run; before the first step.
     ///
     /// # Errors
-    /// As [`Agreement::share`].
-    pub fn begin(&mut self, step: u64) -> Result<(), CommError> {
-        let (high, low) = parameter_server::talk::length_words(step as usize);
-        self.of_first(&mut [high, low])
+    /// When this rank knows something else than rank 0, and as [`Agreement::share`].
+    pub fn begin(&mut self, facts: Facts) -> Result<(), CommError> {
+        let mut words = facts::to_words(facts);
+        self.of_first(&mut words)?;
+        if facts::from_words(words) == facts {
+            return Ok(());
+        }
+        let what = "another step or other data than this rank has".to_owned();
+        Err(CommError::Protocol { rank: self.rank(), peer: Rank(0).into(), phase: "begin", what })
     }
 
     /// Replaces numbers by those of rank 0; before the first step.
@@ -179,6 +186,18 @@ impl Agreement {
     pub fn of_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
         match self.courier() {
             Some(courier) if !numbers.is_empty() => courier.of_first(numbers),
+            _ => Ok(()),
+        }
+    }
+
+    /// Brings the weights of the servers to every rank where each push is a step, so that those of a rank may be older than another's
+    /// last push; between steps.
+    ///
+    /// # Errors
+    /// As [`Agreement::share`].
+    pub fn last_weights(&mut self, weights: &mut [f32]) -> Result<(), CommError> {
+        match &mut self.0 {
+            Kind::ParameterServer(courier, Pace::Asynchronous { .. }) => courier.weights(weights),
             _ => Ok(()),
         }
     }

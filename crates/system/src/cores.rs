@@ -31,7 +31,12 @@ pub fn allowed() -> Vec<Core> {
 
 /// How many cores the machine has, whatever part of them this process may use; zero where the system does not say.
 pub fn online() -> usize {
-    list("/sys/devices/system/cpu/online").len()
+    online_numbers().len()
+}
+
+/// The system's numbers of all cores.
+pub(crate) fn online_numbers() -> Vec<usize> {
+    list("/sys/devices/system/cpu/online")
 }
 
 /// The cores for so many threads: one each, whole physical cores before second threads, neighbours on the same node. None

@@ -71,6 +71,11 @@ pub fn node_id() -> String {
     format!("{}/{name}/{}", boot.trim(), network.display())
 }
 
+/// Memory that could be had now without taking any from another process.
+pub fn free_memory_bytes() -> u64 {
+    kilobytes("/proc/meminfo", "MemAvailable")
+}
+
 /// The most memory this process has held so far.
 pub fn peak_memory_bytes() -> u64 {
     kilobytes("/proc/self/status", "VmHWM")

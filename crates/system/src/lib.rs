@@ -11,6 +11,7 @@ pub mod entropy;
 pub mod event;
 pub mod host;
 pub mod lock;
+pub mod machine;
 pub mod process;
 pub mod random;
 pub mod ready;

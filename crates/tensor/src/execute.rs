@@ -49,12 +49,24 @@ impl Floats<'_> {
 /// Called after each node with its number and its floating-point outputs; says whether to go on.
 pub type After<'a> = dyn FnMut(usize, &[Floats<'_>]) -> bool + 'a;
 
-/// Called with a bucket and its parameters before they are read for the first time in a step.
-pub type Need<'a, E> = dyn FnMut(usize, &mut [f32]) -> Result<(), E> + 'a;
-
-/// A bucket of gradients whose turn has come while a step runs; see [`crate::plan::Bucket`].
+/// What the caller of a running step has to do next: mostly with a bucket of gradients, see [`crate::plan::Bucket`].
 #[derive(Debug)]
 pub enum Turn<'a> {
+    /// Its parameters are about to be read for the first time in this step: they have to be up to date.
+    Need {
+        /// Its number in the plan.
+        bucket: usize,
+        /// The parameters.
+        parameters: &'a mut [f32],
+    },
+    /// Numbers of this replica's that have to become the sum of all replicas' now, in place; all get the same ones. See
+    /// [`crate::plan::Wanted::shares_statistics`]. Left alone, they are those of a replica that has no others.
+    Sum {
+        /// Of which node.
+        node: usize,
+        /// As many as [`Plan::sums`] says. None on a device without memory.
+        numbers: &'a mut [f32],
+    },
     /// Its gradients are final: whoever averages them with others may send them now.
     Send {
         /// Its number in the plan.
@@ -77,7 +89,7 @@ pub enum Turn<'a> {
 pub(crate) enum Progress<'a> {
     /// A node has run, with these float outputs.
     Node(usize, &'a [Floats<'a>]),
-    /// A bucket's turn has come.
+    /// The caller's turn has come.
     Turn(Turn<'a>),
 }
 
@@ -226,29 +238,52 @@ impl Executor {
         self.run_nodes(0..self.plan.forward_nodes(), store, pass, &mut |_| true);
     }
 
-    /// As [`Executor::forward`]. Before the first node that reads the parameters of a bucket, `need` is called with its number and
-    /// those parameters, to bring them up to date, and says whether to go on.
+    /// As [`Executor::forward`]. `turn` is called before the first node that reads the parameters of a bucket, to bring them up to
+    /// date, and where numbers are to be added up, and says whether to go on.
     ///
     /// # Errors
-    /// The first that `need` gives.
+    /// The first that `turn` gives.
     ///
     /// # Panics
     /// As [`Executor::forward`].
-    pub fn forward_with<E>(&mut self, store: &mut Store, pass: Pass, need: &mut Need<'_, E>) -> Result<(), E> {
+    pub fn forward_with<E>(
+        &mut self,
+        store: &mut Store,
+        pass: Pass,
+        turn: &mut dyn FnMut(Turn<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let (mut done, end) = (0, self.plan.forward_nodes());
         for index in 0..self.plan.needs().len() {
             let (node, bucket) = self.plan.needs()[index];
             let node = node.min(end);
-            self.run_nodes(done..node, store, pass, &mut |_| true);
+            self.run_turns(done..node, store, pass, turn)?;
             done = node;
-            need(bucket, &mut store.parameters[self.plan.buckets()[bucket].elements.clone()])?;
+            let parameters = &mut store.parameters[self.plan.buckets()[bucket].elements.clone()];
+            turn(Turn::Need { bucket, parameters })?;
         }
-        self.run_nodes(done..end, store, pass, &mut |_| true);
-        Ok(())
+        self.run_turns(done..end, store, pass, turn)
     }
 
-    /// Runs the backward pass. `turn` is called when the turn of a bucket has come, to send it and to apply it, and says
-    /// whether to go on.
+    /// Some nodes, until `turn` gives an error.
+    fn run_turns<E>(
+        &mut self,
+        nodes: Range<usize>,
+        store: &mut Store,
+        pass: Pass,
+        turn: &mut dyn FnMut(Turn<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut result = Ok(());
+        self.run_nodes(nodes, store, pass, &mut |progress| {
+            if let Progress::Turn(at) = progress {
+                result = turn(at);
+            }
+            result.is_ok()
+        });
+        result
+    }
+
+    /// Runs the backward pass. `turn` is called when the turn of a bucket has come, to send it and to apply it, and where numbers
+    /// are to be added up, and says whether to go on.
     ///
     /// # Panics
     /// When the store has another layout than the plan.

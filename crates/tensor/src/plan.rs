@@ -8,6 +8,7 @@
 mod bucket;
 mod memory;
 mod report;
+mod sums;
 
 use std::ops::Range;
 
@@ -61,6 +62,9 @@ pub struct Wanted {
     pub precision: Precision,
     /// Whether what is cheap to make again is kept.
     pub memory: MemoryUse,
+    /// Whether batch normalisations take their statistics over the batches of all replicas: the step then stops to have numbers
+    /// added up ([`crate::execute::Turn::Sum`]).
+    pub shares_statistics: bool,
 }
 
 /// When gradients become steps.
@@ -133,6 +137,7 @@ pub struct Plan {
     parameters: Layout,
     states: Layout,
     outputs: Vec<Value>,
+    shares_statistics: bool,
 }
 
 impl Plan {
@@ -181,6 +186,7 @@ impl Plan {
             parameters,
             states,
             outputs: wanted.outputs.clone(),
+            shares_statistics: wanted.shares_statistics,
         };
         plan.verify();
         plan.verify_gradients(&parts);

@@ -1,5 +1,6 @@
 //! What a run is told: one flat, resolved, replayable value. `config.toml` of a run is this, written out.
 
+use paceline_comm::Algorithm;
 use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
@@ -14,6 +15,8 @@ use crate::together::{Agree, Carry, Staleness};
 pub const SIDE_MAX: usize = 8192;
 /// More threads than any one machine has cores.
 pub const THREADS_MAX: usize = 1024;
+/// More connections between two processes than any link gains by.
+pub const SOCKETS_MAX: usize = 64;
 
 /// Everything that decides a run's result, and how it reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,10 +74,17 @@ pub struct Config {
     pub agree: Agree,
     /// How their bytes travel.
     pub carry: Carry,
+    /// TCP connections between every two processes.
+    pub sockets: usize,
+    /// The algorithm of all-reduces; by size and measured links if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub algorithm: Option<String>,
     /// Processes that hold parameters, for a parameter server.
     pub servers: usize,
     /// Steps that a worker of a parameter server may be ahead of the slowest; 0 is synchronous.
     pub staleness: Staleness,
+    /// Whether batch normalisations take their statistics over the batches of all workers instead of each its own.
+    pub sync_batch_norm: bool,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
     pub dtype: Precision,
     /// Whether what is cheap to compute again is kept. Changes no bit.
@@ -128,8 +138,11 @@ impl Default for Config {
             workers: 1,
             agree: Agree::AllReduce,
             carry: Carry::Auto,
+            sockets: 1,
+            algorithm: None,
             servers: 1,
             staleness: Staleness::default(),
+            sync_batch_norm: false,
             dtype: Precision::F32,
             memory: MemoryUse::Normal,
             threads: None,
@@ -179,6 +192,7 @@ impl Config {
             ("--keep", Some(self.keep as u64)),
             ("--workers", Some(self.workers as u64)),
             ("--servers", Some(self.servers as u64)),
+            ("--sockets", Some(self.sockets as u64)),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
@@ -187,6 +201,7 @@ impl Config {
             ("--size", self.size, SIDE_MAX),
             ("--threads", self.threads, THREADS_MAX),
             ("--loader-threads", Some(self.loader_threads), THREADS_MAX),
+            ("--sockets", Some(self.sockets), SOCKETS_MAX),
         ];
         if let Some((flag, Some(value), most)) = bounded.iter().find(|(_, value, most)| value > &Some(*most)) {
             return refuse(format!("{flag} {value} is too large; type {flag} with at most {most}"));
@@ -220,6 +235,10 @@ impl Config {
 
     /// Whether the ways to agree fit the rest.
     fn check_agreement(&self) -> Result<(), TrainError> {
+        if let Some(name) = self.algorithm.as_deref().filter(|name| Algorithm::from_name(name).is_none()) {
+            let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+            return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
+        }
         if self.agree != Agree::ParameterServer {
             if self.staleness != Staleness::default() {
                 return refuse(
@@ -227,6 +246,13 @@ impl Config {
                 );
             }
             return Ok(());
+        }
+        if self.sync_batch_norm {
+            return refuse(
+                "--sync-batch-norm needs workers that add up numbers in the middle of a step, and those of a parameter server \
+                 do not hear of each other; type --agree all-reduce, or leave it out"
+                    .into(),
+            );
         }
         if self.clip_norm.is_some() || self.accumulate > 1 {
             let flag = if self.clip_norm.is_some() { "--clip-norm" } else { "--accumulate" };
@@ -292,5 +318,17 @@ mod tests {
         assert!(Config { batch: 10, accumulate: 4, ..Config::default() }.check().is_err());
         assert!(Config { time_limit_s: Some(f64::NAN), ..Config::default() }.check().is_err());
         assert!(Config::default().check().is_ok());
+    }
+
+    #[test]
+    fn statistics_of_all_workers_need_workers_that_meet() {
+        let mut config = Config { sync_batch_norm: true, workers: 2, ..Config::default() };
+        assert!(config.check().is_ok());
+        config.agree = Agree::ParameterServer;
+        for staleness in [Some(0), Some(3), None] {
+            config.staleness = Staleness(staleness);
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.ends_with("type --agree all-reduce, or leave it out"), "{error}");
+        }
     }
 }

@@ -67,6 +67,7 @@ impl Predictor {
             precision,
             memory: MemoryUse::Normal,
             clip_norm: None,
+            sync_batch_norm: false,
         };
         let mut replica = Replica::for_evaluation(entry, options, &Arc::new(Cpu::new(threads)))?;
         load_weights(disk, weights, &mut replica, &[])?;

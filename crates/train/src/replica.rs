@@ -8,6 +8,7 @@
 mod agreed;
 mod half;
 
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +22,7 @@ use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
 use paceline_tensor::execute::{Profile, Turn};
-use paceline_tensor::plan::{Bucket, Updates};
+use paceline_tensor::plan::{Bucket, Layout, Updates};
 use paceline_tensor::{Buffer, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
 
 use crate::error::TrainError;
@@ -65,6 +66,8 @@ pub struct ReplicaOptions {
     pub memory: MemoryUse,
     /// Gradients are scaled down to this norm over all parameters. Infinity changes nothing, and keeps them to be looked at.
     pub clip_norm: Option<f64>,
+    /// Whether batch normalisations take their statistics over all replicas.
+    pub sync_batch_norm: bool,
 }
 
 /// What stopped a step: nothing was applied after it was seen.
@@ -145,6 +148,24 @@ fn updates(network: &Network, options: &ReplicaOptions) -> Updates {
     }
 }
 
+/// The plan of a training step, without its memory, and what its parameters are.
+///
+/// # Errors
+/// When a layer does not fit the input, which the error names.
+pub(crate) fn plan(model: &dyn Model, options: &ReplicaOptions) -> Result<(Plan, Vec<Segment>), TrainError> {
+    let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = *options;
+    let network = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
+    let (updates, parameters) = (updates(&network, options), network.parameters.clone());
+    let plan = Planned::new(network, updates, options).plan;
+    let segments = segments(&parameters, plan.parameters());
+    Ok((plan, segments))
+}
+
+fn segments(parameters: &[Parameter], layout: &Layout) -> Vec<Segment> {
+    let both = parameters.iter().zip(layout.ranges());
+    both.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect()
+}
+
 impl Replica {
     /// Builds and plans a model's graphs, takes their memory and starts the weights.
     ///
@@ -195,9 +216,7 @@ impl Replica {
         for (index, state) in states.iter().enumerate() {
             store.state_mut(index).fill(state.start);
         }
-        let segments = parameters.iter().zip(store.layout().ranges());
-        let segments =
-            segments.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect();
+        let segments = segments(&parameters, store.layout());
         Ok(Self {
             optimizer_state,
             accumulated: Buffer::zeroed(if trains && options.accumulate > 1 { elements } else { 0 }),
@@ -229,11 +248,6 @@ impl Replica {
     /// How many replicas train together.
     pub fn world(&self) -> usize {
         self.agreement.world()
-    }
-
-    /// What an update needs besides weights and gradients.
-    pub(crate) fn optimizer_parts(&mut self) -> (&[Segment], &mut Vec<f64>, &mut [Buffer]) {
-        (&self.segments, &mut self.sums, &mut self.optimizer_state)
     }
 
     /// The buckets of gradients.
@@ -335,19 +349,38 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation or applies gradients as they come.
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Tally {
+        let Ok(tally) = self.compute_with(batch, step, &mut |_| Ok::<_, Infallible>(()));
+        tally
+    }
+
+    /// As [`Replica::compute`]; `add` adds up numbers over all replicas.
+    fn compute_with<E>(
+        &mut self,
+        batch: &Batch,
+        step: u64,
+        add: &mut dyn FnMut(&mut [f32]) -> Result<(), E>,
+    ) -> Result<Tally, E> {
         assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
         let (parts, seed) = (self.options.accumulate, self.dropout_seed);
         let mut tally = Tally::default();
         for part in 0..parts {
             let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
             ends.fill(executor, batch, part, self.share / parts as f32);
-            executor.run(&mut self.store, Pass { seed, step: step * parts as u64 + part as u64 });
+            let pass = Pass { seed, step: step * parts as u64 + part as u64 };
+            let mut turn = |turn: Turn<'_>| if let Turn::Sum { numbers, .. } = turn { add(numbers) } else { Ok(()) };
+            executor.forward_with(&mut self.store, pass, &mut turn)?;
+            let mut result = Ok(());
+            executor.backward(&mut self.store, pass, &mut |at| {
+                result = turn(at);
+                result.is_ok()
+            });
+            result?;
             tally.merge(&ends.answers(executor, batch, part).1);
             if parts > 1 {
                 self.accumulate(part == 0, part + 1 == parts);
             }
         }
-        tally
+        Ok(tally)
     }
 
     /// As one part of a step, timing every node and applying nothing.
@@ -492,7 +525,7 @@ impl Updating<'_> {
 
 /// A plan is known before it runs, so a step that cannot fit is refused instead of being killed half-way. A machine that
 /// does not tell its memory is trusted.
-fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> {
+pub(crate) fn check_memory(needed_bytes: u64, memory_bytes: u64) -> Result<(), TrainError> {
     if memory_bytes == 0 || needed_bytes <= memory_bytes {
         return Ok(());
     }

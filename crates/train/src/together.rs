@@ -27,6 +27,8 @@ pub enum Carry {
     Shm,
     /// Sockets.
     Tcp,
+    /// The MPI library that the binary was built with.
+    Mpi,
 }
 
 /// Steps that a worker of a parameter server may be ahead of the slowest.
@@ -104,6 +106,7 @@ impl Carry {
             Self::Auto => "auto",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Mpi => "mpi",
         }
     }
 }
@@ -112,7 +115,7 @@ impl FromStr for Carry {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Auto, Self::Shm, Self::Tcp];
-        all.into_iter().find(|carry| carry.name() == text).ok_or_else(|| "type auto, shm or tcp".into())
+        let all = [Self::Auto, Self::Shm, Self::Tcp, Self::Mpi];
+        all.into_iter().find(|carry| carry.name() == text).ok_or_else(|| "type auto, shm, tcp or mpi".into())
     }
 }

@@ -24,6 +24,7 @@ use crate::replica::{NotFinite, Replica};
 use crate::run::{RunDir, read_config};
 use crate::step::{Rules, Stepped, step};
 
+pub(crate) use setup::options;
 pub use setup::{Examined, Prepared, Surroundings, Watch, prepare, prepare_evaluation, prepare_with};
 
 /// Why a run ended without failing.
@@ -157,7 +158,7 @@ impl Trainer {
     /// When another rank, or the way to it, has failed.
     pub fn agree(&mut self, agreement: Agreement) -> Result<(), TrainError> {
         self.replica.agree(agreement);
-        self.replica.begin_together(self.journal.position.step)
+        self.replica.begin_together(self.journal.position.step, self.journal.length.steps_per_epoch)
     }
 
     /// Adds a listener to the events of the run.

@@ -107,8 +107,19 @@ fn replica(case: Case) -> (Replica, Batch) {
     batch.targets = (0..rows).map(|_| random.below(classes) as i32).collect();
     let rule = case.optimizer.rule(&HyperParameters::default()).unwrap();
     let (smoothing, seed) = (0.1, 3);
-    let options =
-        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, memory, clip_norm };
+    let options = ReplicaOptions {
+        input,
+        classes,
+        micro_batch,
+        accumulate,
+        smoothing,
+        seed,
+        rule,
+        precision,
+        memory,
+        clip_norm,
+        sync_batch_norm: false,
+    };
     (Replica::new(entry, options, &Arc::new(Cpu::new(2))).unwrap(), batch)
 }
 

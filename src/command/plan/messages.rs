@@ -14,6 +14,8 @@ pub struct Messages {
     workers: usize,
     link: (f64, f64),
     buckets: Vec<(usize, CollectivePlan)>,
+    /// Sums that the step waits for: the node that makes each.
+    sums: Vec<(usize, CollectivePlan)>,
 }
 
 impl Messages {
@@ -24,16 +26,25 @@ impl Messages {
             let elements = bucket.elements.len();
             (bucket.ready_after, plan(Collective::AllReduce, &choice, elements, size_of::<f32>()))
         };
-        Self { workers, link: (latency_s, bytes_per_s), buckets: planned.buckets().iter().map(of).collect() }
+        let sum = |node, elements| (node, plan(Collective::AllReduce, &choice, elements, size_of::<f32>()));
+        let of_node = |(node, sums): (usize, [usize; 2])| {
+            sums.into_iter().filter(|&elements| elements > 0).map(move |elements| (node, elements))
+        };
+        let sums = planned.nodes_with_sums().flat_map(of_node).map(|(node, elements)| sum(node, elements)).collect();
+        Self { workers, link: (latency_s, bytes_per_s), buckets: planned.buckets().iter().map(of).collect(), sums }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &CollectivePlan> {
+        self.buckets.iter().chain(&self.sums).map(|(_, plan)| plan)
     }
 
     fn seconds(&self) -> f64 {
-        self.buckets.iter().map(|(_, plan)| plan.seconds()).sum()
+        self.all().map(CollectivePlan::seconds).sum()
     }
 
     /// Bytes that a rank sends and receives in a step.
     fn bytes(&self, rank: usize) -> [u64; 2] {
-        self.buckets.iter().fold([0; 2], |[sent, received], (_, plan)| {
+        self.all().fold([0; 2], |[sent, received], plan| {
             let forecast = &plan.ranks[rank].forecast;
             [sent + forecast.sent_bytes as u64, received + forecast.received_bytes as u64]
         })
@@ -62,6 +73,20 @@ impl Messages {
                 });
             }
         }
+        if !self.sums.is_empty() {
+            let bytes: usize = self.sums.iter().map(|(_, plan)| plan.length * plan.element_bytes).sum();
+            let (count, ms) = (self.sums.len(), 1e3 * self.sums.iter().map(|(_, plan)| plan.seconds()).sum::<f64>());
+            let bytes = grouped(bytes as u64);
+            let _ = writeln!(
+                text,
+                "  statistics of batch-norm layers: {count} sums, {bytes} bytes, {ms:.2} ms that the step waits"
+            );
+        }
+        for (node, plan) in self.sums.iter().filter(|_| details) {
+            let (bytes, algorithm) = (grouped((plan.length * plan.element_bytes) as u64), plan.algorithm);
+            let _ =
+                writeln!(text, "    in node {node:>4}  {bytes:>8} bytes  {algorithm}  {:.2} ms", plan.seconds() * 1e3);
+        }
         for rank in 0..self.workers {
             let [sent, received] = self.bytes(rank).map(grouped);
             let _ = writeln!(text, "  rank {rank}: {sent} bytes out, {received} in");
@@ -86,6 +111,14 @@ impl Messages {
             })
             .collect();
         let buckets: Vec<Value> = self.buckets.iter().map(bucket).collect();
-        json!({ "workers": self.workers, "forecast_s": self.seconds(), "buckets": buckets, "ranks": ranks })
+        let sum = |(node, plan): &(usize, CollectivePlan)| json!({ "node": node, "bytes": plan.length * plan.element_bytes, "forecast_s": plan.seconds() });
+        let sums: Vec<Value> = self.sums.iter().map(sum).collect();
+        json!({
+            "workers": self.workers,
+            "forecast_s": self.seconds(),
+            "buckets": buckets,
+            "sums": sums,
+            "ranks": ranks,
+        })
     }
 }

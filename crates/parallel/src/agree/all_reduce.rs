@@ -70,6 +70,7 @@ impl Carrier {
                     ends.answer(Answer::Numbers(numbers));
                 }
                 Job::State(state) => ends.answer(Answer::State(state)),
+                Job::Weights(weights) => ends.answer(Answer::Numbers(weights)),
                 Job::Bucket(bucket, memory) => step.buckets[bucket] = Some((memory, Traffic::default())),
             }
             while self.carry(&mut step, ends)? {}

@@ -38,12 +38,14 @@ pub(super) enum Job {
     Bucket(usize, SharedBuffer),
     /// When each bucket was ready in the last step, in seconds.
     Reorder(Vec<f32>),
-    /// Numbers between steps, to be added up over all ranks.
+    /// Numbers to be added up over all ranks, which come here at the same point.
     Sum(Vec<f32>),
     /// Numbers between steps, to be replaced by those of rank 0.
     First(Vec<f32>),
     /// The optimizer's state, where it is not this rank's own.
     State(Vec<Vec<f32>>),
+    /// All weights as the servers have them, where those of this rank may be older.
+    Weights(Vec<f32>),
 }
 
 /// What it gives back.
@@ -85,6 +87,8 @@ pub(super) struct Courier {
     slots: Vec<Slot>,
     shared: Option<Shared>,
     numbers: Option<Vec<f32>>,
+    /// Memory for numbers that are added up: used again and again.
+    spare: Vec<f32>,
     state: Option<Vec<Vec<f32>>>,
     jobs: Option<SyncSender<Job>>,
     answers: Receiver<Answer>,
@@ -125,6 +129,7 @@ impl Courier {
             slots: memory.into_iter().map(Slot::Home).collect(),
             shared: None,
             numbers: None,
+            spare: Vec::new(),
             state: None,
             jobs: Some(jobs),
             answers,
@@ -187,15 +192,28 @@ impl Courier {
         }
     }
 
-    /// The sum of numbers over all ranks.
-    pub fn sum(&mut self, numbers: Vec<f32>) -> Result<Vec<f32>, CommError> {
-        self.between(Job::Sum(numbers))
+    /// Replaces numbers by their sum over all ranks.
+    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        let mut given = std::mem::take(&mut self.spare);
+        given.clear();
+        given.extend_from_slice(numbers);
+        let sums = self.between(Job::Sum(given))?;
+        numbers.copy_from_slice(&sums);
+        self.spare = sums;
+        Ok(())
     }
 
     /// Replaces numbers by those of rank 0.
     pub fn of_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
         let first = self.between(Job::First(numbers.to_vec()))?;
         numbers.copy_from_slice(&first);
+        Ok(())
+    }
+
+    /// Replaces weights by those that the servers have.
+    pub fn weights(&mut self, weights: &mut [f32]) -> Result<(), CommError> {
+        let last = self.between(Job::Weights(weights.to_vec()))?;
+        weights.copy_from_slice(&last);
         Ok(())
     }
 

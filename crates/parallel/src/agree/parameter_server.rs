@@ -50,6 +50,8 @@ pub(super) enum Command {
     Sum,
     /// The optimizer's state goes to the first worker.
     State,
+    /// The weights go to all workers.
+    Weights,
 }
 
 /// Where the count of exchanges between steps begins: apart from the steps' own.
@@ -65,11 +67,13 @@ impl Command {
             Self::Goodbye => 1.0,
             Self::Sum => 2.0,
             Self::State => 3.0,
+            Self::Weights => 4.0,
         }
     }
 
     fn from_number(number: f32) -> Option<Self> {
-        [Self::Step, Self::Goodbye, Self::Sum, Self::State].into_iter().find(|command| command.number() == number)
+        let all = [Self::Step, Self::Goodbye, Self::Sum, Self::State, Self::Weights];
+        all.into_iter().find(|command| command.number() == number)
     }
 }
 

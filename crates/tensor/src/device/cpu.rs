@@ -131,8 +131,13 @@ pub(crate) fn run(
     let mut memory = memory::Memory::new(plan, arena, store);
     let mut dues = plan.dues_from(nodes.start).iter().peekable();
     for index in nodes {
-        dispatch::node(&mut context, &memory.operands(index), pass, &chosen);
-        if !memory.show_outputs(index, |outputs| watch(Progress::Node(index, outputs))) {
+        let mut goes_on = true;
+        let mut add = |numbers: &mut [f32]| {
+            goes_on = goes_on && watch(Progress::Turn(Turn::Sum { node: index, numbers }));
+        };
+        let others = plan.shares_statistics().then_some(&mut add as &mut batch_norm::Others<'_>);
+        dispatch::node(&mut context, &memory.operands(index), pass, &chosen, others);
+        if !goes_on || !memory.show_outputs(index, |outputs| watch(Progress::Node(index, outputs))) {
             return;
         }
         while let Some(&Due { bucket, apply, .. }) = dues.next_if(|due| due.node == index) {

@@ -59,7 +59,10 @@ pub(crate) fn run(
         if model.sleeps {
             clock::sleep(Duration::from_secs_f64(model.node_seconds(plan.graph(), &plan.graph().nodes()[index])));
         }
-        if !watch(Progress::Node(index, &[])) {
+        let sums = plan.sums(index).into_iter().filter(|&count| count > 0);
+        if !sums.into_iter().all(|_| watch(Progress::Turn(Turn::Sum { node: index, numbers: &mut [] })))
+            || !watch(Progress::Node(index, &[]))
+        {
             return;
         }
         while let Some(&Due { bucket, apply, .. }) = dues.next_if(|due| due.node == index) {

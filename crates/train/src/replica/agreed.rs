@@ -8,13 +8,15 @@ use paceline_data::batch::Batch;
 use paceline_nn::optim::Moment;
 use paceline_parallel::agree::Shared;
 use paceline_parallel::{Agreement, Landed};
+use paceline_system::clock::Clock;
 use paceline_tensor::execute::Turn;
 use paceline_tensor::{Pass, Store};
 
-use super::{Half, NotFinite, Replica, Stepped, Updating, Votes, split};
+use super::{Half, NotFinite, Replica, ReplicaOptions, Stepped, Updating, Votes, split};
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
+use crate::serve::Start;
 
 impl Replica {
     /// A step whose gradients travel while the backward pass runs.
@@ -43,14 +45,17 @@ impl Replica {
         let (clock, mut times) = (phases.clock().clone(), Times::default());
         let (tally, failed) = phases.time("compute", || {
             ends.fill(executor, batch, 0, share);
-            let mut need = |bucket: usize, parameters: &mut [f32]| {
-                let Some(before) = pending else { return Ok(()) };
-                let start = clock.seconds();
-                let landed = agreement.take(bucket, true)?;
-                times.wait_s += clock.seconds() - start;
-                times.apply(&clock, &mut updates, before, bucket, landed, parameters)
+            let mut turn = |turn: Turn<'_>| match (turn, pending) {
+                (Turn::Need { bucket, parameters }, Some(before)) => {
+                    let start = clock.seconds();
+                    let landed = agreement.take(bucket, true)?;
+                    times.wait_s += clock.seconds() - start;
+                    times.apply(&clock, &mut updates, before, bucket, landed, parameters)
+                }
+                (Turn::Sum { numbers, .. }, _) => times.sum(&clock, agreement, numbers),
+                _ => Ok(()),
             };
-            let failed = executor.forward_with(store, pass, &mut need).err();
+            let failed = executor.forward_with(store, pass, &mut turn).err();
             (ends.answers(executor, batch, 0).1, failed)
         });
         times.tell(phases);
@@ -69,6 +74,8 @@ impl Replica {
                         .take(bucket, false)
                         .map_err(Failed::from)
                         .and_then(|landed| times.apply(&clock, &mut updates, moment, bucket, landed, parameters)),
+                    Turn::Sum { numbers, .. } => times.sum(&clock, agreement, numbers),
+                    Turn::Need { .. } => Ok(()),
                 };
                 failed = done.err();
                 failed.is_none()
@@ -93,9 +100,10 @@ impl Replica {
         moment: Moment,
         phases: &mut Phases,
     ) -> Result<Stepped, TrainError> {
-        let tally = phases.time("compute", || self.compute(batch, moment.step));
         let mut agreement = std::mem::replace(&mut self.agreement, Agreement::alone());
-        let tally = phases.time("wait", || self.sum(&mut agreement, &tally));
+        let mut add = |numbers: &mut [f32]| agreement.sum(numbers).map_err(TrainError::from);
+        let computed = phases.time("compute", || self.compute_with(batch, moment.step, &mut add));
+        let tally = computed.and_then(|tally| phases.time("wait", || self.sum(&mut agreement, &tally)));
         self.agreement = agreement;
         Ok(self.finish_step(tally?, moment, phases))
     }
@@ -125,13 +133,14 @@ impl Replica {
         Tally { rows: rows as u64, loss, top1: top1 as u64, top5: top5 as u64 }
     }
 
-    /// Takes over the weights, states and optimizer of rank 0.
+    /// Takes over the weights, states and optimizer of rank 0, from this step on.
     ///
     /// # Errors
-    /// When another replica, or the way to it, has failed.
-    pub fn begin_together(&mut self, step: u64) -> Result<(), TrainError> {
-        let Self { agreement, store, optimizer_state, .. } = self;
-        agreement.begin(step)?;
+    /// When another replica, or the way to it, has failed, or begins with another step or other data.
+    pub fn begin_together(&mut self, step: u64, steps_per_epoch: u64) -> Result<(), TrainError> {
+        let Self { agreement, store, optimizer_state, options, .. } = self;
+        let ReplicaOptions { input, classes, .. } = *options;
+        agreement.begin(Start { step, steps_per_epoch, input, classes }.facts())?;
         agreement.of_first(&mut store.parameters)?;
         agreement.of_first(&mut store.states)?;
         for buffer in optimizer_state {
@@ -156,8 +165,8 @@ impl Replica {
         Ok(self.understand(total))
     }
 
-    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics: the weights can be
-    /// looked at, and are the same everywhere.
+    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics, and the servers' weights
+    /// where everybody stepped alone: the weights can be looked at, and are the same everywhere.
     ///
     /// # Errors
     /// When another replica, or the way to it, has failed, or a gradient was not finite.
@@ -184,9 +193,13 @@ impl Replica {
                 }
             }
         }
-        agreement.sum(&mut self.store.states)?;
-        let factor = 1.0 / agreement.world() as f32;
-        self.store.states.iter_mut().for_each(|state| *state *= factor);
+        // Statistics over all replicas are the same everywhere already.
+        if !self.plan().shares_statistics() {
+            agreement.sum(&mut self.store.states)?;
+            let factor = 1.0 / agreement.world() as f32;
+            self.store.states.iter_mut().for_each(|state| *state *= factor);
+        }
+        agreement.last_weights(&mut self.store.parameters)?;
         agreement.optimizer_state(&mut self.optimizer_state)?;
         Ok(Ok(()))
     }
@@ -214,7 +227,7 @@ struct Times {
 impl Times {
     fn apply(
         &mut self,
-        clock: &paceline_system::clock::Clock,
+        clock: &Clock,
         updates: &mut Updating<'_>,
         moment: Moment,
         bucket: usize,
@@ -232,6 +245,14 @@ impl Times {
         };
         self.update_s += clock.seconds() - start;
         applied.map_err(Failed::NotFinite)
+    }
+
+    /// Waits until numbers are added up over all replicas.
+    fn sum(&mut self, clock: &Clock, agreement: &mut Agreement, numbers: &mut [f32]) -> Result<(), Failed> {
+        let start = clock.seconds();
+        agreement.sum(numbers)?;
+        self.wait_s += clock.seconds() - start;
+        Ok(())
     }
 
     fn tell(self, phases: &mut Phases) {

@@ -21,7 +21,8 @@ impl Planned {
     pub fn new(network: Network, updates: Updates, options: &ReplicaOptions) -> Self {
         let seed = network.gradients.as_ref().map(|(seed, _)| *seed);
         let ends = Ends { x: network.x, targets: network.targets, logits: network.logits, seed };
-        let wanted = Wanted { precision: options.precision, memory: options.memory, ..wanted(&network, updates) };
+        let ReplicaOptions { precision, memory, sync_batch_norm, .. } = *options;
+        let wanted = Wanted { precision, memory, shares_statistics: sync_batch_norm, ..wanted(&network, updates) };
         Self { plan: Plan::new(network.graph, &wanted), ends }
     }
 }

@@ -179,6 +179,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         precision: config.dtype,
         memory: config.memory,
         clip_norm: None,
+        sync_batch_norm: false,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     let mut replica = Replica::for_evaluation(entry, options, &cpu)?;
@@ -224,22 +225,15 @@ fn assemble(
     let train = loader(train, training, LoaderOptions::training(config.batch / around.shard.world, config.seed))?;
     let micro_batch = config.micro_batch() / around.shard.world;
     let val = loader(val, evaluation, LoaderOptions::evaluation(micro_batch))?;
-    let rule =
-        config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
-    let options = ReplicaOptions {
-        input: sizing.input,
-        classes: info.classes,
-        micro_batch,
-        accumulate: config.accumulate,
-        smoothing: config.label_smoothing,
-        seed: config.seed,
-        rule,
-        precision: config.dtype,
-        memory: config.memory,
-        clip_norm: config.clip_norm,
-    };
+    let options = options(config, around.shard.world, (sizing.input, info.classes))?;
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     let mut replica = Replica::new(model, options, &cpu)?;
+    if config.sync_batch_norm && replica.plan().nodes_with_sums().next().is_none() {
+        let name = &config.model;
+        return Err(TrainError::Refused(format!(
+            "{name} has no batch-norm whose statistics could be those of all workers; leave --sync-batch-norm out"
+        )));
+    }
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
     if let Some(file) = &config.weights {
         let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
@@ -250,6 +244,32 @@ fn assemble(
         }
     }
     Ok(Prepared { replica, train, val, card, notes })
+}
+
+/// How the replicas of a run with so many workers are built.
+///
+/// # Errors
+/// When the optimizer's constants do not fit it.
+pub(crate) fn options(
+    config: &Config,
+    workers: usize,
+    (input, classes): (Input, usize),
+) -> Result<ReplicaOptions, TrainError> {
+    let rule =
+        config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
+    Ok(ReplicaOptions {
+        input,
+        classes,
+        micro_batch: config.micro_batch() / workers,
+        accumulate: config.accumulate,
+        smoothing: config.label_smoothing,
+        seed: config.seed,
+        rule,
+        precision: config.dtype,
+        memory: config.memory,
+        clip_norm: config.clip_norm,
+        sync_batch_norm: config.sync_batch_norm,
+    })
 }
 
 /// What is known of the data, with the user's mean and deviation if they were given.

@@ -4,11 +4,12 @@ mod world;
 
 use std::sync::Arc;
 
+use paceline_comm::Communicator;
 use paceline_data::batch::Batch;
 use paceline_nn::layer::{Conv, Window};
 use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::schedule::{LearningRate, RunLength};
-use paceline_nn::{Input, Net};
+use paceline_nn::{Input, Model, Net};
 use paceline_parallel::Agreement;
 use paceline_parallel::agree::parameter_server::{Pace, Roles};
 use paceline_system::clock::Clock;
@@ -17,7 +18,7 @@ use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
-use paceline_train::serve::{bucket_shapes, serve_replica};
+use paceline_train::serve::{Start, bucket_shapes, serve_model};
 use world::{Carry, TIMEOUT, communicators};
 
 const STEPS: u64 = 20;
@@ -37,14 +38,50 @@ fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
     net.linear("fc3", x, classes)
 }
 
-fn replica(micro_batch: usize, optimizer: Optimizer, clip_norm: Option<f64>) -> Replica {
+/// Batch-norms of every kind: in a residual block, before a ReLU, and at the end.
+fn normed(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
+    let x = net.conv("conv1", x, Conv::new(8, 3).pad(1))?;
+    let x = net.batch_norm("bn1", x)?;
+    let x = net.relu(x)?;
+    let y = net.conv("conv2", x, Conv::new(8, 3).pad(1))?;
+    let y = net.batch_norm("bn2", y)?;
+    let x = net.add(x, y)?;
+    let x = net.relu(x)?;
+    let x = net.max_pool(x, Window::new(2))?;
+    let x = net.flatten(x)?;
+    let x = net.linear("fc1", x, 1100)?;
+    let x = net.batch_norm("bn3", x)?;
+    net.linear("fc2", x, classes)
+}
+
+fn options(micro_batch: usize, case: Case) -> ReplicaOptions {
+    let Case { optimizer, clip_norm, accumulate, sync_batch_norm, .. } = case;
     let rule = optimizer.rule(&HyperParameters { weight_decay: Some(1e-3), ..HyperParameters::default() }).unwrap();
     let input = Input::Image { size: [8, 8], channels: 3 };
-    let (classes, accumulate, smoothing, seed) = (10, 1, 0.1, 7);
+    let (classes, smoothing, seed) = (10, 0.1, 7);
     let (precision, memory) = (Precision::F32, MemoryUse::Normal);
-    let options =
-        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, memory, clip_norm };
-    Replica::new(&plain, options, &Arc::new(Cpu::new(1))).unwrap()
+    ReplicaOptions {
+        input,
+        classes,
+        micro_batch: micro_batch / accumulate,
+        accumulate,
+        smoothing,
+        seed,
+        rule,
+        precision,
+        memory,
+        clip_norm,
+        sync_batch_norm,
+    }
+}
+
+/// A model for a case: one with batch-norms where they are those of all replicas.
+fn model(case: Case) -> &'static dyn Model {
+    if case.sync_batch_norm { &normed } else { &plain }
+}
+
+fn replica(micro_batch: usize, case: Case) -> Replica {
+    Replica::new(model(case), options(micro_batch, case), &Arc::new(Cpu::new(1))).unwrap()
 }
 
 /// Part `rank` of `world` of the batch of a step.
@@ -58,8 +95,16 @@ fn batch(step: u64, rank: usize, world: usize) -> Batch {
     Batch { size, images: images.to_vec(), targets: targets.to_vec(), ..Batch::default() }
 }
 
-/// Twenty steps; the losses, and the weights at the end.
-fn train(mut replica: Replica, rank: usize, world: usize) -> (Vec<f64>, Vec<f32>) {
+/// What training came to: the losses, and weights and states at the end.
+#[derive(Debug)]
+struct Trained {
+    losses: Vec<f64>,
+    weights: Vec<f32>,
+    states: Vec<f32>,
+}
+
+/// Twenty steps.
+fn train(mut replica: Replica, rank: usize, world: usize) -> Trained {
     let clock = Clock::real();
     let losses = (0..STEPS)
         .map(|step| {
@@ -70,7 +115,7 @@ fn train(mut replica: Replica, rank: usize, world: usize) -> (Vec<f64>, Vec<f32>
         })
         .collect();
     replica.settle().unwrap().unwrap();
-    (losses, replica.store.parameters.to_vec())
+    Trained { losses, weights: replica.store.parameters.to_vec(), states: replica.store.states.to_vec() }
 }
 
 /// How a world is made up.
@@ -82,11 +127,25 @@ struct Case {
     servers: Option<(usize, Pace)>,
     optimizer: Optimizer,
     clip_norm: Option<f64>,
+    accumulate: usize,
+    sync_batch_norm: bool,
 }
 
-/// The losses and weights of every worker.
-fn together(case: Case) -> Vec<(Vec<f64>, Vec<f32>)> {
-    let Case { carry, workers, servers, optimizer, clip_norm } = case;
+/// A server, which hears of the run from the first worker.
+fn hold(case: Case, mut communicator: Communicator, (roles, pace): (Roles, Pace)) {
+    let options = options(BATCH / case.workers, case);
+    let start = Start::hear(&mut communicator).unwrap();
+    let ReplicaOptions { input, classes, .. } = options;
+    assert_eq!(start, Start { step: 0, steps_per_epoch: STEPS, input, classes });
+    let length = RunLength { total_steps: STEPS, steps_per_epoch: STEPS, global_batch: BATCH };
+    let rate = LearningRate::constant(RATE.into());
+    let with = (&options, Cpu::new(1));
+    serve_model(model(case), with, communicator, (roles, pace), (&rate, length, start.step)).unwrap();
+}
+
+/// What every worker has trained.
+fn together(case: Case) -> Vec<Trained> {
+    let Case { carry, workers, servers, .. } = case;
     let ranks = workers + servers.map_or(0, |(servers, _)| servers);
     std::thread::scope(|scope| {
         let threads: Vec<_> = communicators(carry, ranks)
@@ -94,23 +153,21 @@ fn together(case: Case) -> Vec<(Vec<f64>, Vec<f32>)> {
             .enumerate()
             .map(|(rank, communicator)| {
                 scope.spawn(move || {
-                    let mut replica = replica(BATCH / workers, optimizer, clip_norm);
+                    if let Some((count, pace)) = servers.filter(|_| rank >= workers) {
+                        hold(case, communicator, (Roles { workers, servers: count }, pace));
+                        return None;
+                    }
+                    let mut replica = replica(BATCH / workers, case);
                     let shapes = bucket_shapes(&replica);
                     let Some((count, pace)) = servers else {
                         replica.agree(Agreement::all_reduce(communicator, &shapes, TIMEOUT).unwrap());
-                        replica.begin_together(0).unwrap();
+                        replica.begin_together(0, STEPS).unwrap();
                         return Some(train(replica, rank, workers));
                     };
                     let roles = Roles { workers, servers: count };
-                    if rank >= workers {
-                        let length = RunLength { total_steps: STEPS, steps_per_epoch: STEPS, global_batch: BATCH };
-                        let rate = LearningRate::constant(RATE.into());
-                        serve_replica(&mut replica, communicator, (roles, pace), (&rate, length)).unwrap();
-                        return None;
-                    }
                     let agreement = Agreement::parameter_server(communicator, (roles, pace), &shapes, TIMEOUT);
                     replica.agree(agreement.unwrap());
-                    replica.begin_together(0).unwrap();
+                    replica.begin_together(0, STEPS).unwrap();
                     Some(train(replica, rank, workers))
                 })
             })
@@ -120,24 +177,35 @@ fn together(case: Case) -> Vec<(Vec<f64>, Vec<f32>)> {
 }
 
 fn assert_like_alone(case: Case) {
-    let (losses, weights) = train(replica(BATCH, case.optimizer, case.clip_norm), 0, 1);
+    let Trained { losses, weights, states } = train(replica(BATCH, case), 0, 1);
     let norm = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-    let size = norm(&mut weights.iter().copied());
+    let error = |found: &[f32], expected: &[f32]| {
+        let size = norm(&mut expected.iter().copied());
+        norm(&mut found.iter().zip(expected).map(|(found, expected)| found - expected)) / size.max(f64::MIN_POSITIVE)
+    };
     let all = together(case);
     assert_eq!(all.len(), case.workers);
-    for (rank, (found_losses, found)) in all.iter().enumerate() {
-        assert_eq!(found, &all[0].1, "{case:?}: rank {rank} and rank 0 have the same bits");
-        for (step, (loss, expected)) in found_losses.iter().zip(&losses).enumerate() {
+    for (rank, found) in all.iter().enumerate() {
+        let same = found.weights == all[0].weights && found.states == all[0].states;
+        assert!(same, "{case:?}: rank {rank} and rank 0 have the same bits");
+        for (step, (loss, expected)) in found.losses.iter().zip(&losses).enumerate() {
             assert!((loss - expected).abs() < 1e-5 * expected, "{case:?}: loss {loss} for {expected} at step {step}");
         }
-        let error = norm(&mut found.iter().zip(&weights).map(|(found, expected)| found - expected)) / size;
-        assert!(error <= 1e-6, "{case:?}: the weights differ by {error}");
+        let error = [error(&found.weights, &weights), error(&found.states, &states)];
+        assert!(error.iter().all(|&error| error <= 1e-6), "{case:?}: weights and states differ by {error:?}");
     }
     assert!(losses[STEPS as usize - 1] < losses[0], "it learns: {losses:?}");
 }
 
-const MOMENTUM: Case =
-    Case { carry: Carry::Thread, workers: 2, servers: None, optimizer: Optimizer::Momentum, clip_norm: None };
+const MOMENTUM: Case = Case {
+    carry: Carry::Thread,
+    workers: 2,
+    servers: None,
+    optimizer: Optimizer::Momentum,
+    clip_norm: None,
+    accumulate: 1,
+    sync_batch_norm: false,
+};
 
 #[test]
 fn all_reduce_over_every_carry_is_training_alone() {
@@ -156,6 +224,24 @@ fn gradients_that_are_clipped_together_are_too() {
 }
 
 #[test]
+fn batch_norms_over_all_replicas_are_those_of_the_whole_batch() {
+    for carry in Carry::ALL {
+        for workers in [2, 4] {
+            assert_like_alone(Case { carry, workers, sync_batch_norm: true, ..MOMENTUM });
+        }
+    }
+    assert_like_alone(Case { clip_norm: Some(0.5), sync_batch_norm: true, ..MOMENTUM });
+}
+
+#[test]
+fn each_part_of_a_batch_is_normalised_over_all_replicas() {
+    // Alone, a part is other samples than two workers' parts are, so only the ranks are compared.
+    let all = together(Case { accumulate: 2, sync_batch_norm: true, ..MOMENTUM });
+    assert!(all[0].weights == all[1].weights && all[0].states == all[1].states);
+    assert!(all[0].losses[STEPS as usize - 1] < all[0].losses[0], "it learns: {:?}", all[0].losses);
+}
+
+#[test]
 fn a_synchronous_parameter_server_over_every_carry_is_training_alone() {
     for carry in Carry::ALL {
         for (workers, servers) in [(2, 1), (4, 1), (2, 3), (4, 2)] {
@@ -171,8 +257,9 @@ fn workers_of_an_asynchronous_parameter_server_learn() {
             let pace = Pace::Asynchronous { staleness };
             let optimizer = Optimizer::Momentum;
             let all = together(Case { carry, workers: 3, servers: Some((servers, pace)), optimizer, ..MOMENTUM });
-            for (losses, weights) in &all {
+            for Trained { losses, weights, .. } in &all {
                 assert!(weights.iter().all(|weight| weight.is_finite()));
+                assert!(weights == &all[0].weights, "{carry:?} {staleness:?}: all end with the servers' weights");
                 let (first, last) = (losses[..3].iter().sum::<f64>(), losses[17..].iter().sum::<f64>());
                 assert!(last < first, "{carry:?} {staleness:?}: {losses:?}");
             }

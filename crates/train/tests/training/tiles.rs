@@ -31,8 +31,19 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
     let (input, classes, micro_batch) = (Input::Image { size: [SIZE; 2], channels: 3 }, 10, BATCH);
     let (accumulate, smoothing, seed, clip_norm) = (1, 0.0, 3, None);
     let memory = MemoryUse::Normal;
-    let options =
-        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, memory, clip_norm };
+    let options = ReplicaOptions {
+        input,
+        classes,
+        micro_batch,
+        accumulate,
+        smoothing,
+        seed,
+        rule,
+        precision,
+        memory,
+        clip_norm,
+        sync_batch_norm: false,
+    };
     let cpu = Arc::new(Cpu::new(2));
     let mut replica = Replica::new(zoo::find("resnet20").unwrap(), options, &cpu).unwrap();
     cpu.hold_to(replica.plan(), |candidates| {

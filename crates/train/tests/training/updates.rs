@@ -51,8 +51,19 @@ fn replica_with(
     let rule = optimizer.rule(&hyper).unwrap();
     let (classes, accumulate, smoothing, seed) = (10, 1, 0.1, 7);
     let input = INPUT;
-    let options =
-        ReplicaOptions { input, classes, micro_batch, accumulate, smoothing, seed, rule, precision, memory, clip_norm };
+    let options = ReplicaOptions {
+        input,
+        classes,
+        micro_batch,
+        accumulate,
+        smoothing,
+        seed,
+        rule,
+        precision,
+        memory,
+        clip_norm,
+        sync_batch_norm: false,
+    };
     Replica::new(model, options, &Arc::new(Cpu::new(2))).unwrap()
 }
 

@@ -6,9 +6,9 @@
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank};
 
-use super::super::SHARED;
 use super::super::courier::BucketShape;
-use super::talk::{Call, Roles, length_of_words, state_of_server};
+use super::super::{FACTS, Facts, SHARED, facts};
+use super::talk::{Call, Roles, all_of_server, length_of_words};
 use super::turns::{Event, Turns};
 use super::{COMMAND, Command, MEETS, Pace};
 
@@ -29,9 +29,6 @@ pub struct Push<'a> {
 
 /// Has the optimizer and its state.
 pub trait Keeper {
-    /// The run goes on from this step.
-    fn begin(&mut self, step: u64);
-
     /// Changes the weights.
     fn apply(&mut self, push: Push<'_>);
 
@@ -59,6 +56,16 @@ pub struct Shape {
     pub slots: usize,
 }
 
+/// What rank 0 says of the run: the first that a server hears.
+///
+/// # Errors
+/// When a worker, or the way to it, has failed.
+pub fn hear(communicator: &mut Communicator) -> Result<Facts, CommError> {
+    let mut words = facts::to_words([0; FACTS]);
+    communicator.broadcast(Rank(0), &mut words)?;
+    Ok(facts::from_words(words))
+}
+
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
@@ -71,7 +78,7 @@ enum Doing {
     Gone,
 }
 
-/// Serves until every worker has ended; how often a step ended so many steps ahead of the slowest other worker.
+/// Serves, after [`hear`], until every worker has ended; how often a step ended so many steps ahead of the slowest other worker.
 ///
 /// # Errors
 /// When a worker, or the way to it, has failed.
@@ -131,11 +138,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Hears the step, weights, states and optimizer of the first worker.
+    /// Hears the weights, states and optimizer of the first worker.
     fn begin(&mut self) -> Result<(), CommError> {
-        let mut step = [0.0; 2];
-        self.communicator.broadcast(Rank(0), &mut step)?;
-        self.keeper.begin(length_of_words((step[0], step[1]), 1) as u64);
         self.communicator.broadcast(Rank(0), &mut self.weights)?;
         if self.shape.states > 0 {
             self.communicator.broadcast(Rank(0), &mut vec![0.0; self.shape.states])?;
@@ -303,12 +307,17 @@ impl Run<'_> {
                 Ok(())
             }
             Command::State => {
-                let list = state_of_server(self.shape.roles, &self.shape.buckets, self.server);
+                let list = all_of_server(self.shape.roles, &self.shape.buckets, self.server, 0..1);
                 for slot in 0..self.shape.slots {
                     self.meets += 1;
                     self.communicator.exchange(&list, self.meets, self.keeper.state(slot))?;
                 }
                 Ok(())
+            }
+            Command::Weights => {
+                let list = all_of_server(self.shape.roles, &self.shape.buckets, self.server, 0..workers);
+                self.meets += 1;
+                self.communicator.exchange(&list, self.meets, &mut self.weights)
             }
             Command::Step | Command::Goodbye => Ok(()),
         }

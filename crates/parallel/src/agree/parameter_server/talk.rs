@@ -112,7 +112,7 @@ impl Call {
 }
 
 /// A length as two numbers that `f32` holds exactly.
-pub(crate) fn length_words(length: usize) -> (f32, f32) {
+pub(super) fn length_words(length: usize) -> (f32, f32) {
     ((length >> 20) as f32, (length & 0xF_FFFF) as f32)
 }
 
@@ -122,21 +122,31 @@ pub(super) fn length_of_words((high, low): (f32, f32), workers: usize) -> usize 
     word(high).saturating_mul(1 << 20).saturating_add(word(low))
 }
 
-/// The first worker's part when the optimizer's state comes back: every server's part of every bucket, where it belongs.
-pub(super) fn state_of_worker(roles: Roles, buckets: &[BucketShape]) -> Vec<Transfer> {
-    let servers = 0..roles.servers;
-    servers.flat_map(|server| state_parts(roles, buckets, server, (Action::Receive, roles.server(server)))).collect()
+/// A worker's part when weights or the optimizer's state come whole: every server's part of every bucket, where it belongs.
+pub(super) fn all_of_worker(roles: Roles, buckets: &[BucketShape], worker: usize) -> Vec<Transfer> {
+    let from = |server| parts(roles, buckets, server, (worker as u32, Action::Receive, roles.server(server)));
+    (0..roles.servers).flat_map(from).collect()
 }
 
-/// A server's part of the same.
-pub(super) fn state_of_server(roles: Roles, buckets: &[BucketShape], server: usize) -> Vec<Transfer> {
-    state_parts(roles, buckets, server, (Action::Send, Rank(0)))
+/// A server's part of the same, with some workers.
+pub(super) fn all_of_server(
+    roles: Roles,
+    buckets: &[BucketShape],
+    server: usize,
+    workers: Range<usize>,
+) -> Vec<Transfer> {
+    workers.flat_map(|worker| parts(roles, buckets, server, (worker as u32, Action::Send, Rank::at(worker)))).collect()
 }
 
-fn state_parts(roles: Roles, buckets: &[BucketShape], server: usize, (action, peer): (Action, Rank)) -> Vec<Transfer> {
+fn parts(
+    roles: Roles,
+    buckets: &[BucketShape],
+    server: usize,
+    (step, action, peer): (u32, Action, Rank),
+) -> Vec<Transfer> {
     let part = |bucket: &BucketShape| {
         let part = roles.part(bucket.elements, server);
-        transfer(0, action, peer, bucket.start + part.start..bucket.start + part.end)
+        transfer(step, action, peer, bucket.start + part.start..bucket.start + part.end)
     };
     buckets.iter().filter_map(part).collect()
 }

@@ -8,7 +8,7 @@ use paceline_system::clock::Clock;
 
 use super::super::courier::{Answer, BucketShape, Courier, Ends, Job};
 use super::super::{SHARED, Shared, Traffic};
-use super::talk::{Call, Roles, length_words, state_of_worker};
+use super::talk::{Call, Roles, all_of_worker, length_words};
 use super::{COMMAND, Command, MEETS};
 
 pub(super) fn start(
@@ -68,6 +68,7 @@ impl Carrier {
                     ends.answer(Answer::Numbers(numbers));
                 }
                 Job::State(state) => ends.answer(Answer::State(self.state(state)?)),
+                Job::Weights(weights) => ends.answer(Answer::Numbers(self.weights(weights)?)),
                 Job::Bucket(bucket, buffer) => memory[bucket] = Some(buffer),
             }
             while next <= count {
@@ -150,10 +151,19 @@ impl Carrier {
         for slot in &mut state {
             self.meets += 1;
             if self.worker == 0 {
-                let list = state_of_worker(self.roles, &self.buckets);
+                let list = all_of_worker(self.roles, &self.buckets, self.worker);
                 self.communicator.exchange(&list, self.meets, slot)?;
             }
         }
         Ok(state)
+    }
+
+    /// Every worker gets the weights: all have pushed all they had by now.
+    fn weights(&mut self, mut weights: Vec<f32>) -> Result<Vec<f32>, CommError> {
+        self.numbers(Command::Weights, [0.0; SHARED])?;
+        self.meets += 1;
+        let list = all_of_worker(self.roles, &self.buckets, self.worker);
+        self.communicator.exchange(&list, self.meets, &mut weights)?;
+        Ok(weights)
     }
 }

@@ -9,9 +9,12 @@
 //! The first pass goes from the last rows to the first, because whoever wrote the tensor did so in order and its end is still
 //! in the caches; the second goes the other way. Statistics are sums of differences from a shift near the mean
 //! (the average of a few rows), so that a mean far from zero costs no digits; the sums follow [`super::reduce`].
+//!
+//! A batch may have parts elsewhere ([`shared`]): between the two passes the sums per channel are then added up with theirs.
 #![allow(unsafe_code)]
 
 mod passes;
+mod shared;
 
 use super::context::Context;
 use super::elementwise::GRAIN;
@@ -22,6 +25,8 @@ use super::rows;
 use super::scratch::Scratch;
 use crate::dtype::Float;
 use crate::op::Rectifier;
+
+pub use shared::Others;
 
 /// What the forward pass reads.
 #[derive(Clone, Copy, Debug)]
@@ -66,46 +71,65 @@ pub struct TrainOutput<'a, E> {
     pub running: Running<'a>,
 }
 
-/// Normalises with the batch's own statistics and updates the running ones.
-pub fn train<E: Float>(context: &mut Context<'_>, input: &BatchNorm<'_, E>, output: TrainOutput<'_, E>) {
+/// Normalises with the batch's own statistics and updates the running ones. `others` have the other parts of the batch.
+pub fn train<E: Float>(
+    context: &mut Context<'_>,
+    input: &BatchNorm<'_, E>,
+    output: TrainOutput<'_, E>,
+    others: Option<&mut Others<'_>>,
+) {
     let (x, channels) = (input.x, input.beta.len());
     assert!(x.len() >= channels && x.len().is_multiple_of(channels), "batch-norm needs at least one whole row");
-    let (count, running) = ((x.len() / channels) as f64, output.running);
+    let (isa, mut count) = (context.isa, (x.len() / channels) as f64);
+    let Scratch { floats, sums, numbers, .. } = &mut *context.scratch;
     if let Some((mean, variance)) = input.statistics {
-        output.mean.copy_from_slice(mean);
-        output.inv_std.copy_from_slice(variance);
+        sums.clear();
+        sums.extend(mean.iter().chain(variance).map(|&statistic| f64::from(statistic)));
     } else {
-        statistics(context, x, output.mean, output.inv_std);
+        add_up((context.pool, isa), x, channels, floats, sums);
     }
+    let (means, variances) = sums[..2 * channels].split_at_mut(channels);
+    if let Some(others) = others {
+        count = shared::statistics(others, count, (means, variances), numbers);
+    }
+    let running = output.running;
     let momentum = f64::from(running.momentum);
     let blend = |old: f32, new: f64| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32;
     for channel in 0..channels {
-        let (mean, variance) = (f64::from(output.mean[channel]), f64::from(output.inv_std[channel]));
+        let (mean, variance) = (means[channel], variances[channel]);
+        output.mean[channel] = mean as f32;
         output.inv_std[channel] = (1.0 / (variance + f64::from(input.eps)).sqrt()) as f32;
         running.mean[channel] = blend(running.mean[channel], mean);
         running.variance[channel] = blend(running.variance[channel], variance * count / (count - 1.0).max(1.0));
     }
     let inv_std = output.inv_std;
-    let affine =
-        Affine::new(&mut context.scratch.floats, input.gamma, output.mean, |channel| inv_std[channel], input.beta);
-    apply((context.pool, context.isa), input, affine, output.y);
+    let affine = Affine::new(floats, input.gamma, output.mean, |channel| inv_std[channel], input.beta);
+    apply((context.pool, isa), input, affine, output.y);
 }
 
 /// The mean and the variance (over n) of each channel of x, which has as many as `mean`.
 pub(super) fn statistics<E: Float>(context: &mut Context<'_>, x: &[E], mean: &mut [f32], variance: &mut [f32]) {
-    let (channels, isa) = (mean.len(), context.isa);
-    let rows = x.len() / channels;
+    let channels = mean.len();
     let Scratch { floats, sums, .. } = &mut *context.scratch;
+    add_up((context.pool, context.isa), x, channels, floats, sums);
+    for channel in 0..channels {
+        (mean[channel], variance[channel]) = (sums[channel] as f32, sums[channels + channel] as f32);
+    }
+}
+
+/// The means of all channels of x, and then the variances, at the front of `sums`.
+fn add_up<E: Float>((pool, isa): (&Pool, Isa), x: &[E], channels: usize, floats: &mut Vec<f32>, sums: &mut Vec<f64>) {
+    let rows = x.len() / channels;
     let [shift] = wide_rows(floats, channels);
     shift_near_the_mean(x, channels, shift);
-    let sums = sum_columns(context.pool, (rows, channels), sums, |strip, sums| {
+    sum_columns(pool, (rows, channels), sums, |strip, sums| {
         passes::add_moments(isa, x, &shift[strip.column..], strip.rows, sums);
     });
-    let (count, (sum, square)) = (rows as f64, sums.split_at(channels));
+    let (count, (means, variances)) = (rows as f64, sums[..2 * channels].split_at_mut(channels));
     for channel in 0..channels {
-        let offset = sum[channel] / count;
-        mean[channel] = (f64::from(shift[channel]) + offset) as f32;
-        variance[channel] = (square[channel] / count - offset * offset).max(0.0) as f32;
+        let offset = means[channel] / count;
+        means[channel] = f64::from(shift[channel]) + offset;
+        variances[channel] = (variances[channel] / count - offset * offset).max(0.0);
     }
 }
 
@@ -255,13 +279,18 @@ pub struct GradOutput<'a, E> {
     pub dresidual: Option<&'a mut [E]>,
 }
 
-/// The gradient of [`train`].
-pub fn gradient<E: Float>(context: &mut Context<'_>, input: &BatchNormGrad<'_, E>, output: GradOutput<'_, E>) {
+/// The gradient of [`train`]; those of the factor and the offset are of this part of the batch.
+pub fn gradient<E: Float>(
+    context: &mut Context<'_>,
+    input: &BatchNormGrad<'_, E>,
+    output: GradOutput<'_, E>,
+    others: Option<&mut Others<'_>>,
+) {
     let (x, channels, isa) = (input.x, input.mean.len(), context.isa);
     let GradOutput { dx, dgamma, dbeta, dresidual } = output;
     assert!(x.len() >= channels && x.len().is_multiple_of(channels), "batch-norm needs at least one whole row");
     assert!(dx.len() == x.len() && input.dy.is_none_or(|dy| dy.len() == x.len()), "batch-norm keeps the shape");
-    let Scratch { floats, sums, .. } = &mut *context.scratch;
+    let Scratch { floats, sums: all_sums, numbers, .. } = &mut *context.scratch;
     let [mean, factor, beta, mean_dy, slope] = wide_rows(floats, channels);
     widen(input.mean, mean);
     let gamma = |channel: usize| input.gamma.map_or(1.0, |gamma| gamma[channel]);
@@ -275,23 +304,28 @@ pub fn gradient<E: Float>(context: &mut Context<'_>, input: &BatchNormGrad<'_, E
     // Where what the ReLU let pass is written by the first pass, the second needs no mask.
     let writes = dresidual.is_some() || matches!(input.mask, Mask::FromOutput(_));
     let mut dresidual = dresidual;
-    let sums = if writes {
+    if writes {
         let passed = dresidual.as_deref_mut().unwrap_or(dx);
-        sum_passed((pool, isa), shape, (input, affine), passed, sums)
+        sum_passed((pool, isa), shape, (input, affine), passed, all_sums);
     } else {
         let dy = input.dy.unwrap_or(dx);
         let masked = matches!(input.mask, Mask::FromInput(_));
-        sum_columns(pool, shape, sums, |strip, sums| {
+        sum_columns(pool, shape, all_sums, |strip, sums| {
             let affine = affine.from(strip.column);
             passes::add_gradients(isa, (dy, x), masked.then_some(input.ceiling), affine, strip.rows, sums);
-        })
-    };
-    let (count, (sum_dy, sum_dy_x)) = (shape.0 as f64, sums.split_at(channels));
+        });
+    }
+    let mut count = shape.0 as f64;
+    let (sum_dy, sum_dy_x) = all_sums[..2 * channels].split_at(channels);
     dbeta.iter_mut().zip(sum_dy).for_each(|(dbeta, &sum)| *dbeta = sum as f32);
     let inv_std = |channel: usize| f64::from(input.inv_std[channel]);
     if let Some(dgamma) = dgamma {
         (0..channels).for_each(|channel| dgamma[channel] = (sum_dy_x[channel] * inv_std(channel)) as f32);
     }
+    if let Some(others) = others {
+        count = shared::sums(others, count, &mut all_sums[..2 * channels], numbers);
+    }
+    let (sum_dy, sum_dy_x) = all_sums[..2 * channels].split_at(channels);
     for channel in 0..channels {
         mean_dy[channel] = (sum_dy[channel] / count) as f32;
         slope[channel] = (sum_dy_x[channel] / count * inv_std(channel).powi(2)) as f32;
@@ -305,13 +339,13 @@ pub fn gradient<E: Float>(context: &mut Context<'_>, input: &BatchNormGrad<'_, E
 }
 
 /// The sums of the first pass, which also writes `passed`: dy where the ReLU let it pass. Where there is no dy, `passed` holds it.
-fn sum_passed<'a, E: Float>(
+fn sum_passed<E: Float>(
     (pool, isa): (&Pool, Isa),
     shape: (usize, usize),
     (input, affine): (&BatchNormGrad<'_, E>, Affine<'_>),
     passed: &mut [E],
-    sums: &'a mut Vec<f64>,
-) -> &'a [f64] {
+    sums: &mut Vec<f64>,
+) {
     assert_eq!(passed.len(), input.x.len(), "batch-norm keeps the shape");
     assert!(input.dy.is_none_or(|dy| dy.len() == passed.len()), "batch-norm keeps the shape");
     assert!(!matches!(input.mask, Mask::FromOutput(y) if y.len() != passed.len()), "batch-norm keeps the shape");
@@ -321,7 +355,7 @@ fn sum_passed<'a, E: Float>(
         // SAFETY: `passed` is borrowed mutably until `sum_columns` returns, has `length` elements as the others do, and each
         // element is in one row of one strip.
         unsafe { passes::keep_gradients(isa, input, affine, (base.get(), length), strip.rows, sums) };
-    })
+    });
 }
 
 /// dx = factor·(dy − mean of dy − slope·(x − mean)), each per channel and widened.

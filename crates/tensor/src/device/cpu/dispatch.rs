@@ -2,6 +2,7 @@
 
 use paceline_system::random;
 
+use super::batch_norm::Others;
 use super::choice::Chosen;
 use super::context::Context;
 use super::conv::{self, ConvPass, ConvShape};
@@ -29,8 +30,14 @@ macro_rules! with_float {
 
 pub(super) use with_float;
 
-/// Runs one node; a convolution by the algorithm `chosen` for it.
-pub(super) fn node(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass, chosen: &Chosen) {
+/// Runs one node; a convolution by the algorithm `chosen` for it, a batch normalisation together with `others`.
+pub(super) fn node(
+    context: &mut Context<'_>,
+    at: &Operands<'_>,
+    pass: Pass,
+    chosen: &Chosen,
+    others: Option<&mut Others<'_>>,
+) {
     match &at.node().op {
         Op::MatMul { .. } => with_float!(at.input_type(0), product_of::<_>(context, at)),
         Op::Cast(target) => match (at.input_type(0), target) {
@@ -58,18 +65,24 @@ pub(super) fn node(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass, cho
         op => {
             let common = (0..at.inputs()).find(|&index| op.operand(index) == Operand::Common);
             let dtype = at.input_type(common.expect("the operation has activations"));
-            with_float!(dtype, typed::<_>(context, at, pass, chosen));
+            with_float!(dtype, typed::<_>(context, at, pass, chosen, others));
         }
     }
 }
 
 /// Runs a node whose activations are of type `E`.
-fn typed<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass, chosen: &Chosen) {
+fn typed<E: Float>(
+    context: &mut Context<'_>,
+    at: &Operands<'_>,
+    pass: Pass,
+    chosen: &Chosen,
+    others: Option<&mut Others<'_>>,
+) {
     match &at.node().op {
         Op::Conv2d { .. } | Op::Conv2dGradInput { .. } | Op::Conv2dGradWeight { .. } => {
             convolution::<E>(context, at, chosen);
         }
-        Op::BatchNorm(norm) => batch_norm_train::<E>(context, at, *norm),
+        Op::BatchNorm(norm) => batch_norm_train::<E>(context, at, *norm, others),
         Op::BatchNormInference(norm) => {
             let input = batch_norm_input::<E>(at, *norm);
             batch_norm::infer(context, &input, (at.input(2), at.input(3)), at.output(0));
@@ -78,7 +91,7 @@ fn typed<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, pass: Pass, cho
             let input = batch_norm_input::<E>(at, *norm);
             batch_norm::again(context, &input, (at.input(2), at.input(3)), at.output(0));
         }
-        Op::BatchNormGrad(norm) => batch_norm_grad::<E>(context, at, *norm),
+        Op::BatchNormGrad(norm) => batch_norm_grad::<E>(context, at, *norm, others),
         Op::LayerNorm { epsilon } => {
             let (x, gamma, beta) = (at.input::<E>(0), at.input(1), at.input(2));
             let input = layer_norm::LayerNorm { x, gamma, beta, eps: *epsilon };
@@ -188,14 +201,24 @@ fn batch_norm_input<'a, E: Float>(at: &Operands<'a>, norm: BatchNorm) -> batch_n
     }
 }
 
-fn batch_norm_train<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, norm: BatchNorm) {
+fn batch_norm_train<E: Float>(
+    context: &mut Context<'_>,
+    at: &Operands<'_>,
+    norm: BatchNorm,
+    others: Option<&mut Others<'_>>,
+) {
     let input = batch_norm_input::<E>(at, norm);
     let running = batch_norm::Running { mean: at.state(2), variance: at.state(3), momentum: norm.momentum };
     let (y, mean, inv_std) = (at.output(0), at.output(1), at.output(2));
-    batch_norm::train(context, &input, batch_norm::TrainOutput { y, mean, inv_std, running });
+    batch_norm::train(context, &input, batch_norm::TrainOutput { y, mean, inv_std, running }, others);
 }
 
-fn batch_norm_grad<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, norm: BatchNormGrad) {
+fn batch_norm_grad<E: Float>(
+    context: &mut Context<'_>,
+    at: &Operands<'_>,
+    norm: BatchNormGrad,
+    others: Option<&mut Others<'_>>,
+) {
     let last = at.inputs() - 1;
     let input = batch_norm::BatchNormGrad::<E> {
         dy: at.input_unless_shared(0),
@@ -216,7 +239,7 @@ fn batch_norm_grad<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, norm:
         dgamma: norm.scale.then(|| at.output(2)),
         dresidual: norm.residual.then(|| at.output(2 + usize::from(norm.scale))),
     };
-    batch_norm::gradient(context, &input, output);
+    batch_norm::gradient(context, &input, output, others);
 }
 
 fn layer_norm_grad<E: Float>(context: &mut Context<'_>, at: &Operands<'_>) {

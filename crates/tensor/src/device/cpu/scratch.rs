@@ -25,6 +25,8 @@ pub struct Scratch {
     pub(crate) sums: Vec<f64>,
     /// Statistics of a convolution's result.
     pub(crate) moments: Moments,
+    /// Numbers that are added up with others.
+    pub(crate) numbers: Vec<f32>,
 }
 
 /// How many floats a kernel needs of each kind.
@@ -76,7 +78,8 @@ impl Scratch {
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
-        let floats = self.shared.len() + self.partial.len() + self.workers.len() + self.floats.len();
+        let floats =
+            self.shared.len() + self.partial.len() + self.workers.len() + self.floats.len() + self.numbers.len();
         floats * size_of::<f32>() + self.sums.len() * size_of::<f64>() + self.moments.bytes()
     }
 

@@ -1,5 +1,7 @@
 //! Batch-norm against its definition in f64.
 
+use std::sync::{Barrier, Mutex};
+
 use super::*;
 use crate::device::cpu::check::{assert_close, numbers, once, same_bits, slope, weigh, wide};
 
@@ -63,13 +65,17 @@ fn reference(point: &[f64], rows: usize, channels: usize, relu: bool) -> Vec<f64
 }
 
 fn train_all(context: &mut Context<'_>, input: &BatchNorm<'_, f32>) -> [Vec<f32>; 5] {
+    train_with(context, input, None)
+}
+
+fn train_with(context: &mut Context<'_>, input: &BatchNorm<'_, f32>, others: Option<&mut Others<'_>>) -> [Vec<f32>; 5] {
     let channels = input.beta.len();
     let mut y = vec![f32::NAN; input.x.len()];
     let [mut mean, mut inv_std] = [(); 2].map(|()| vec![f32::NAN; channels]);
     let (mut running_mean, mut running_variance) = (vec![1.0; channels], vec![2.0; channels]);
     let running = Running { mean: &mut running_mean, variance: &mut running_variance, momentum: 0.1 };
     let output = TrainOutput { y: &mut y, mean: &mut mean, inv_std: &mut inv_std, running };
-    train(context, input, output);
+    train(context, input, output, others);
     [y, mean, inv_std, running_mean, running_variance]
 }
 
@@ -145,8 +151,19 @@ fn gradient_all(
     residual: bool,
     in_place: bool,
 ) -> Vec<f32> {
+    let [dx, dgamma, dbeta, dresidual] = gradient_with(context, (case, dy), (relu, residual), in_place, None);
+    [dx, dgamma, dbeta, if residual { dresidual } else { Vec::new() }].concat()
+}
+
+fn gradient_with(
+    context: &mut Context<'_>,
+    (case, dy): (&Case, &[f32]),
+    (relu, residual): (bool, bool),
+    in_place: bool,
+    mut others: Option<&mut Others<'_>>,
+) -> [Vec<f32>; 4] {
     let channels = case.gamma.len();
-    let [y, mean, inv_std, ..] = train_all(context, &case.input(relu, residual));
+    let [y, mean, inv_std, ..] = train_with(context, &case.input(relu, residual), others.as_deref_mut());
     let held = |holds: bool| if in_place && holds { dy.to_vec() } else { vec![f32::NAN; dy.len()] };
     let (mut dx, mut dresidual) = (held(!residual), held(residual));
     let [mut dgamma, mut dbeta] = [(); 2].map(|()| vec![f32::NAN; channels]);
@@ -169,12 +186,8 @@ fn gradient_all(
         dbeta: &mut dbeta,
         dresidual: residual.then_some(&mut dresidual),
     };
-    gradient(context, &input, output);
-    let mut all = [dx, dgamma, dbeta].concat();
-    if residual {
-        all.extend(dresidual);
-    }
-    all
+    gradient(context, &input, output, others);
+    [dx, dgamma, dbeta, dresidual]
 }
 
 #[test]
@@ -221,10 +234,76 @@ fn a_ceiling_cuts_the_gradient_off_as_zero_does() {
             let [mut dgamma, mut dbeta] = [(); 2].map(|()| vec![f32::NAN; channels]);
             let mut dx = vec![f32::NAN; dy.len()];
             let output = GradOutput { dx: &mut dx, dgamma: Some(&mut dgamma), dbeta: &mut dbeta, dresidual: None };
-            gradient(context, &input, output);
+            gradient(context, &input, output, None);
             assert!(cut.iter().zip(&y).any(|(&cut, &y)| cut == 0.0 && y >= CEILING), "the ceiling was not reached");
             [dx, dgamma, dbeta].concat()
         })
     };
     assert_eq!(run(&dy, true), run(&dy, false));
+}
+
+/// Where two parts of a batch meet: each adds its numbers and gets the sum.
+struct Meeting {
+    sums: Mutex<Vec<f32>>,
+    barrier: Barrier,
+}
+
+impl Meeting {
+    fn add(&self, numbers: &mut [f32]) {
+        let mut sums = self.sums.lock().unwrap();
+        sums.resize(numbers.len(), 0.0);
+        sums.iter_mut().zip(&*numbers).for_each(|(sum, number)| *sum += number);
+        drop(sums);
+        self.barrier.wait();
+        numbers.copy_from_slice(&self.sums.lock().unwrap());
+        if self.barrier.wait().is_leader() {
+            self.sums.lock().unwrap().clear();
+        }
+        self.barrier.wait();
+    }
+}
+
+#[test]
+fn two_parts_of_a_batch_are_one_batch() {
+    // The second is a mean far from zero, and parts that differ in size and mean.
+    for (rows, channels, first, far) in [(40, 3, 20, 0.0), (333, 17, 100, 300.0), (900, 64, 899, -5.0)] {
+        let mut case = Case::new(rows, channels);
+        case.x.iter_mut().enumerate().for_each(|(at, x)| *x += far + (at / 50) as f32 * 1e-3);
+        let (dy, at) = (numbers(8, rows * channels), first * channels);
+        let part = |range: std::ops::Range<usize>| Case {
+            x: case.x[range.clone()].to_vec(),
+            gamma: case.gamma.clone(),
+            beta: case.beta.clone(),
+            residual: case.residual[range].to_vec(),
+        };
+        let parts = [(part(0..at), &dy[..at]), (part(at..dy.len()), &dy[at..])];
+        for kind in [(false, false), (true, false), (true, true)] {
+            let whole = once(|context| gradient_with(context, (&case, &dy), kind, false, None));
+            let statistics = once(|context| train_all(context, &case.input(kind.0, kind.1)));
+            let meeting = Meeting { sums: Mutex::default(), barrier: Barrier::new(2) };
+            let run = |(case, dy): &(Case, &[f32])| {
+                let mut add = |numbers: &mut [f32]| meeting.add(numbers);
+                once(|context| {
+                    let forward = train_with(context, &case.input(kind.0, kind.1), Some(&mut add));
+                    (forward, gradient_with(context, (case, dy), kind, false, Some(&mut add)))
+                })
+            };
+            let [first, second] = std::thread::scope(|scope| {
+                let other = scope.spawn(|| run(&parts[1]));
+                [run(&parts[0]), other.join().unwrap()]
+            });
+            for ((first, second), expected) in first.0.iter().zip(&second.0).zip(&statistics).skip(1) {
+                assert_eq!(first, second, "statistics have the same bits");
+                assert_close(first, &wide(expected), 2e-6);
+            }
+            // What a mean far away costs is one rounding of x − mean.
+            let tolerance = 2e-6 + 1e-7 * f64::from(f32::abs(far));
+            assert_close(&[&first.0[0][..], &second.0[0]].concat(), &wide(&statistics[0]), tolerance);
+            assert_close(&[&first.1[0][..], &second.1[0]].concat(), &wide(&whole[0]), tolerance);
+            for ((first, second), expected) in first.1.iter().zip(&second.1).zip(&whole).take(3).skip(1) {
+                let sum: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
+                assert_close(&sum, &wide(expected), tolerance);
+            }
+        }
+    }
 }

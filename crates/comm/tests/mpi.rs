@@ -1,0 +1,92 @@
+//! The matrix of collectives over MPI: the library's own, and every algorithm over its messages. `mpirun` starts this program as
+//! each rank; `cargo x mpi` starts `mpirun`.
+
+mod world;
+
+use paceline_comm::reduce::{round_bf16, widen_bf16};
+use paceline_comm::transport::{Membership, Transport, mpi};
+use paceline_comm::{Algorithm, Collective, Communicator, Generation, Rank, Token, probe};
+use world::{LENGTHS, TIMEOUT, check, options};
+
+/// What OpenMPI or MPICH says of this process.
+fn variable(names: [&str; 2]) -> Option<usize> {
+    names.iter().find_map(|name| std::env::var(name).ok()?.parse().ok())
+}
+
+fn main() {
+    let place = (variable(["OMPI_COMM_WORLD_RANK", "PMI_RANK"]), variable(["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"]));
+    let (Some(rank), Some(world)) = place else {
+        println!("skipped: the matrix over MPI (needs `mpirun`; type cargo x mpi)");
+        return;
+    };
+    let rank = Rank::at(rank);
+    let membership = Membership { token: Token::random(), rank, world, generation: Generation::default() };
+    let port = mpi::connect(&membership).unwrap();
+    let mut comm = Communicator::new(Transport::Mpi(Box::new(port)), options(world, None, TIMEOUT));
+    let by_cost = comm.choice().clone();
+    let algorithms = std::iter::once(None).chain(Algorithm::ALL.map(Some));
+    for algorithm in algorithms {
+        comm.set_choice(by_cost.clone().forced(algorithm));
+        let how = algorithm.map_or("MPI itself", Algorithm::name);
+        for collective in Collective::ALL {
+            for length in LENGTHS {
+                let length = if collective == Collective::AllToAll { length / world * world } else { length };
+                check(&mut comm, collective, length, how);
+            }
+        }
+    }
+    comm.set_choice(by_cost);
+    rounded_sums_are_the_same(&mut comm);
+    messages_come_in_order(&mut comm);
+    let link = probe::links(&mut comm, paceline_comm::Nodes::one(world)).unwrap().within;
+    // MPI can be started once.
+    assert!(mpi::connect(&membership).unwrap_err().to_string().contains("before"));
+    comm.barrier().unwrap();
+    if rank == Rank(0) {
+        let (latency, speed) = (link.latency_s * 1e6, 1e-9 / link.seconds_per_byte);
+        println!("mpi: every collective over {world} ranks is right; messages: {latency:.1} µs, {speed:.2} GB/s");
+    }
+}
+
+/// Numbers whose sums are rounded: all ranks hold the bits of rank 0.
+fn rounded_sums_are_the_same(comm: &mut Communicator) {
+    let (rank, world) = (comm.rank().index(), comm.world());
+    let mut numbers: Vec<f32> = (0..5000).map(|index| ((rank + 3) * (index + 1)) as f32 * 0.37).collect();
+    let mut halves: Vec<u16> = numbers.iter().map(|&number| round_bf16(number)).collect();
+    comm.all_reduce(&mut numbers).unwrap();
+    comm.all_reduce_bf16(&mut halves).unwrap();
+    for (index, (&number, &half)) in numbers.iter().zip(&halves).enumerate() {
+        let exact: f64 = (0..world).map(|rank| ((rank + 3) * (index + 1)) as f64 * 0.37).sum();
+        assert!((f64::from(number) / exact - 1.0).abs() < 1e-5);
+        assert!((f64::from(widen_bf16(half)) / exact - 1.0).abs() < 0.03);
+    }
+    let (mut first, mut first_halves) = (numbers.clone(), bytes(&halves));
+    comm.broadcast(Rank(0), &mut first).unwrap();
+    comm.broadcast_bytes(Rank(0), &mut first_halves).unwrap();
+    assert!(first.iter().zip(&numbers).all(|(a, b)| a.to_bits() == b.to_bits()) && first_halves == bytes(&halves));
+}
+
+fn bytes(halves: &[u16]) -> Vec<u8> {
+    halves.iter().flat_map(|half| half.to_le_bytes()).collect()
+}
+
+/// Short and long messages in a row to rank 0, which hears whoever comes first.
+fn messages_come_in_order(comm: &mut Communicator) {
+    let lengths = [1, 3_000_001, 5, 300_000];
+    if comm.rank() != Rank(0) {
+        for (tag, length) in lengths.into_iter().enumerate() {
+            comm.send(Rank(0), tag as u64, &vec![tag as u8 + comm.rank().0 as u8; length]).unwrap();
+        }
+        return;
+    }
+    let mut left: Vec<Rank> = (1..comm.world()).map(Rank::at).collect();
+    while !left.is_empty() {
+        let from = comm.wait_any(&left).unwrap();
+        for (tag, length) in lengths.into_iter().enumerate() {
+            let mut bytes = vec![0; length];
+            comm.recv(from, tag as u64, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == tag as u8 + from.0 as u8));
+        }
+        left.retain(|&rank| rank != from);
+    }
+}

@@ -1,0 +1,79 @@
+//! A machine: its cores, memory, and what both do at best.
+
+use paceline::system::host::Host;
+use paceline::system::machine::Machine;
+use paceline::tensor::device::cpu::Cpu;
+use paceline::tensor::device::cpu::isa::Isa;
+use serde_json::{Value, json};
+
+/// Looks at this machine, and measures it if asked to.
+pub fn look(measure: bool) -> Value {
+    let (host, machine) = (Host::look(), Machine::look());
+    let isas: Vec<&str> = Isa::ALL.into_iter().filter(|isa| isa.available()).map(Isa::name).collect();
+    let mut found = json!({
+        "host": host.name,
+        "cpu": host.cpu,
+        "system": host.system,
+        "sockets": machine.sockets,
+        "numa_nodes": machine.nodes,
+        "cores": machine.cores,
+        "threads": machine.threads,
+        "threads_allowed": machine.allowed,
+        "threads_usable": machine.usable,
+        "instruction_sets": isas,
+        "memory_bytes": host.memory_bytes,
+        "memory_free_bytes": machine.memory_free_bytes,
+        "memory_limit_bytes": machine.memory_limit_bytes,
+    });
+    if measure {
+        let (one, all) = (Cpu::new(1).peak(), Cpu::pinned(machine.usable).peak());
+        found["memory_bytes_per_s"] = json!({"one_thread": one.bytes, "all_threads": all.bytes});
+        found["f32_flops_per_s"] = json!({"one_thread": one.f32_flops, "all_threads": all.f32_flops});
+        found["bf16_flops_per_s"] = json!({"one_thread": one.bf16_flops, "all_threads": all.bf16_flops});
+    }
+    found
+}
+
+/// What was found, for people.
+pub fn lines(found: &Value) -> String {
+    let text = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
+    let count = |name: &str| found[name].as_u64().unwrap_or(0);
+    let gib = |name: &str| count(name) as f64 / f64::from(1 << 30);
+    let speed = |name: &str, of: &str| found[name][of].as_f64().unwrap_or(0.0) / 1e9;
+    let many = |count: u64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let quota = match count("threads_usable") {
+        usable if usable < count("threads_allowed") => format!(", {usable} by its quota"),
+        _ => String::new(),
+    };
+    let limit = match found["memory_limit_bytes"].as_u64() {
+        Some(_) => format!(", limited to {:.1} GiB", gib("memory_limit_bytes")),
+        None => String::new(),
+    };
+    let isas: Vec<&str> =
+        found["instruction_sets"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let bf16 = match speed("bf16_flops_per_s", "all_threads") {
+        0.0 => String::new(),
+        bf16 => format!(", bf16 {bf16:.0}"),
+    };
+    format!(
+        "machine   {}: {}, {}\n\
+         cores     {}, {}, {}, {}; this process may use {}{quota}\n\
+         compute   {} (best last); f32 {:.0} GFLOP/s ({:.0} by one thread){bf16}\n\
+         memory    {:.1} GiB, {:.1} GiB free{limit}; read at {:.1} GB/s ({:.1} by one thread)\n",
+        text("host"),
+        text("cpu"),
+        text("system"),
+        many(count("sockets"), "socket"),
+        many(count("numa_nodes"), "NUMA node"),
+        many(count("cores"), "core"),
+        many(count("threads"), "thread"),
+        count("threads_allowed"),
+        isas.join(", "),
+        speed("f32_flops_per_s", "all_threads"),
+        speed("f32_flops_per_s", "one_thread"),
+        gib("memory_bytes"),
+        gib("memory_free_bytes"),
+        speed("memory_bytes_per_s", "all_threads"),
+        speed("memory_bytes_per_s", "one_thread"),
+    )
+}
