@@ -17,6 +17,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/tensor/src/device/cpu/gemm.rs",
     "crates/tensor/src/device/cpu/isa.rs",
     "crates/tensor/src/device/cpu/memory.rs",
+    "crates/tensor/src/device/cpu/moments.rs",
     "crates/tensor/src/device/cpu/peak.rs",
     "crates/tensor/src/device/cpu/pool.rs",
     "crates/tensor/src/device/cpu/reduce.rs",
