@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use paceline::cluster::spec::from_environment;
 use paceline::cluster::{Seat, join, token};
 use paceline::comm::transport::{Membership, Transport, tcp};
-use paceline::comm::{Algorithm, Choice, Communicator, Generation, Link, Links, Nodes, Options, Wait};
+use paceline::comm::{Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Wait};
 use paceline::parallel::Agreement;
 use paceline::parallel::agree::parameter_server::server::{Keeper, Push, Shape, hear, serve};
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
-use paceline::parallel::agree::{BucketShape, FACTS, Landed};
+use paceline::parallel::agree::{Brought, BucketShape, FACTS};
 use paceline::system::host;
 
 use crate::ground::{Ground, has, say};
@@ -157,8 +157,9 @@ fn push_and_pull(communicator: Communicator, servers: usize) {
             agreement.send(index, &gradients[bucket.start..bucket.start + bucket.elements]).unwrap();
         }
         for (bucket, shape) in buckets.iter().enumerate() {
-            let Some(Landed::Weights(new)) = agreement.take(bucket, true).unwrap() else { panic!("no weights") };
-            weights[shape.start..shape.start + shape.elements].copy_from_slice(new);
+            let weights = &mut weights[shape.start..shape.start + shape.elements];
+            let brought = agreement.bring(bucket, true, weights, &mut |_, _, _| Ok::<_, CommError>(()));
+            assert_eq!(brought.unwrap(), Brought::Done);
         }
         tell(repeat, start);
         let expected = |index: usize| (repeat + 1) as f32 * sum(workers, index);

@@ -17,7 +17,7 @@ use crate::run::{Bytes, Job, run};
 use crate::shared::SharedBuffer;
 use crate::stop::Stop;
 use crate::transfer::{Action, Transfer, chunk};
-use crate::transport::{Interest, Transport};
+use crate::transport::{Interest, Transport, shm};
 use crate::wait::Wait;
 
 /// The code of messages between two ranks; collectives have their own, from 1.
@@ -154,6 +154,70 @@ impl Communicator {
         match &mut self.transport {
             Transport::Shm(port) => port.shared_buffer(length).map(SharedBuffer::Mapped),
             _ => Ok(SharedBuffer::Heap(vec![0.0; length])),
+        }
+    }
+
+    /// Whether ranks can work on shared buffers by stages: where they map the same memory. See [`Communicator::come_to`].
+    pub const fn shares_memory(&self) -> bool {
+        matches!(self.transport, Transport::Shm(_))
+    }
+
+    /// Says that this rank has come to a stage with a shared buffer. Three stages are a round: (1) this rank has filled its numbers;
+    /// (2) it has added up its chunk of all ranks' numbers ([`Communicator::sum_own`]), all of which had come to (1), and left
+    /// something in its place; (3) it has read what the others left ([`Communicator::part_of`]), all of which had come to (2). It
+    /// fills its numbers again once all have come to (3). Stages count on from round to round; no call waits unless it is asked to.
+    ///
+    /// # Panics
+    /// Here and below, when the buffer is not in shared memory.
+    pub fn come_to(&mut self, buffer: &mut SharedBuffer, stage: u64) {
+        let (port, mapped) = self.mapped_mut(buffer);
+        port.come_to(mapped, stage);
+    }
+
+    /// Whether all other ranks have come to a stage; once they have, if this is to `wait`.
+    ///
+    /// # Errors
+    /// When one of them is gone, or too late.
+    pub fn all_at(&mut self, buffer: &mut SharedBuffer, stage: u64, wait: bool) -> Result<bool, CommError> {
+        let limit = wait.then(|| Wait::new(self.options.timeout, &self.options.stop));
+        let (port, mapped) = self.mapped_mut(buffer);
+        port.all_at(mapped, stage, limit.as_ref())
+    }
+
+    /// The furthest stage of another rank.
+    pub fn furthest(&mut self, buffer: &mut SharedBuffer) -> u64 {
+        let (port, mapped) = self.mapped_mut(buffer);
+        port.furthest(mapped)
+    }
+
+    /// A range of this rank's chunk of a shared buffer, and there the sum of all ranks' numbers, which all have written by `stage`.
+    ///
+    /// # Panics
+    /// When not all are there, or the range is not in this rank's chunk.
+    pub fn sum_own<'a>(&mut self, buffer: &'a mut SharedBuffer, range: Range<usize>, stage: u64) -> &'a mut [f32] {
+        let (port, mapped) = self.mapped_mut(buffer);
+        port.sum_own(mapped, range, stage)
+    }
+
+    /// A part of another rank's numbers in a shared buffer, which it has written by `stage`.
+    ///
+    /// # Panics
+    /// When it is not there yet.
+    pub fn part_of<'a>(
+        &mut self,
+        buffer: &'a mut SharedBuffer,
+        rank: Rank,
+        range: Range<usize>,
+        stage: u64,
+    ) -> &'a [f32] {
+        let (port, mapped) = self.mapped_mut(buffer);
+        port.part_of(mapped, rank, range, stage)
+    }
+
+    fn mapped_mut<'a, 'b>(&'a mut self, buffer: &'b mut SharedBuffer) -> (&'a mut shm::Port, &'b mut shm::Mapped) {
+        match (&mut self.transport, buffer.mapped_mut()) {
+            (Transport::Shm(port), Some(mapped)) => (port, mapped),
+            _ => panic!("only ranks that share memory work on it by stages"),
         }
     }
 

@@ -4,7 +4,9 @@ pub mod all_reduce;
 mod courier;
 mod facts;
 pub mod parameter_server;
+mod shares;
 
+use std::ops::Range;
 use std::time::Duration;
 
 pub use courier::BucketShape;
@@ -12,6 +14,7 @@ use courier::Courier;
 pub use facts::{FACTS, Facts};
 use paceline_comm::{CommError, Communicator, Rank};
 use parameter_server::{Pace, Roles};
+use shares::Shares;
 
 /// Small numbers that all ranks add up once a step, beside the gradients: how good the step was, and whether anybody wants to end. The last
 /// is the agreement's own.
@@ -30,17 +33,24 @@ enum Kind {
     Alone,
     /// Every rank gets the sum of all gradients and makes the same step.
     AllReduce(Courier),
+    /// The same steps, of which every rank makes its share.
+    Shares(Shares),
     /// Servers make the steps; whether they do so for all workers together.
     ParameterServer(Courier, Pace),
 }
 
-/// What came back for a bucket.
-#[derive(Debug)]
-pub enum Landed<'a> {
-    /// The sum of all ranks' gradients.
-    Gradients(&'a mut [f32]),
-    /// New weights.
-    Weights(&'a [f32]),
+/// Makes the step of a range of a bucket: which, the sum of all ranks' gradients there, and what they are the gradients of.
+pub type Apply<'a, E> = dyn FnMut(Range<usize>, &mut [f32], &mut [f32]) -> Result<(), E> + 'a;
+
+/// What became of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Brought {
+    /// Its parameters are up to date.
+    Done,
+    /// It has not come back, was brought already, or there are no other ranks.
+    NotYet,
+    /// Another rank could not make its share of the step.
+    Spoilt,
 }
 
 /// What travelled in a step.
@@ -70,6 +80,18 @@ impl Agreement {
         all_reduce::start(communicator, buckets, deadline).map(|courier| Self(Kind::AllReduce(courier)))
     }
 
+    /// As [`Agreement::all_reduce`], where ranks share memory and a step can be made element by element: the bits are the same.
+    ///
+    /// # Errors
+    /// When the operating system refuses memory.
+    ///
+    /// # Panics
+    /// When the ranks do not share memory ([`Communicator::shares_memory`]).
+    pub fn shares(communicator: Communicator, buckets: &[BucketShape]) -> Result<Self, CommError> {
+        assert!(communicator.shares_memory(), "steps are made by shares where ranks share memory");
+        Shares::start(communicator, buckets).map(|shares| Self(Kind::Shares(shares)))
+    }
+
     /// Servers make the steps ([`parameter_server::server::serve`]); this rank is one of the workers.
     ///
     /// # Errors
@@ -86,7 +108,7 @@ impl Agreement {
 
     fn courier(&mut self) -> Option<&mut Courier> {
         match &mut self.0 {
-            Kind::Alone => None,
+            Kind::Alone | Kind::Shares(_) => None,
             Kind::AllReduce(courier) | Kind::ParameterServer(courier, _) => Some(courier),
         }
     }
@@ -95,6 +117,7 @@ impl Agreement {
     pub fn world(&self) -> usize {
         match &self.0 {
             Kind::Alone => 1,
+            Kind::Shares(shares) => shares.world(),
             Kind::AllReduce(courier) | Kind::ParameterServer(courier, _) => courier.world,
         }
     }
@@ -103,6 +126,7 @@ impl Agreement {
     pub fn rank(&self) -> Rank {
         match &self.0 {
             Kind::Alone => Rank(0),
+            Kind::Shares(shares) => shares.rank(),
             Kind::AllReduce(courier) | Kind::ParameterServer(courier, _) => courier.rank,
         }
     }
@@ -120,7 +144,10 @@ impl Agreement {
     /// # Errors
     /// When another rank, or the way to it, has failed.
     pub fn share(&mut self, numbers: Shared) -> Result<(), CommError> {
-        self.courier().map_or(Ok(()), |courier| courier.share(numbers))
+        match &mut self.0 {
+            Kind::Shares(shares) => shares.share(numbers),
+            _ => self.courier().map_or(Ok(()), |courier| courier.share(numbers)),
+        }
     }
 
     /// The sum of the numbers over all ranks (this rank's own, where every push is a step); waits for them. None if there are no
@@ -129,7 +156,10 @@ impl Agreement {
     /// # Errors
     /// As [`Agreement::share`].
     pub fn shared(&mut self) -> Result<Option<Shared>, CommError> {
-        self.courier().map(Courier::shared).transpose()
+        match &mut self.0 {
+            Kind::Shares(shares) => shares.shared().map(Some),
+            _ => self.courier().map(Courier::shared).transpose(),
+        }
     }
 
     /// Gives the gradients of a bucket, which are final.
@@ -137,19 +167,36 @@ impl Agreement {
     /// # Errors
     /// As [`Agreement::share`].
     pub fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError> {
-        self.courier().map_or(Ok(()), |courier| courier.send(bucket, gradients))
+        match &mut self.0 {
+            Kind::Shares(shares) => shares.send(bucket, gradients),
+            _ => self.courier().map_or(Ok(()), |courier| courier.send(bucket, gradients)),
+        }
     }
 
-    /// What came back for a bucket that was sent, once: none if it has not come and `wait` is not set, if it was taken already, or
-    /// if there are no other ranks.
+    /// Brings the parameters of a bucket that was sent up to date, once, with what came back for it: new weights, or gradients that
+    /// `apply` makes a step with. Waits for it if asked.
     ///
     /// # Errors
-    /// As [`Agreement::share`].
-    pub fn take(&mut self, bucket: usize, wait: bool) -> Result<Option<Landed<'_>>, CommError> {
+    /// As [`Agreement::share`], and the first that `apply` gives.
+    pub fn bring<E: From<CommError>>(
+        &mut self,
+        bucket: usize,
+        wait: bool,
+        parameters: &mut [f32],
+        apply: &mut Apply<'_, E>,
+    ) -> Result<Brought, E> {
         match &mut self.0 {
-            Kind::Alone => Ok(None),
-            Kind::AllReduce(courier) => Ok(courier.take(bucket, wait)?.map(Landed::Gradients)),
-            Kind::ParameterServer(courier, _) => Ok(courier.take(bucket, wait)?.map(|new| Landed::Weights(new))),
+            Kind::Alone => Ok(Brought::NotYet),
+            Kind::Shares(shares) => shares.bring(bucket, wait, parameters, apply),
+            Kind::AllReduce(courier) => {
+                let Some(sums) = courier.take(bucket, wait)? else { return Ok(Brought::NotYet) };
+                apply(0..sums.len(), sums, parameters).map(|()| Brought::Done)
+            }
+            Kind::ParameterServer(courier, _) => {
+                let Some(weights) = courier.take(bucket, wait)? else { return Ok(Brought::NotYet) };
+                parameters.copy_from_slice(weights);
+                Ok(Brought::Done)
+            }
         }
     }
 
@@ -159,10 +206,11 @@ impl Agreement {
     /// # Errors
     /// As [`Agreement::share`].
     pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
-        if let (Some(courier), false) = (self.courier(), numbers.is_empty()) {
-            courier.sum(numbers)?;
+        match &mut self.0 {
+            _ if numbers.is_empty() => Ok(()),
+            Kind::Shares(shares) => shares.sum(numbers),
+            _ => self.courier().map_or(Ok(()), |courier| courier.sum(numbers)),
         }
-        Ok(())
     }
 
     /// All know the same of the run; before the first step.
@@ -184,9 +232,10 @@ impl Agreement {
     /// # Errors
     /// As [`Agreement::share`].
     pub fn of_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
-        match self.courier() {
-            Some(courier) if !numbers.is_empty() => courier.of_first(numbers),
-            _ => Ok(()),
+        match &mut self.0 {
+            _ if numbers.is_empty() => Ok(()),
+            Kind::Shares(shares) => shares.of_first(numbers),
+            _ => self.courier().map_or(Ok(()), |courier| courier.of_first(numbers)),
         }
     }
 
@@ -202,12 +251,16 @@ impl Agreement {
         }
     }
 
-    /// Brings the optimizer's state to rank 0, where servers have it; between steps.
+    /// Brings the optimizer's state to rank 0, where servers or all ranks together have it; between steps.
     ///
     /// # Errors
     /// As [`Agreement::share`].
     pub fn optimizer_state(&mut self, state: &mut [impl std::ops::DerefMut<Target = [f32]>]) -> Result<(), CommError> {
-        let Kind::ParameterServer(courier, _) = &mut self.0 else { return Ok(()) };
+        let courier = match &mut self.0 {
+            Kind::Shares(shares) => return state.iter_mut().try_for_each(|slot| shares.gather(slot)),
+            Kind::ParameterServer(courier, _) => courier,
+            Kind::Alone | Kind::AllReduce(_) => return Ok(()),
+        };
         let found = courier.state(state.iter().map(|slot| slot.to_vec()).collect())?;
         state.iter_mut().zip(found).for_each(|(slot, found)| slot.copy_from_slice(&found));
         Ok(())

@@ -7,4 +7,4 @@
 pub mod agree;
 pub mod schedule;
 
-pub use agree::{Agreement, Landed};
+pub use agree::{Agreement, Brought};

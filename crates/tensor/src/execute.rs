@@ -58,7 +58,8 @@ pub type After<'a> = dyn FnMut(usize, &[Floats<'_>]) -> bool + 'a;
 /// What the caller of a running step has to do next: mostly with a bucket of gradients, see [`crate::plan::Bucket`].
 #[derive(Debug)]
 pub enum Turn<'a> {
-    /// Its parameters are about to be read for the first time in this step: they have to be up to date.
+    /// Forward: its parameters are about to be read for the first time in this step and have to be up to date. Backward: they may
+    /// have been changed for a while, and may be now, by those who could not before; not on every device.
     Need {
         /// Its number in the plan.
         bucket: usize,

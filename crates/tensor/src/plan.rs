@@ -55,6 +55,9 @@ pub struct Wanted {
     pub updates: Updates,
     /// Leave the nodes as they are: for tests and for looking at single operations.
     pub unfused: bool,
+    /// A convolution whose result has at least this many elements gives a batch-norm behind it the statistics; a batch-norm
+    /// of fewer, which are in a cache, reads them. `usize::MAX` is for devices whose convolutions cannot do it.
+    pub moments_from: usize,
     /// What activations and their gradients are stored as.
     pub precision: Precision,
     /// Whether what is cheap to make again is kept.
@@ -131,6 +134,8 @@ pub struct Plan {
     dues: Vec<Due>,
     /// Which bucket is needed before which node, in order.
     needs: Vec<(usize, usize)>,
+    /// After which node which bucket is offered again, in order.
+    offers: Vec<(usize, usize)>,
     parameters: Layout,
     states: Layout,
     outputs: Vec<Value>,
@@ -148,6 +153,7 @@ impl Plan {
         let mut keep = wanted.outputs.clone();
         keep.extend(wanted.gradients.iter().flatten());
         let graph = if wanted.unfused { graph } else { fuse::fuse(graph, &keep) };
+        let graph = if wanted.unfused { graph } else { fuse::moments(graph, wanted.moments_from) };
         let graph = match wanted.precision {
             Precision::F32 => graph,
             Precision::Bf16 => mixed::mix(graph, &keep),
@@ -178,6 +184,7 @@ impl Plan {
             forward_nodes,
             dues: bucket::dues(&buckets),
             needs: bucket::needs(&buckets),
+            offers: bucket::offers(&buckets),
             buckets,
             parameters,
             states,
@@ -232,6 +239,11 @@ impl Plan {
     /// What is to be done with the buckets from a node on, in order.
     pub(crate) fn dues_from(&self, node: usize) -> &[Due] {
         &self.dues[self.dues.partition_point(|due| due.node < node)..]
+    }
+
+    /// The node after which a bucket is offered again, and the bucket, from a node on, in order.
+    pub(crate) fn offers_from(&self, node: usize) -> &[(usize, usize)] {
+        &self.offers[self.offers.partition_point(|offer| offer.0 < node)..]
     }
 
     /// The node before which each bucket's parameters are needed, and the bucket, in order.

@@ -163,7 +163,7 @@ pub(crate) fn plan(model: &dyn Model, options: &ReplicaOptions) -> Result<(Plan,
     let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = *options;
     let network = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
     let (updates, parameters) = (updates(&network, options, false), network.parameters.clone());
-    let plan = Planned::new(network, updates, options).plan;
+    let plan = Planned::new(network, updates, options, false).plan;
     let segments = segments(&parameters, plan.parameters());
     Ok((plan, segments))
 }
@@ -219,9 +219,9 @@ impl Replica {
         let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
         let train = train.map(|network| {
             let updates = updates(&network, &options, cuda.is_some());
-            Planned::new(network, updates, &options)
+            Planned::new(network, updates, &options, cuda.is_some())
         });
-        let eval = Planned::new(eval, Updates::AtEnd, &options);
+        let eval = Planned::new(eval, Updates::AtEnd, &options, cuda.is_some());
         let plan = train.as_ref().map_or(&eval.plan, |train| &train.plan);
         let (elements, trains) = (plan.parameters().length(), train.is_some());
         let optimizer = if trains { options.rule.optimizer().state_slots() } else { 0 };
@@ -278,6 +278,11 @@ impl Replica {
     /// How many replicas train together.
     pub fn world(&self) -> usize {
         self.agreement.world()
+    }
+
+    /// Whether a step can be made with some elements of a bucket by themselves: nothing looks at whole tensors or at all gradients.
+    pub fn steps_by_elements(&self) -> bool {
+        !self.plan().stores_gradients() && !self.options.rule.needs_whole_tensors()
     }
 
     /// The buckets of gradients.
@@ -367,7 +372,7 @@ impl Replica {
         let mut turn = |turn: Turn<'_>| {
             let Turn::Apply { bucket, gradients, parameters } = turn else { return true };
             let start = clock.seconds();
-            result = updates.apply(moment, bucket, gradients, parameters);
+            result = updates.apply(moment, (bucket, 0..gradients.len()), gradients, parameters);
             update_s += clock.seconds() - start;
             result.is_ok()
         };
@@ -543,23 +548,24 @@ fn split(replica: &mut Replica) -> (&mut Half, &mut Store, Updating<'_>) {
 }
 
 impl Updating<'_> {
-    /// Changes the parameters of a bucket, unless its gradients would spoil them.
+    /// Changes parameters, some of a bucket's, unless their gradients would spoil them.
     fn apply(
         &mut self,
         moment: Moment,
-        bucket: usize,
+        (bucket, range): (usize, Range<usize>),
         gradients: &mut [f32],
         parameters: &mut [f32],
     ) -> Result<(), NotFinite> {
         let Self { options, device, optimizer_state, segments, buckets, sums } = self;
         let Bucket { parameters: numbers, elements, .. } = &buckets[bucket];
+        let start = elements.start + range.start;
         if all_finite(device.pool(), gradients) {
-            let state = optim::state_of(optimizer_state, elements.clone());
-            let buffers = Buffers { start: elements.start, weights: parameters, gradients, state };
+            let state = optim::state_of(optimizer_state, start..elements.start + range.end);
+            let buffers = Buffers { start, weights: parameters, gradients, state };
             options.rule.update(moment, &segments[numbers.clone()], buffers, &mut Tools { cpu: device, sums });
             return Ok(());
         }
-        let spoiled = elements.start + gradients.iter().position(|x| !x.is_finite()).unwrap_or(0);
+        let spoiled = start + gradients.iter().position(|x| !x.is_finite()).unwrap_or(0);
         let parameter = numbers.clone().find(|&number| segments[number].range.contains(&spoiled));
         Err(NotFinite::Gradient(parameter.unwrap_or(numbers.start)))
     }

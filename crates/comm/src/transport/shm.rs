@@ -3,7 +3,8 @@
 //! The memory has no name: rank 0 makes it and hands it to each of the others over a socket (`connect.rs`), and it is
 //! gone with the last process that maps it, however that ends. In it are (`layout.rs`): a few words per rank, a ring of
 //! bytes for each ordered pair (`ring.rs`), staging slots, and buffers that all ranks asked for together. An all-reduce
-//! exchanges no messages: a rank adds its chunk straight from its peers' memory and writes it there (`direct.rs`).
+//! exchanges no messages: a rank adds its chunk straight from its peers' memory and writes it there (`direct.rs`), or keeps it
+//! to itself and works on it (`stages.rs`).
 //! Waiting spins for a moment, then sleeps on a futex.
 
 use std::os::fd::OwnedFd;
@@ -23,6 +24,7 @@ mod direct;
 mod layout;
 mod memory;
 mod ring;
+mod stages;
 
 pub use connect::connect;
 use layout::{Layout, STATE, State};
@@ -124,7 +126,7 @@ impl Port {
 
     /// Memory of this rank that all ranks map; all call this in the same order with the same length.
     pub(crate) fn shared_buffer(&mut self, length: usize) -> Result<Mapped, CommError> {
-        let stride = (length * size_of::<f32>()).next_multiple_of(layout::PAGE_BYTES).max(layout::PAGE_BYTES);
+        let stride = Mapped::stride(length);
         let bytes = stride * self.world;
         let failed = |what, source| CommError::System { rank: Rank::at(self.rank), what, source };
         if self.buffers_end + bytes as u64 > layout::FILE_BYTES {

@@ -16,6 +16,7 @@ pub mod layer_norm;
 pub mod layout;
 pub mod lstm;
 mod memory;
+mod moments;
 pub mod peak;
 pub mod pool;
 pub mod pooling;
@@ -129,6 +130,7 @@ pub(crate) fn run(
     let mut context = Context { pool: &cpu.pool, isa: cpu.isa, scratch: &mut scratch };
     let mut memory = memory::Memory::new(plan, arena, store);
     let mut dues = plan.dues_from(nodes.start).iter().peekable();
+    let mut offers = plan.offers_from(nodes.start).iter().peekable();
     for index in nodes {
         let mut goes_on = true;
         let mut add = |numbers: &mut [f32]| {
@@ -144,6 +146,11 @@ pub(crate) fn run(
             let turn =
                 if apply { Turn::Apply { bucket, gradients, parameters } } else { Turn::Send { bucket, gradients } };
             if !watch(Progress::Turn(turn)) {
+                return;
+            }
+        }
+        while let Some(&(_, bucket)) = offers.next_if(|offer| offer.0 == index) {
+            if !watch(Progress::Turn(Turn::Need { bucket, parameters: memory.bucket(bucket).1 })) {
                 return;
             }
         }

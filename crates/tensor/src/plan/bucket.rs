@@ -115,3 +115,18 @@ pub(super) fn needs(buckets: &[Bucket]) -> Vec<(usize, usize)> {
     needs.sort();
     needs
 }
+
+/// How many buckets later a bucket that could not be applied in time is offered again.
+const OFFERS: usize = 2;
+
+/// After which node which bucket is offered again, in order: when one of the next may be applied. Those who share a cache have its
+/// gradients there still.
+pub(super) fn offers(buckets: &[Bucket]) -> Vec<(usize, usize)> {
+    let later = |(index, bucket): (usize, &Bucket)| {
+        let next = buckets[index + 1..].iter().take(OFFERS);
+        next.map(|next| (next.apply_after.max(bucket.apply_after), index)).collect::<Vec<_>>()
+    };
+    let mut offers: Vec<_> = buckets.iter().enumerate().flat_map(later).collect();
+    offers.sort();
+    offers
+}

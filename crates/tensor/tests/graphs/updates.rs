@@ -42,6 +42,7 @@ fn check(net: &Net, bucket_bytes_max: usize, parts: bool) -> Result<Plan, TestCa
                 found[plan.buckets()[bucket].elements.clone()].copy_from_slice(gradients);
                 parameters.fill(f32::NAN);
             }
+            Turn::Need { bucket, .. } => assert_eq!(turns[bucket], (1, 1), "offered again after it was applied"),
             other => panic!("{other:?} in a backward pass without others"),
         }
         true

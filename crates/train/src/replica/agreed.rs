@@ -7,7 +7,7 @@
 use paceline_data::batch::Batch;
 use paceline_nn::optim::Moment;
 use paceline_parallel::agree::Shared;
-use paceline_parallel::{Agreement, Landed};
+use paceline_parallel::{Agreement, Brought};
 use paceline_system::clock::Clock;
 use paceline_tensor::execute::Turn;
 use paceline_tensor::{Pass, Store};
@@ -47,10 +47,7 @@ impl Replica {
             ends.fill(executor, batch, 0, share);
             let mut turn = |turn: Turn<'_>| match (turn, pending) {
                 (Turn::Need { bucket, parameters }, Some(before)) => {
-                    let start = clock.seconds();
-                    let landed = agreement.take(bucket, true)?;
-                    times.wait_s += clock.seconds() - start;
-                    times.apply(&clock, &mut updates, before, bucket, landed, parameters)
+                    times.bring(&clock, &mut updates, (agreement, before), (bucket, true), parameters)
                 }
                 (Turn::Sum { numbers, .. }, _) => times.sum(&clock, agreement, numbers),
                 _ => Ok(()),
@@ -70,12 +67,10 @@ impl Replica {
             executor.backward(store, pass, &mut |turn| {
                 let done = match turn {
                     Turn::Send { bucket, gradients } => agreement.send(bucket, gradients).map_err(Failed::from),
-                    Turn::Apply { bucket, parameters, .. } => agreement
-                        .take(bucket, false)
-                        .map_err(Failed::from)
-                        .and_then(|landed| times.apply(&clock, &mut updates, moment, bucket, landed, parameters)),
+                    Turn::Apply { bucket, parameters, .. } | Turn::Need { bucket, parameters } => {
+                        times.bring(&clock, &mut updates, (agreement, moment), (bucket, false), parameters)
+                    }
                     Turn::Sum { numbers, .. } => times.sum(&clock, agreement, numbers),
-                    Turn::Need { .. } => Ok(()),
                 };
                 failed = done.err();
                 failed.is_none()
@@ -114,9 +109,11 @@ impl Replica {
             agreement.send(index, &self.store.gradients[bucket.elements.clone()])?;
         }
         for (index, bucket) in self.buckets.iter().enumerate() {
-            if let Some(Landed::Gradients(sums)) = agreement.take(index, true)? {
-                self.store.gradients[bucket.elements.clone()].copy_from_slice(sums);
-            }
+            let gradients = &mut self.store.gradients[bucket.elements.clone()];
+            agreement.bring(index, true, gradients, &mut |_, sums, gradients| {
+                gradients.copy_from_slice(sums);
+                Ok::<_, TrainError>(())
+            })?;
         }
         Ok(self.hear(agreement)?.unwrap_or(*tally))
     }
@@ -182,14 +179,10 @@ impl Replica {
             let (_, Store { parameters, .. }, mut updates) = split(self);
             for index in 0..updates.buckets.len() {
                 let parameters = &mut parameters[updates.buckets[index].elements.clone()];
-                match agreement.take(index, true)? {
-                    Some(Landed::Weights(weights)) => parameters.copy_from_slice(weights),
-                    Some(Landed::Gradients(gradients)) => {
-                        if let Err(what) = updates.apply(before, index, gradients, parameters) {
-                            return Ok(Err(what));
-                        }
-                    }
-                    None => {}
+                match updates.bring((agreement, before), (index, true), parameters, &mut |update| update()) {
+                    Ok(()) => {}
+                    Err(Failed::NotFinite(what)) => return Ok(Err(what)),
+                    Err(Failed::Comm(error)) => return Err(error),
                 }
             }
         }
@@ -217,6 +210,27 @@ impl From<paceline_comm::CommError> for Failed {
     }
 }
 
+impl Updating<'_> {
+    /// Brings the parameters of a bucket up to date with what came back for it. `timed` runs a step.
+    fn bring(
+        &mut self,
+        (agreement, moment): (&mut Agreement, Moment),
+        (bucket, wait): (usize, bool),
+        parameters: &mut [f32],
+        timed: &mut dyn FnMut(&mut dyn FnMut()),
+    ) -> Result<(), Failed> {
+        let brought = agreement.bring(bucket, wait, parameters, &mut |range, gradients, parameters| {
+            let mut applied = Ok(());
+            timed(&mut || applied = self.apply(moment, (bucket, range.clone()), gradients, parameters));
+            applied.map_err(Failed::NotFinite)
+        })?;
+        match brought {
+            Brought::Spoilt => Err(Failed::NotFinite(NotFinite::Gradient(self.buckets[bucket].parameters.start))),
+            Brought::Done | Brought::NotYet => Ok(()),
+        }
+    }
+}
+
 /// What ran inside of "compute" and is told apart.
 #[derive(Default)]
 struct Times {
@@ -225,26 +239,23 @@ struct Times {
 }
 
 impl Times {
-    fn apply(
+    fn bring(
         &mut self,
         clock: &Clock,
         updates: &mut Updating<'_>,
-        moment: Moment,
-        bucket: usize,
-        landed: Option<Landed<'_>>,
+        with: (&mut Agreement, Moment),
+        (bucket, wait): (usize, bool),
         parameters: &mut [f32],
     ) -> Result<(), Failed> {
-        let start = clock.seconds();
-        let applied = match landed {
-            Some(Landed::Gradients(gradients)) => updates.apply(moment, bucket, gradients, parameters),
-            Some(Landed::Weights(weights)) => {
-                parameters.copy_from_slice(weights);
-                Ok(())
-            }
-            None => return Ok(()),
-        };
-        self.update_s += clock.seconds() - start;
-        applied.map_err(Failed::NotFinite)
+        let (start, mut update_s) = (clock.seconds(), 0.0);
+        let brought = updates.bring(with, (bucket, wait), parameters, &mut |update: &mut dyn FnMut()| {
+            let start = clock.seconds();
+            update();
+            update_s += clock.seconds() - start;
+        });
+        self.update_s += update_s;
+        self.wait_s += clock.seconds() - start - update_s;
+        brought
     }
 
     /// Waits until numbers are added up over all replicas.

@@ -15,11 +15,14 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    pub fn new(network: Network, updates: Updates, options: &ReplicaOptions) -> Self {
+    /// For the CPU or, if `on_gpu`, with the fusions that a GPU computes.
+    pub fn new(network: Network, updates: Updates, options: &ReplicaOptions, on_gpu: bool) -> Self {
         let seed = network.gradients.as_ref().map(|(seed, _)| *seed);
         let ends = Ends { x: network.x, targets: network.targets, logits: network.logits, seed };
         let ReplicaOptions { precision, memory, sync_batch_norm, .. } = *options;
-        let wanted = Wanted { precision, memory, shares_statistics: sync_batch_norm, ..wanted(&network, updates) };
+        let wanted = wanted(&network, updates);
+        let moments_from = if on_gpu { usize::MAX } else { wanted.moments_from };
+        let wanted = Wanted { precision, memory, shares_statistics: sync_batch_norm, moments_from, ..wanted };
         Self { plan: Plan::new(network.graph, &wanted), ends }
     }
 }

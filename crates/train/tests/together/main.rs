@@ -4,14 +4,15 @@ mod world;
 
 use std::sync::Arc;
 
-use paceline_comm::Communicator;
+use paceline_comm::{CommError, Communicator, Rank};
 use paceline_data::batch::Batch;
 use paceline_nn::layer::{Conv, Window};
 use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_nn::{Input, Model, Net};
-use paceline_parallel::Agreement;
+use paceline_parallel::agree::BucketShape;
 use paceline_parallel::agree::parameter_server::{Pace, Roles};
+use paceline_parallel::{Agreement, Brought};
 use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
@@ -101,6 +102,7 @@ struct Trained {
     losses: Vec<f64>,
     weights: Vec<f32>,
     states: Vec<f32>,
+    optimizer_state: Vec<Vec<f32>>,
 }
 
 /// Twenty steps.
@@ -115,7 +117,9 @@ fn train(mut replica: Replica, rank: usize, world: usize) -> Trained {
         })
         .collect();
     replica.settle().unwrap().unwrap();
-    Trained { losses, weights: replica.store.parameters.to_vec(), states: replica.store.states.to_vec() }
+    let optimizer_state = replica.optimizer_state.iter().map(|slot| slot.to_vec()).collect();
+    let (weights, states) = (replica.store.parameters.to_vec(), replica.store.states.to_vec());
+    Trained { losses, weights, states, optimizer_state }
 }
 
 /// How a world is made up.
@@ -129,6 +133,8 @@ struct Case {
     clip_norm: Option<f64>,
     accumulate: usize,
     sync_batch_norm: bool,
+    /// Every rank makes the step for its share.
+    by_shares: bool,
 }
 
 /// A server, which hears of the run from the first worker.
@@ -160,7 +166,13 @@ fn together(case: Case) -> Vec<Trained> {
                     let mut replica = replica(BATCH / workers, case);
                     let shapes = bucket_shapes(&replica);
                     let Some((count, pace)) = servers else {
-                        replica.agree(Agreement::all_reduce(communicator, &shapes, TIMEOUT).unwrap());
+                        let by_shares = case.by_shares && replica.steps_by_elements();
+                        let agreement = if by_shares {
+                            Agreement::shares(communicator, &shapes)
+                        } else {
+                            Agreement::all_reduce(communicator, &shapes, TIMEOUT)
+                        };
+                        replica.agree(agreement.unwrap());
                         replica.begin_together(0, STEPS).unwrap();
                         return Some(train(replica, rank, workers));
                     };
@@ -177,7 +189,7 @@ fn together(case: Case) -> Vec<Trained> {
 }
 
 fn assert_like_alone(case: Case) {
-    let Trained { losses, weights, states } = train(replica(BATCH, case), 0, 1);
+    let Trained { losses, weights, states, .. } = train(replica(BATCH, case), 0, 1);
     let norm = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let error = |found: &[f32], expected: &[f32]| {
         let size = norm(&mut expected.iter().copied());
@@ -205,6 +217,7 @@ const MOMENTUM: Case = Case {
     clip_norm: None,
     accumulate: 1,
     sync_batch_norm: false,
+    by_shares: false,
 };
 
 #[test]
@@ -214,6 +227,44 @@ fn all_reduce_over_every_carry_is_training_alone() {
             assert_like_alone(Case { carry, workers, ..MOMENTUM });
         }
     }
+}
+
+#[test]
+fn a_step_made_by_shares_has_the_bits_of_one_made_by_all() {
+    for optimizer in [Optimizer::Sgd, Optimizer::Momentum, Optimizer::Adam] {
+        for (workers, sync_batch_norm) in [(2, false), (4, false), (2, true)] {
+            let whole = Case { carry: Carry::Shm, workers, optimizer, sync_batch_norm, ..MOMENTUM };
+            let shares = Case { by_shares: true, ..whole };
+            let (whole, shares) = (together(whole), together(shares));
+            for (whole, shares) in whole.iter().zip(&shares) {
+                assert!(whole.weights == shares.weights, "{optimizer:?} by {workers} workers");
+                assert!(whole.optimizer_state == shares.optimizer_state && whole.states == shares.states);
+                assert_eq!(whole.losses, shares.losses);
+            }
+        }
+    }
+    assert_like_alone(Case { carry: Carry::Shm, workers: 4, by_shares: true, ..MOMENTUM });
+}
+
+#[test]
+fn a_share_that_cannot_be_stepped_with_is_known_to_all_ranks() {
+    let shape = |start| BucketShape { start, elements: 10, ready_after: 0, needed_before: 0 };
+    let (buckets, mut weights) = ([shape(0), shape(16)], [0.0; 10]);
+    let join = |communicator| Agreement::shares(communicator, &buckets).unwrap();
+    let mut ranks: Vec<Agreement> = communicators(Carry::Shm, 2).into_iter().map(join).collect();
+    for rank in &mut ranks {
+        (0..2).for_each(|bucket| rank.send(bucket, &[1.0; 10]).unwrap());
+    }
+    let mut step = |rank: &mut Agreement, bucket, works: bool| {
+        rank.bring(bucket, false, &mut weights, &mut |_, sums, _| {
+            assert!(sums == [2.0; 5]);
+            if works { Ok(()) } else { Err(CommError::Broken { rank: Rank(1), phase: "test" }) }
+        })
+    };
+    assert_eq!(step(&mut ranks[0], 0, true).unwrap(), Brought::NotYet, "the other has not stepped");
+    step(&mut ranks[1], 0, false).unwrap_err();
+    assert_eq!(step(&mut ranks[0], 0, true).unwrap(), Brought::Spoilt);
+    assert_eq!(step(&mut ranks[0], 1, true).unwrap(), Brought::Spoilt);
 }
 
 #[test]

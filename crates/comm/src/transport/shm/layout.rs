@@ -2,6 +2,8 @@
 
 /// A page.
 pub(super) const PAGE_BYTES: usize = 4096;
+/// What two ranks should not both write at a time: processors fetch cache lines in pairs.
+pub(super) const LINE_BYTES: usize = 128;
 /// The size of the file, most of which is never touched and costs nothing: common buffers follow at the end.
 pub(super) const FILE_BYTES: u64 = 1 << 40;
 

@@ -1,17 +1,18 @@
 //! Mapped memory, the only place of this transport that holds pointers. Every access is checked against the mapping.
 //!
 //! Words are atomics. Plain bytes have one writer at a time: rings say who by their counters, staging slots and common
-//! buffers by the rounds of `direct.rs`. A peer that breaks these rules can make numbers wrong, as it can by sending
+//! buffers by the rounds of `direct.rs` or the stages of `stages.rs`. A peer that breaks these rules can make numbers wrong, as it can by sending
 //! wrong ones; no length, offset or pointer is ever read from this memory.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::layout::{LINE_BYTES, PAGE_BYTES};
 use crate::reduce::{Kind, round_bf16, widen_bf16};
 
 /// A shared mapping.
@@ -160,6 +161,44 @@ pub struct Mapped {
 impl Mapped {
     pub(super) const fn new(memory: Memory, stride: usize, rank: usize, length: usize) -> Self {
         Self { memory, stride, rank, length }
+    }
+
+    /// What a rank takes of the mapping: its numbers, and on a cache line of its own the stage it has come to.
+    pub(super) const fn stride(length: usize) -> usize {
+        (Self::stage_offset(length) + LINE_BYTES).next_multiple_of(PAGE_BYTES)
+    }
+
+    const fn stage_offset(length: usize) -> usize {
+        (length * size_of::<f32>()).next_multiple_of(LINE_BYTES)
+    }
+
+    /// How far a rank is with the buffer.
+    pub(super) fn stage(&self, rank: usize) -> &AtomicU64 {
+        self.memory.word64(rank * self.stride + Self::stage_offset(self.length))
+    }
+
+    /// A part of the numbers of a rank that has come to `stage`.
+    pub(super) fn part(&self, rank: usize, range: Range<usize>, stage: u64) -> &[f32] {
+        assert!(range.start <= range.end && range.end <= self.length, "outside the shared buffer");
+        let there = rank == self.rank || self.stage(rank).load(Ordering::Acquire) >= stage;
+        assert!(there, "rank {rank} is not there yet");
+        // SAFETY: by the rules of `stages.rs` that rank writes them again only after this one has come further, which borrows
+        // this buffer mutably.
+        unsafe { self.memory.view(rank * self.stride + range.start * size_of::<f32>(), range.len()) }
+    }
+
+    /// Replaces a range of this rank's numbers by the sum of all ranks', who have come to `stage`, added in the order of ranks.
+    pub(super) fn sum_here(&mut self, world: usize, range: Range<usize>, stage: u64) {
+        const PIECE: usize = 2048;
+        let mut sums = [0f32; PIECE];
+        for start in range.clone().step_by(PIECE) {
+            let piece = start..(start + PIECE).min(range.end);
+            let sums = &mut sums[..piece.len()];
+            for rank in 0..world {
+                accumulate(sums, self.part(rank, piece.clone(), stage).iter().copied(), rank == 0);
+            }
+            self.own_mut()[piece].copy_from_slice(sums);
+        }
     }
 
     /// This rank's numbers.

@@ -109,6 +109,27 @@ template <typename T> __device__ __forceinline__ void norm_statistics(const floa
     running_variance[c] = (float)((1.0 - m) * (double)running_variance[c] + m * unbiased);
 }
 
+// The mean and the variance themselves.
+template <typename T> __device__ __forceinline__ void norm_moments(const float* partial, int chunks, const T* x, i64 rows, int channels, float* mean, float* variance) {
+    int c;
+    double sum, square;
+    if (!norm_collect(partial, chunks, channels, &c, &sum, &square)) return;
+    double shift = sum / (double)rows;
+    mean[c] = (float)((double)to_float(x[c]) + shift);
+    variance[c] = (float)fmax(square / (double)rows - shift * shift, 0.0);
+}
+
+// As norm_statistics, from a mean and a variance that are given.
+KERNEL batch_norm_given(const float* given_mean, const float* given_variance, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) {
+    i64 c = first_index();
+    if (c >= channels) return;
+    double variance = given_variance[c], m = momentum;
+    mean[c] = given_mean[c];
+    spread[c] = (float)(1.0 / sqrt(variance + (double)epsilon));
+    running_mean[c] = (float)((1.0 - m) * (double)running_mean[c] + m * (double)given_mean[c]);
+    running_variance[c] = (float)((1.0 - m) * (double)running_variance[c] + m * variance * (double)rows / fmax((double)rows - 1.0, 1.0));
+}
+
 // What multiplies x, and what is added to it.
 template <int W> __device__ __forceinline__ void norm_affine(float* scale, float* shift, int c, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta) {
 #pragma unroll
@@ -328,6 +349,13 @@ NORM_KERNELS(bf16, bf16_wide, 8)
         norm_statistics<T>(partial, chunks, x, rows, channels, epsilon, momentum, mean, spread, running_mean, running_variance);  \
     }
 
+#define NORM_MOMENTS(T, NAME)                                                                                                    \
+    KERNEL batch_norm_moments_##NAME(const float* partial, int chunks, const T* x, i64 rows, int channels, float* mean, float* variance) { \
+        norm_moments<T>(partial, chunks, x, rows, channels, mean, variance);                                                     \
+    }
+
 NORM_STATISTICS(float, f32)
 NORM_STATISTICS(bf16, bf16)
+NORM_MOMENTS(float, f32)
+NORM_MOMENTS(bf16, bf16)
 

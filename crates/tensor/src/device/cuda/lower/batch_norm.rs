@@ -74,28 +74,40 @@ fn kind(rectifier: Rectifier) -> Argument {
     })
 }
 
-fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), CudaError> {
-    let (x, mean, spread) = (at.input(0), at.output(1).address, at.output(2).address);
-    let cut = Cut::new(builder, &x, ("batch_norm_sums", ""))?;
+/// The first pass over x: two sums for each chunk and channel, and where they are.
+fn sums(builder: &mut Builder<'_>, x: &Tensor<'_>) -> Result<(Cut, Address), CudaError> {
+    let cut = Cut::new(builder, x, ("batch_norm_sums", ""))?;
     let partial = builder.scratch(cut.partial_bytes());
     let mut arguments = vec![x.address.into(), partial.into()];
     arguments.extend(cut.arguments());
     builder.launch(&cut.name, cut.grid, THREADS, &arguments)?;
-    let arguments = [
-        partial.into(),
-        (cut.grid[0] as i32).into(),
-        x.address.into(),
-        cut.rows.into(),
-        (cut.channels as i32).into(),
-        norm.epsilon.into(),
-        norm.momentum.into(),
-        mean.into(),
-        spread.into(),
-        at.input(2).address.into(),
-        at.input(3).address.into(),
-    ];
+    Ok((cut, partial))
+}
+
+/// The mean and the variance of every channel, for whoever normalises `x` later.
+pub(super) fn moments(builder: &mut Builder<'_>, x: &Tensor<'_>, to: [Address; 2]) -> Result<(), CudaError> {
+    let (cut, partial) = sums(builder, x)?;
+    let mut arguments = vec![partial.into(), (cut.grid[0] as i32).into(), x.address.into(), cut.rows.into()];
+    arguments.extend([Argument::from(cut.channels as i32), to[0].into(), to[1].into()]);
     let blocks = [cut.channels.div_ceil(32), 1, 1];
-    builder.launch(&format!("batch_norm_statistics_{}", x.suffix()), blocks, COLLECTING, &arguments)?;
+    builder.launch(&format!("batch_norm_moments_{}", x.suffix()), blocks, COLLECTING, &arguments)
+}
+
+fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), CudaError> {
+    let (x, mean, spread) = (at.input(0), at.output(1).address, at.output(2).address);
+    let (channels, rows) = (x.shape.last(), x.elements() / x.shape.last());
+    let mut end: Vec<Argument> = vec![rows.into(), (channels as i32).into(), norm.epsilon.into(), norm.momentum.into()];
+    end.extend([mean, spread, at.input(2).address, at.input(3).address].map(Argument::from));
+    if norm.moments {
+        let given = [0, 1].map(|index| at.input(norm.moments_at() + index).address);
+        let arguments = [&given.map(Argument::from)[..], &end].concat();
+        builder.launch("batch_norm_given", [channels.div_ceil(THREADS as usize), 1, 1], THREADS, &arguments)?;
+    } else {
+        let (cut, partial) = sums(builder, &x)?;
+        let begin = [partial.into(), (cut.grid[0] as i32).into(), x.address.into()];
+        let (name, blocks) = (format!("batch_norm_statistics_{}", x.suffix()), [channels.div_ceil(32), 1, 1]);
+        builder.launch(&name, blocks, COLLECTING, &[&begin[..], &end].concat())?;
+    }
     apply(builder, at, norm, [mean, spread], false)
 }
 
@@ -109,7 +121,7 @@ fn apply(
     let x = at.input(0);
     let cut = Cut::new(builder, &x, ("batch_norm_apply", ""))?;
     let gamma = if norm.scale { at.input(4).address } else { NOTHING };
-    let added = if norm.residual { at.input(4 + usize::from(norm.scale)).address } else { NOTHING };
+    let added = if norm.residual { at.input(norm.inputs_fixed()).address } else { NOTHING };
     let mut arguments = vec![
         x.address.into(),
         added.into(),

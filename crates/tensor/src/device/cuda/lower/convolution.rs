@@ -13,7 +13,11 @@ use crate::window::{Conv2d, Padding};
 /// Appends the calls of one of the three passes.
 pub(super) fn convolution(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), CudaError> {
     match at.node().op {
-        Op::Conv2d { conv, bias, relu } => forward(builder, at, conv, (bias, relu)),
+        Op::Conv2d { conv, bias, relu, moments } => {
+            forward(builder, at, conv, (bias, relu))?;
+            let to = |index: usize| at.output(index).address;
+            if moments { super::batch_norm::moments(builder, &at.output(0), [to(1), to(2)]) } else { Ok(()) }
+        }
         Op::Conv2dGradInput { conv, input } => grad_input(builder, at, conv, input),
         Op::Conv2dGradWeight { conv } => grad_weight(builder, at, conv),
         _ => unreachable!("only convolutions come here"),
