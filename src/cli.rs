@@ -204,6 +204,11 @@ pub struct Train {
     #[arg(long, value_name = "ADDRESS", value_parser = parse::bind, help_heading = "Many processes")]
     pub bind: Option<std::net::IpAddr>,
 
+    /// Encrypt what processes send each other over sockets, by keys that follow from the run's token, or by certificates
+    #[arg(long, value_name = "CERT,KEY,CA", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    #[arg(help_heading = "Many processes")]
+    pub tls: Option<String>,
+
     /// What activations are stored as: f32 | bf16 (half the memory; weights and sums stay f32)
     #[arg(long, help_heading = "Machine and output")]
     pub dtype: Option<Precision>,
@@ -447,6 +452,9 @@ pub struct BenchCollectives {
     /// Bytes the kernel may hold for each connection and direction [default: the kernel's choice]
     #[arg(long)]
     pub buffer_bytes: Option<usize>,
+    /// Encrypt the connections of tcp
+    #[arg(long)]
+    pub tls: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

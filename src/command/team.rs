@@ -15,6 +15,7 @@ use paceline::cluster::{Control, Job, Log, Member, Phase, Seat, join};
 #[cfg(feature = "mpi")]
 use paceline::comm::transport::mpi;
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
+use paceline::comm::wire::Tls;
 use paceline::comm::{
     Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
 };
@@ -95,6 +96,8 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
         if config.workers < 2 {
             return Ok(Role::Alone);
         }
+        // Files that all processes would refuse are refused once.
+        arguments.tls.as_deref().map(|files| secrecy(files, &Token::random())).transpose()?;
         local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
     };
     starts[0].inherits = true;
@@ -155,6 +158,7 @@ impl Team {
         let mut seat = Seat::new(member.clone(), token.clone(), fingerprint(config));
         seat.interrupt = stop.clone();
         seat.bind = arguments.bind;
+        seat.tls = arguments.tls.as_deref().map(|files| secrecy(files, &token)).transpose()?;
         seat.log = Log::new(move |notice| {
             if notice.warning && !(quiet && rank.0 == 0) {
                 eprintln!("{}", notice.text);
@@ -164,9 +168,11 @@ impl Team {
         if config.staleness.0 != Some(0) {
             seat.limits.behind = None;
         }
+        let (sockets, report) = (config.sockets as u16, tcp::Report::new(seat.log.refusals()));
+        let sockets = tcp::Config { sockets, tls: seat.tls.clone(), report, ..tcp::Config::default() };
         let (control, listener) = arrive(seat)?;
         let team = Self { member, control, communicator: Cell::new(None) };
-        let connected = team.connect(listener, token, config);
+        let connected = team.connect(listener, token, config, sockets);
         let communicator = team.guard(connected.map_err(TrainError::from), None)?;
         team.communicator.set(Some(communicator));
         Ok(team)
@@ -177,6 +183,7 @@ impl Team {
         listener: Option<tcp::Listener>,
         token: Token,
         config: &Config,
+        sockets: tcp::Config,
     ) -> Result<Communicator, CommError> {
         let (rank, world, table) = (self.member.rank, self.member.world, self.control.table());
         let one_machine = table.nodes().iter().all(|&node| node == 0);
@@ -188,7 +195,6 @@ impl Team {
             _ if config.carry == Carry::Mpi => Transport::Mpi(Box::new(mpi::connect(&membership)?)),
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
-                let sockets = tcp::Config { sockets: config.sockets as u16, ..tcp::Config::default() };
                 Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
             }
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
@@ -277,6 +283,23 @@ impl Team {
     pub fn finish(self) -> Result<(), Failure> {
         Ok(self.control.finish(FAREWELL)?)
     }
+}
+
+/// How connections are kept secret: by the token, or by these files.
+fn secrecy(files: &str, token: &Token) -> Result<Tls, Failure> {
+    if files.is_empty() {
+        return Ok(Tls::from_token(token));
+    }
+    let names: Vec<&str> = files.split(',').collect();
+    let [certificate, key, authority] = names[..] else {
+        return Err(Failure::refused(
+            "--tls takes three files, such as --tls=rank.pem,rank.key,ca.pem, or none: --tls",
+        ));
+    };
+    let read =
+        |name: &str| std::fs::read(name).map_err(|error| Failure::refused(format!("cannot read {name}: {error}")));
+    let (certificate, key, authority) = (read(certificate)?, read(key)?, read(authority)?);
+    Tls::from_pem(&certificate, &key, &authority).map_err(|error| Failure::refused(format!("--tls: {error}")))
 }
 
 /// Meets the others, with a listener for data where they can reach this process.

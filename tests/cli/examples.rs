@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::place::{Place, text};
+use crate::place::{Place, skip, text};
 
 /// Runs an example in a place and gives what it printed; none where cargo was told to build this test alone.
 fn run(place: &Place, name: &str, arguments: &[&str]) -> Option<String> {
     let binary = PathBuf::from(env!("CARGO_BIN_EXE_paceline")).with_file_name("examples").join(name);
     if !binary.exists() {
-        eprintln!("skipped: the example {name} is not built; `cargo test` without --test builds it");
+        skip(name, "the example is not built; `cargo test` without --test builds it");
         return None;
     }
     let output = Command::new(binary).args(arguments).current_dir(place.path("")).output().unwrap();

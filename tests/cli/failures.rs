@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::place::{Place, QUICK};
+use crate::place::{Place, QUICK, skip};
 
 #[test]
 fn a_loss_that_is_no_number_ends_the_run_with_step_layer_and_checkpoint() {
@@ -44,7 +44,7 @@ fn a_full_disk_leaves_the_checkpoint_before_and_the_run_goes_on_with_the_same_bi
     let place = Place::new();
     // A checkpoint takes 2.9 MB, and two are kept while the third is written.
     let Some(disk) = SmallDisk::mount(place.path("small"), 8) else {
-        eprintln!("skipped: a_full_disk_leaves_the_checkpoint_before needs the right to mount");
+        skip("a_full_disk_leaves_the_checkpoint_before", "needs the right to mount");
         return;
     };
     let train = format!("train {QUICK} --optimizer momentum --epochs 1 --checkpoint-every 2 --run");

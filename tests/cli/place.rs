@@ -1,6 +1,7 @@
 //! A folder of its own for each test, in which the real binary is run.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -151,7 +152,12 @@ pub fn has(program: &str, test: &str) -> bool {
     let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
     let found = found.is_ok_and(|output| output.status.success());
     if !found {
-        eprintln!("skipped: {test} needs `{program}`");
+        skip(test, &format!("needs `{program}`"));
     }
     found
+}
+
+/// Says that a test is skipped, straight to the terminal: the harness keeps what a passing test prints.
+pub fn skip(test: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
 }

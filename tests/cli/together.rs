@@ -21,6 +21,7 @@ fn workers_train_as_one_process_does() {
         "--workers 4 --carry shm",
         "--workers 2 --carry tcp",
         "--workers 4 --carry tcp --sockets 3 --algorithm double-tree",
+        "--workers 2 --carry tcp --tls",
         "--workers 2 --agree parameter-server",
         "--workers 2 --carry tcp --agree parameter-server --servers 2",
         "--workers 2 --accumulate 2 --clip-norm 1000",
@@ -95,6 +96,9 @@ fn what_workers_cannot_share_is_refused() {
     place.fails(&format!("{line} --staleness 2"), 2, &["--agree parameter-server"]);
     place.fails(&format!("{line} --workers 2 --algorithm spiral"), 2, &["--algorithm spiral is none", "double-tree"]);
     place.fails(&format!("{line} --workers 2 --sockets 1000"), 2, &["--sockets 1000 is too large", "at most 64"]);
+    place.fails(&format!("{line} --workers 2 --tls=a.pem,b.pem"), 2, &["--tls takes three files"]);
+    place.write("no.pem", "nothing");
+    place.fails(&format!("{line} --workers 2 --tls=no.pem,no.pem,no.pem"), 2, &["--tls: the certificate holds no"]);
     if !cfg!(feature = "mpi") {
         place.fails(&format!("{line} --workers 2 --carry mpi"), 2, &["built without MPI", "--features mpi"]);
     }

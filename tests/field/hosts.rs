@@ -18,6 +18,18 @@ fn six_hosts_train_as_one_process_by_all_reduce() {
 }
 
 #[test]
+fn three_hosts_train_in_secret_as_one_process() {
+    let test = "three_hosts_train_in_secret_as_one_process";
+    if !has(&["ip", "tc"], test) {
+        return;
+    }
+    let ground = Ground::new();
+    let Some(network) = Network::new(3, CABLE, test) else { return };
+    network.run(&ground, 0..3, &format!("PACELINE {TRAIN} --tls --sockets 2 --run run"), &[]);
+    ground.same_as_one_process("run", 3);
+}
+
+#[test]
 fn six_hosts_train_as_one_process_by_a_server_on_the_seventh() {
     let test = "six_hosts_train_as_one_process_by_a_server_on_the_seventh";
     if !has(&["ip", "tc"], test) {

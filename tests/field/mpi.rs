@@ -26,26 +26,56 @@ fn three_ranks_of_mpich_train_as_one_process() {
     three_ranks_train("mpirun.mpich", "", "three_ranks_of_mpich_train_as_one_process");
 }
 
+/// With the feature `mpi`: everything over MPI.
 #[cfg(feature = "mpi")]
-#[test]
-fn three_ranks_train_as_one_process_over_mpi() {
-    let mpirun = std::env::var("MPICC").unwrap_or_else(|_| "mpicc".into()).replace("mpicc", "mpirun");
-    let test = "three_ranks_train_as_one_process_over_mpi";
-    if !has(&[&mpirun], test) {
-        return;
+mod over_mpi {
+    use std::time::Duration;
+
+    use crate::faults::{SOON, only_left, processes};
+    use crate::ground::{Ground, PATIENCE, TRAIN, has, signal, within};
+
+    /// The `mpirun` of the MPI that the binary was built with, and its options.
+    fn mpirun(test: &str) -> Option<String> {
+        let mpirun = std::env::var("MPICC").unwrap_or_else(|_| "mpicc".into()).replace("mpicc", "mpirun");
+        let options = if mpirun.contains("mpich") { "" } else { "--allow-run-as-root --oversubscribe" };
+        has(&[&mpirun], test).then(|| format!("{mpirun} -n 3 {options} PACELINE"))
     }
-    let options = if mpirun.contains("mpich") { "" } else { "--allow-run-as-root --oversubscribe" };
-    let ground = Ground::new();
-    let carry = "--carry mpi";
-    ground.run(&format!("{mpirun} -n 3 {options} PACELINE {TRAIN} {carry} --run reduced"));
-    ground.same_as_one_process("reduced", 3);
-    ground.run(&format!("{mpirun} -n 3 {options} PACELINE {TRAIN} {carry} --algorithm ring --run listed"));
-    ground.same_as_one_process("listed", 3);
-    let servers = "--agree parameter-server --servers 1";
-    ground.run(&format!("{mpirun} -n 3 {options} PACELINE {TRAIN} {carry} {servers} --run served"));
-    ground.same_as_one_process("served", 2);
-    // Without mpirun there is no world of MPI.
-    let alone = ground.finish(&format!("PACELINE {TRAIN} {carry} --workers 3 --run refused"));
-    assert_eq!(alone.status.code(), Some(2), "{}", alone.said);
-    assert!(alone.said.contains("mpirun -n 3 paceline train --carry mpi"), "{}", alone.said);
+
+    #[test]
+    fn three_ranks_train_as_one_process() {
+        let Some(mpirun) = mpirun("over_mpi::three_ranks_train_as_one_process") else { return };
+        let ground = Ground::new();
+        for (run, more, workers) in [
+            ("reduced", "", 3),
+            ("listed", "--algorithm ring", 3),
+            ("served", "--agree parameter-server --servers 1", 2),
+        ] {
+            ground.run(&format!("{mpirun} {TRAIN} --carry mpi {more} --run {run}"));
+            ground.same_as_one_process(run, workers);
+        }
+        // Without mpirun there is no world of MPI.
+        let alone = ground.finish(&format!("PACELINE {TRAIN} --carry mpi --workers 3 --run refused"));
+        assert_eq!(alone.status.code(), Some(2), "{}", alone.said);
+        assert!(alone.said.contains("mpirun -n 3 paceline train --carry mpi"), "{}", alone.said);
+    }
+
+    /// Stopped or killed, one rank takes all others with it, and the run can go on.
+    #[test]
+    fn a_rank_that_fails_ends_all() {
+        let Some(mpirun) = mpirun("over_mpi::a_rank_that_fails_ends_all") else { return };
+        for fault in ["KILL", "STOP"] {
+            let ground = Ground::new();
+            let line = "train --model lenet5 --data shapes --batch 48 --max-steps 4000 --checkpoint-every 4 --threads 1 --quiet";
+            let command = format!("{mpirun} {line} --carry mpi --run run");
+            let running = ground.start(&mut ground.command(&command), "said.txt");
+            within(PATIENCE, || ground.path("run/checkpoints/step-00000008").exists(), || running.said());
+            let found = processes(&ground).into_iter().find(|(_, rank)| *rank == Some(1));
+            let (pid, _) = found.unwrap_or_else(|| panic!("no process of rank 1: {}", running.said()));
+            signal(fault, &pid.to_string());
+            let done = running.ends(SOON + Duration::from_secs(5));
+            assert!(!done.status.success(), "{fault}: {}", done.said);
+            assert!(fault == "KILL" || done.said.contains("rank 1 on "), "{fault}: {}", done.said);
+            only_left(&ground, SOON, &[]);
+        }
+    }
 }

@@ -63,7 +63,8 @@ fn other_processors() -> Result<()> {
         return Ok(());
     }
     let check = ["check", "--workspace", "--all-targets", "--target", TARGET, "--target-dir", "target/other"];
-    cargo(&check, &[("RUSTFLAGS", "-D warnings")])
+    // A check links nothing, so what would compile the C parts of dependencies for that processor need not be there.
+    cargo(&check, &[("RUSTFLAGS", "-D warnings"), ("TARGET_CC", "true"), ("TARGET_AR", "true")])
 }
 
 fn cargo(arguments: &[&str], environment: &[(&str, &str)]) -> Result<()> {

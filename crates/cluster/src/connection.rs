@@ -2,12 +2,12 @@
 //! kept until it has. One thread tends many of them.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use paceline_comm::wire::Decoder;
 use paceline_comm::wire::frame::{Decoded, Header};
+use paceline_comm::wire::{Decoder, Socket, Stream};
 use paceline_system::ready::Interest;
 
 use crate::message::{KIND, Message};
@@ -18,7 +18,7 @@ const OUTBOX_BYTES_MAX: usize = 1 << 16;
 /// A connected peer.
 #[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
+    stream: Socket,
     decoder: Decoder,
     sent: u64,
     inbox: Vec<u8>,
@@ -33,9 +33,9 @@ impl Connection {
     ///
     /// # Errors
     /// When the socket cannot be configured.
-    pub fn new(stream: TcpStream, limit: u32) -> std::io::Result<Self> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
+    pub fn new(stream: Socket, limit: u32) -> std::io::Result<Self> {
+        stream.tcp().set_nonblocking(true)?;
+        stream.tcp().set_nodelay(true)?;
         let decoder = Decoder::new(limit);
         let (inbox, outbox, outbox_max) = (Vec::new(), Vec::new(), OUTBOX_BYTES_MAX);
         Ok(Self { stream, decoder, sent: 0, inbox, outbox, outbox_max, stuck: None })
@@ -43,16 +43,16 @@ impl Connection {
 
     /// The socket.
     pub fn stream(&self) -> &TcpStream {
-        &self.stream
+        self.stream.tcp()
     }
 
     /// What to wait for before trying again.
     pub fn interest(&self) -> Interest<'_> {
-        Interest { fd: self.fd(), write: !self.outbox.is_empty() }
+        Interest { fd: self.fd(), write: !self.outbox.is_empty() || self.stream.is_sending() }
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.stream.tcp().as_fd()
     }
 
     /// Queues a message and sends what can be sent.
@@ -95,7 +95,11 @@ impl Connection {
                 Err(error) => return Err(error.to_string()),
             }
         }
-        self.stuck = None;
+        if self.stream.has_sent().map_err(|error| error.to_string())? {
+            self.stuck = None;
+        } else {
+            self.stuck.get_or_insert(now);
+        }
         Ok(())
     }
 
@@ -136,9 +140,8 @@ impl Connection {
     }
 
     /// Says that nothing more will be written.
-    pub fn finish_writing(&self) {
-        // The other side may be gone already; then nobody is left to tell.
-        let _ = self.stream.shutdown(Shutdown::Write);
+    pub fn finish_writing(&mut self) {
+        self.stream.finish_writing();
     }
 
     /// Throws away what comes; whether the other side has closed. A socket that is closed with bytes unread takes back
@@ -164,7 +167,7 @@ mod tests {
     fn pair() -> (Connection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (Connection::new(listener.accept().unwrap().0, 1000).unwrap(), far)
+        (Connection::new(Socket::Plain(listener.accept().unwrap().0), 1000).unwrap(), far)
     }
 
     fn read(connection: &mut Connection) -> Result<Option<Message>, String> {

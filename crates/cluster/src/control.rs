@@ -83,7 +83,7 @@ impl Control {
     /// Rank 0: waits for the others at its port.
     pub(crate) fn hub(seat: Seat, listener: TcpListener, data: Option<SocketAddr>) -> Result<Self, ClusterError> {
         let (wake, woken) = pipe()?;
-        let door = Door::new(listener, clone(&wake)?, seat.stop.clone()).map_err(cannot)?;
+        let door = Door::new(listener, clone(&wake)?, seat.stop.clone(), seat.tls.clone()).map_err(cannot)?;
         let interrupt = seat.interrupt.clone();
         // Rank 0's thread ends the wait at the limit of the seat; this is only in case the thread itself is stuck.
         let limit = seat.limits.gather + VERDICT_MAX;

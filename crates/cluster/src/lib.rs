@@ -11,7 +11,7 @@ mod error;
 pub mod interface;
 pub mod launch;
 pub mod membership;
-mod message;
+pub mod message;
 pub mod notice;
 pub mod phase;
 pub mod rendezvous;

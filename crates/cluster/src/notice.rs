@@ -1,8 +1,10 @@
 //! What the control thread says, for whoever keeps a log. Refusals of strangers are limited to one line a second.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use paceline_system::clock::Clock;
 
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +28,12 @@ impl Log {
     /// A log that nobody reads.
     pub fn silent() -> Self {
         Self::new(|_| {})
+    }
+
+    /// Tells of refusals, whoever was refused, at most once a second.
+    pub fn refusals(&self) -> impl Fn(&str) + Send + Sync + use<> {
+        let (log, clock, refusals) = (self.clone(), Clock::real(), Mutex::new(Refusals::default()));
+        move |text| refusals.lock().unwrap_or_else(PoisonError::into_inner).say(&log, clock.now(), text)
     }
 
     pub(crate) fn say(&self, text: impl Into<String>) {
@@ -67,7 +75,6 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
 
     #[test]
     fn a_million_refusals_are_two_lines() {

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use paceline_comm::wire::{Identity, Purpose, greet};
+use paceline_comm::wire::{Identity, Purpose, Socket, Tls, greet};
 use paceline_comm::{CommError, Generation, Rank, Stop, Token, Wait};
 use paceline_system::clock::{self, Clock};
 use paceline_system::host::{self, Host};
@@ -40,6 +40,8 @@ pub struct Seat {
     pub bind: Option<IpAddr>,
     /// A name for this machine other than its own: members that say the same count as being on one machine.
     pub node: Option<String>,
+    /// Whether and how the control connections are secret; the same for all members.
+    pub tls: Option<Tls>,
     /// How long what may take.
     pub limits: Limits,
     /// Set with the reason when the run has to end; looked at while waiting.
@@ -60,6 +62,7 @@ impl Seat {
             config,
             bind: None,
             node: None,
+            tls: None,
             limits: Limits::default(),
             stop: Stop::new(),
             interrupt: signal::Stop::new(),
@@ -120,7 +123,7 @@ pub fn join(
     loop {
         let stream = knock(&seat, &clock)?;
         if let Some(listen) = listen.take() {
-            let address = stream.local_addr().map_err(cannot_listen)?.ip();
+            let address = stream.tcp().local_addr().map_err(cannot_listen)?.ip();
             data = listen(address).map_err(cannot_listen)?;
         }
         // None: the hub left before the run began; somebody may start it again.
@@ -170,24 +173,25 @@ fn open(seat: &Seat) -> Result<TcpListener, ClusterError> {
 }
 
 /// Connects to rank 0 and greets, again and again until the deadline.
-fn knock(seat: &Seat, clock: &Clock) -> Result<TcpStream, ClusterError> {
+fn knock(seat: &Seat, clock: &Clock) -> Result<Socket, ClusterError> {
     let (member, limit) = (&seat.member, seat.limits.gather);
     let identity = Identity { expected: Some(Rank(0)), ..seat.identity() };
     let mut pause = Duration::from_millis(20);
     loop {
         seat.interrupted()?;
         let left = limit.saturating_sub(clock.now());
-        let attempt = connect(member, left).and_then(|mut stream| {
+        let attempt = connect(member, left).and_then(|stream| {
             let wait = Wait::new(left.min(Duration::from_secs(5)), &seat.stop);
-            match greet(&mut stream, &identity, &wait) {
-                Ok(_) => Ok(Ok(stream)),
+            let mut socket = Socket::dialled(stream, seat.tls.as_ref()).map_err(|error| error.to_string())?;
+            match greet(&mut socket, &identity, &wait) {
+                Ok(_) => Ok(Ok(socket)),
                 // A refusal is an answer: asking again would get the same.
                 Err(error @ (CommError::Refused { .. } | CommError::RefusedBy { .. })) => Ok(Err(error)),
                 Err(error) => Err(error.to_string()),
             }
         });
         let error = match attempt {
-            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Ok(socket)) => return Ok(socket),
             Ok(Err(refusal)) => return refused(refusal.to_string()),
             Err(error) => error,
         };
@@ -224,12 +228,12 @@ fn connect(member: &Member, left: Duration) -> Result<TcpStream, String> {
 fn introduce(
     seat: &Seat,
     clock: &Clock,
-    stream: TcpStream,
+    stream: Socket,
     data: Option<SocketAddr>,
 ) -> Result<Option<(Connection, Table)>, ClusterError> {
     let world = seat.member.world;
-    let hub = stream.peer_addr().map(|address| address.ip());
-    let own = stream.local_addr().map(|address| address.ip());
+    let hub = stream.tcp().peer_addr().map(|address| address.ip());
+    let own = stream.tcp().local_addr().map(|address| address.ip());
     let connection = Connection::new(stream, Message::limit_at_spoke(world));
     let (Ok(hub), Ok(own), Ok(mut connection)) = (hub, own, connection) else { return Ok(None) };
     let mut entry = seat.entry(data);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use paceline_cluster::membership::Cause;
 use paceline_cluster::spec::{Variables, from_environment};
 use paceline_cluster::{ClusterError, Control, Limits, Log, Phase, Seat, join};
+use paceline_comm::wire::Tls;
 use paceline_comm::{Rank, Token};
 
 type Said = Arc<Mutex<Vec<String>>>;
@@ -159,6 +160,38 @@ fn a_wrong_token_is_refused_and_the_right_ones_meet_anyway() {
     let hub = hub.join().unwrap().unwrap();
     let said = said.lock().unwrap().join("\n");
     assert!(said.contains("refused 127.0.0.1:") && said.contains("token"), "{said}");
+    let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
+    hub.finish(Duration::from_secs(5)).unwrap();
+    member.join().unwrap().unwrap();
+}
+
+#[test]
+fn members_meet_in_secret_and_whoever_does_not_encrypt_is_refused() {
+    let (port, token) = (free_port(), Token::random());
+    let secret = |rank| {
+        let (seat, said) = seat(rank, 2, port, &token);
+        (Seat { tls: Some(Tls::from_token(&token)), ..seat }, said)
+    };
+    let (hub, said) = secret(0);
+    let hub = enter(hub);
+    let error = enter(seat(1, 2, port, &token).0).join().unwrap().unwrap_err();
+    assert!(error.is_refusal() && error.to_string().contains("--tls"), "{error}");
+    let member = enter(secret(1).0).join().unwrap().unwrap();
+    let hub = hub.join().unwrap().unwrap();
+    let said = said.lock().unwrap().join("\n");
+    assert!(said.contains("refused 127.0.0.1:") && said.contains("do not encrypt alike"), "{said}");
+    // Heartbeats go both ways for a while, and both leave.
+    thread::sleep(Duration::from_secs(4));
+    let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
+    hub.finish(Duration::from_secs(5)).unwrap();
+    member.join().unwrap().unwrap();
+    // The other way round: a plain rank 0.
+    let port = free_port();
+    let plain = enter(seat(0, 2, port, &token).0);
+    let (member, _) = seat(1, 2, port, &token);
+    let error = enter(Seat { tls: Some(Tls::from_token(&token)), ..member }).join().unwrap().unwrap_err();
+    assert!(error.is_refusal() && error.to_string().contains("--tls"), "{error}");
+    let (member, hub) = (enter(seat(1, 2, port, &token).0).join().unwrap().unwrap(), plain.join().unwrap().unwrap());
     let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
     hub.finish(Duration::from_secs(5)).unwrap();
     member.join().unwrap().unwrap();

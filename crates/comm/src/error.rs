@@ -52,6 +52,8 @@ pub enum Refusal {
     Purpose = 7,
     /// A rank that is our own, outside the world, not the one expected here, or here already.
     Rank = 8,
+    /// One side encrypts and the other does not, or they do so by other keys.
+    Secrecy = 9,
 }
 
 impl Refusal {
@@ -66,6 +68,7 @@ impl Refusal {
             6 => Self::Generation,
             7 => Self::Purpose,
             8 => Self::Rank,
+            9 => Self::Secrecy,
             _ => return None,
         })
     }
@@ -82,6 +85,7 @@ impl fmt::Display for Refusal {
             Self::Generation => "it belongs to another generation of this run",
             Self::Purpose => "the connection is for another purpose",
             Self::Rank => "its rank is our own, out of range, unexpected or already taken",
+            Self::Secrecy => "the two do not encrypt alike: start all ranks with the same --tls and token",
         })
     }
 }

@@ -112,6 +112,7 @@ impl Transport {
     /// Whether everything handed over is out of this process's hands. Elsewhere the system carries it on by itself.
     pub(crate) fn has_sent(&mut self) -> Result<bool, String> {
         match self {
+            Self::Tcp(port) => port.has_sent(),
             #[cfg(feature = "mpi")]
             Self::Mpi(port) => port.has_sent(),
             _ => Ok(true),

@@ -49,6 +49,11 @@ fn collectives_by_every_algorithm_over_several_sockets_for_each_pair() {
 }
 
 #[test]
+fn collectives_by_every_algorithm_over_encrypted_sockets() {
+    matrix(Carry::TcpSecret);
+}
+
+#[test]
 fn rounded_sums_are_the_same_bits_on_all_ranks() {
     for carry in Carry::ALL {
         for world in [2, 3, 8] {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use paceline_comm::transfer::chunk;
 use paceline_comm::transport::{Membership, Transport, shm, tcp, thread as threads};
+use paceline_comm::wire::Tls;
 use paceline_comm::{
     Algorithm, Choice, Collective, Communicator, Generation, Link, Links, Options, Rank, Stop, Token, Wait,
 };
@@ -18,10 +19,12 @@ pub enum Carry {
     Tcp,
     /// Three sockets for each pair.
     TcpStriped,
+    /// Two encrypted sockets for each pair.
+    TcpSecret,
 }
 
 impl Carry {
-    pub const ALL: [Self; 4] = [Self::Thread, Self::Shm, Self::Tcp, Self::TcpStriped];
+    pub const ALL: [Self; 5] = [Self::Thread, Self::Shm, Self::Tcp, Self::TcpStriped, Self::TcpSecret];
 }
 
 /// Lengths of buffers, from nothing to a million.
@@ -49,8 +52,13 @@ pub fn transports(carry: Carry, world: usize) -> Vec<Transport> {
                 let (member, listener, addresses) = (member(rank), listeners[rank].take().unwrap(), &addresses);
                 scope.spawn(move || {
                     let wait = Wait::new(TIMEOUT, &Stop::new());
-                    let sockets = if carry == Carry::TcpStriped { 3 } else { 1 };
-                    let config = tcp::Config { sockets, ..tcp::Config::default() };
+                    let sockets = match carry {
+                        Carry::TcpStriped => 3,
+                        Carry::TcpSecret => 2,
+                        _ => 1,
+                    };
+                    let tls = (carry == Carry::TcpSecret).then(|| Tls::from_token(&member.token));
+                    let config = tcp::Config { sockets, tls, ..tcp::Config::default() };
                     match carry {
                         Carry::Shm => Transport::Shm(shm::connect(&member, &wait).unwrap()),
                         _ => Transport::Tcp(tcp::connect(listener, addresses, &member, config, &wait).unwrap()),

@@ -8,6 +8,7 @@ mod learned;
 
 use std::collections::{HashMap, HashSet};
 
+use paceline_tensor::fuse::MOMENTS_FROM;
 use paceline_tensor::gradient::{self, Gradients};
 use paceline_tensor::window::Padding;
 use paceline_tensor::{DType, Graph, GraphError, Op, Shape, Value, Wanted};
@@ -138,7 +139,8 @@ impl Network {
             Some((_, gradients)) => self.graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect(),
             None => Vec::new(),
         };
-        Wanted { outputs: vec![self.logits, self.loss], gradients, bucket_bytes_max, ..Wanted::default() }
+        let outputs = vec![self.logits, self.loss];
+        Wanted { outputs, gradients, bucket_bytes_max, moments_from: MOMENTS_FROM, ..Wanted::default() }
     }
 
     /// The number of trained elements.

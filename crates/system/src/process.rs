@@ -50,6 +50,13 @@ pub fn tell(pid: u32, what: Tell) {
     }
 }
 
+/// Whether a process stands still because somebody told it to; false where the system does not say.
+pub fn is_stopped(pid: u32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name of the program is in parentheses and may hold anything; the state follows.
+    text.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+}
+
 /// Asks the kernel to kill this process when its parent ends, however that ends. Returns whether `parent` is still the
 /// parent: it may have ended before the kernel was asked.
 ///
@@ -58,4 +65,28 @@ pub fn tell(pid: u32, what: Tell) {
 pub fn end_with(parent: u32) -> io::Result<bool> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     Ok(rustix::process::getppid().is_some_and(|pid| pid.as_raw_nonzero().get().unsigned_abs() == parent))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stopped_process_is_seen() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let seen = |stopped: bool| {
+            (0..1000).any(|_| {
+                crate::clock::sleep(std::time::Duration::from_millis(5));
+                is_stopped(child.id()) == stopped
+            })
+        };
+        assert!(!is_stopped(child.id()) && !is_stopped(std::process::id()));
+        tell(child.id(), Tell::Stop);
+        assert!(seen(true));
+        tell(child.id(), Tell::Continue);
+        assert!(seen(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_stopped(child.id()));
+    }
 }

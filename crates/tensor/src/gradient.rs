@@ -180,7 +180,7 @@ impl Builder<'_> {
     }
 
     fn conv2d(&mut self, node: &Node, dy: Value, wants: &dyn Fn(usize) -> bool) -> Parts {
-        let Op::Conv2d { conv, relu: false, .. } = node.op else { return Err(self.refuse(&node.op)) };
+        let Op::Conv2d { conv, relu: false, moments: false, .. } = node.op else { return Err(self.refuse(&node.op)) };
         let (x, weight) = (node.inputs[0], node.inputs[1]);
         let mut parts = Vec::new();
         if node.inputs.len() == 3 && wants(2) {
@@ -227,7 +227,7 @@ impl Builder<'_> {
     }
 
     fn batch_norm(&mut self, node: &Node, norm: BatchNorm, dy: Value, wants: &dyn Fn(usize) -> bool) -> Parts {
-        if norm.rectifier != Rectifier::None || norm.residual {
+        if norm.rectifier != Rectifier::None || norm.residual || norm.moments {
             return Err(self.refuse(&node.op));
         }
         let mut inputs = vec![dy, node.inputs[0], node.outputs[1], node.outputs[2]];

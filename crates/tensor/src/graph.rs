@@ -255,7 +255,7 @@ mod tests {
         let mut graph = Graph::new();
         let x = graph.input("x", [1, 4, 4, 3], DType::F32);
         let w = graph.parameter("conv1.weight", [7, 7, 3, 8]);
-        let op = Op::Conv2d { conv: Conv2d::square(7), bias: false, relu: false };
+        let op = Op::Conv2d { conv: Conv2d::square(7), bias: false, relu: false, moments: false };
         let error = graph.push("conv1", op, &[x, w]).unwrap_err();
         assert_eq!(error.to_string(), "layer `conv1` (conv2d): the image 4×4 is smaller than the kernel 7×7");
         assert!(graph.nodes().is_empty());
@@ -267,7 +267,7 @@ mod tests {
         let x = graph.input("x", [1, 224, 224, 3], DType::F32);
         let w = graph.parameter("w", [7, 7, 3, 64]);
         let conv = Conv2d { stride: [2, 2], padding: crate::window::Padding::all(3), ..Conv2d::square(7) };
-        graph.push("conv1", Op::Conv2d { conv, bias: false, relu: false }, &[x, w]).unwrap();
+        graph.push("conv1", Op::Conv2d { conv, bias: false, relu: false, moments: false }, &[x, w]).unwrap();
         assert_eq!(graph.macs(), 118_013_952);
     }
 }

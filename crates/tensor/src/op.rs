@@ -21,7 +21,7 @@ use crate::window::{Conv2d, Pool2d};
 /// What a node computes. Inputs and outputs are listed in order; `[…]` marks one that a flag switches on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// x, weight, `[bias]` → y. ReLU is applied last where fusion put it here.
+    /// x, weight, `[bias]` → y, `[mean, variance]`. ReLU is applied last where fusion put it here.
     Conv2d {
         /// Geometry.
         conv: Conv2d,
@@ -29,6 +29,8 @@ pub enum Op {
         bias: bool,
         /// Whether ReLU follows.
         relu: bool,
+        /// Whether the mean and the variance (over n) of each channel of y are given out too.
+        moments: bool,
     },
     /// dy, weight → dx
     Conv2dGradInput {
@@ -53,7 +55,7 @@ pub enum Op {
         /// Whether ReLU follows.
         relu: bool,
     },
-    /// x, beta, running mean, running variance, `[gamma]`, `[residual]` → y, mean, 1/deviation.
+    /// x, beta, running mean, running variance, `[gamma]`, `[mean, variance]`, `[residual]` → y, mean, 1/deviation.
     /// Statistics of the batch, over all dims but the last; the running ones are updated in place.
     BatchNorm(BatchNorm),
     /// x, beta, running mean, running variance, `[gamma]`, `[residual]` → y, from the running statistics.
@@ -177,6 +179,20 @@ pub struct BatchNorm {
     pub residual: bool,
     /// What cuts the result off.
     pub rectifier: Rectifier,
+    /// Whether the statistics of the batch are given, by the convolution that made x.
+    pub moments: bool,
+}
+
+impl BatchNorm {
+    /// Where the given mean stands among the inputs; the variance follows it.
+    pub const fn moments_at(&self) -> usize {
+        4 + self.scale as usize
+    }
+
+    /// Inputs before the residual.
+    pub(crate) const fn inputs_fixed(&self) -> usize {
+        self.moments_at() + 2 * self.moments as usize
+    }
 }
 
 /// What cuts off the result of a batch normalisation.
@@ -237,8 +253,10 @@ impl Op {
     /// The operation's name in plans, errors and profiles.
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::Conv2d { relu: false, .. } => "conv2d",
-            Self::Conv2d { relu: true, .. } => "conv2d+relu",
+            Self::Conv2d { relu: false, moments: false, .. } => "conv2d",
+            Self::Conv2d { relu: true, moments: false, .. } => "conv2d+relu",
+            Self::Conv2d { relu: false, moments: true, .. } => "conv2d+moments",
+            Self::Conv2d { relu: true, moments: true, .. } => "conv2d+relu+moments",
             Self::Conv2dGradInput { .. } => "conv2d.grad_input",
             Self::Conv2dGradWeight { .. } => "conv2d.grad_weight",
             Self::MatMul { relu: false, .. } => "matmul",

@@ -55,6 +55,9 @@ pub struct Wanted {
     pub updates: Updates,
     /// Leave the nodes as they are: for tests and for looking at single operations.
     pub unfused: bool,
+    /// A convolution whose result has at least this many elements gives a batch-norm behind it the statistics; a batch-norm
+    /// of fewer, which are in a cache, reads them. `usize::MAX` is for devices whose convolutions cannot do it.
+    pub moments_from: usize,
     /// What activations and their gradients are stored as.
     pub precision: Precision,
     /// Whether what is cheap to make again is kept.
@@ -150,6 +153,7 @@ impl Plan {
         let mut keep = wanted.outputs.clone();
         keep.extend(wanted.gradients.iter().flatten());
         let graph = if wanted.unfused { graph } else { fuse::fuse(graph, &keep) };
+        let graph = if wanted.unfused { graph } else { fuse::moments(graph, wanted.moments_from) };
         let graph = match wanted.precision {
             Precision::F32 => graph,
             Precision::Bf16 => mixed::mix(graph, &keep),

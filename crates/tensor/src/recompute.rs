@@ -13,7 +13,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::graph::{Graph, Node, Source, Value};
-use crate::op::Op;
+use crate::op::{BatchNorm, Op};
 
 /// How much memory a step takes, against how much it computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -149,10 +149,14 @@ impl Search<'_> {
     }
 }
 
-/// What a node's results are made from again: not the running statistics of a batch-norm.
+/// What a node's results are made from again: not the running statistics of a batch-norm, nor those that it was given.
 fn ingredients(node: &Node) -> impl Iterator<Item = Value> {
-    let states = if matches!(node.op, Op::BatchNorm(_)) { 2..4 } else { 0..0 };
-    node.inputs.iter().enumerate().filter(move |(index, _)| !states.contains(index)).map(|(_, &input)| input)
+    let (states, given) = match node.op {
+        Op::BatchNorm(norm) => (2..4, norm.moments_at()..norm.inputs_fixed()),
+        _ => (0..0, 0..0),
+    };
+    let is_left = move |index: &usize| !states.contains(index) && !given.contains(index);
+    node.inputs.iter().enumerate().filter(move |(index, _)| is_left(index)).map(|(_, &input)| input)
 }
 
 struct Work {
@@ -180,13 +184,14 @@ impl Work {
 
     fn make(&mut self, maker: usize, at: usize) {
         let mut node = self.graph.nodes[maker].clone();
-        for index in 0..node.inputs.len() {
-            node.inputs[index] = self.obtain(node.inputs[index], at);
-        }
         let outputs = remade(&node).to_vec();
         if let Op::BatchNorm(norm) = node.op {
-            node.op = Op::BatchNormAgain(norm);
+            node.op = Op::BatchNormAgain(BatchNorm { moments: false, ..norm });
+            node.inputs.drain(norm.moments_at()..norm.inputs_fixed());
             node.inputs[2..4].copy_from_slice(&node.outputs[1..]);
+        }
+        for index in 0..node.inputs.len() {
+            node.inputs[index] = self.obtain(node.inputs[index], at);
         }
         node.outputs = outputs.iter().map(|&output| self.twin(output)).collect();
         for (&output, &twin) in outputs.iter().zip(&node.outputs) {

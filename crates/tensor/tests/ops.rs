@@ -32,10 +32,12 @@ fn convolutions(rows: &[(&str, [usize; 4], usize, Geometry)]) {
         let conv = Conv2d { kernel, stride, padding: padding(pad), dilation, groups };
         let weight = [kernel[0], kernel[1], x[3] / groups, outputs];
         let inputs: [(Fill, &[usize]); 3] = [(Any, &x), (Any, &weight), (Any, &[outputs])];
-        let op = |bias, relu| Op::Conv2d { conv, bias, relu };
+        let op = |bias, relu| Op::Conv2d { conv, bias, relu, moments: false };
         cases.push(Case::of(format!("conv {name}"), op(false, false), &inputs[..2]));
         cases.push(Case::of(format!("conv {name}, bias"), op(true, false), &inputs));
         cases.push(Case::of(format!("conv {name}, bias, relu"), op(true, true), &inputs).forward_only());
+        let moments = Op::Conv2d { conv, bias: true, relu: false, moments: true };
+        cases.push(Case::of(format!("conv {name}, bias, moments"), moments, &inputs).forward_only());
     }
     check_all(cases);
 }
@@ -128,7 +130,7 @@ fn matrix_products() {
 }
 
 const fn norm(scale: bool, residual: bool, rectifier: Rectifier) -> BatchNorm {
-    BatchNorm { epsilon: 1e-3, momentum: 0.2, scale, residual, rectifier }
+    BatchNorm { epsilon: 1e-3, momentum: 0.2, scale, residual, rectifier, moments: false }
 }
 
 const NORM_SHAPES: [&[usize]; 7] =
@@ -205,6 +207,38 @@ fn fused_batch_norms() {
     check_all(cases);
 }
 
+/// A convolution that takes the statistics of its result for the batch-norm behind it.
+#[test]
+fn convolutions_with_batch_norms() {
+    let conv = |kernel: usize, stride: usize, groups: usize| {
+        let padding = Padding::all(kernel / 2);
+        Conv2d { stride: [stride; 2], padding, groups, ..Conv2d::square(kernel) }
+    };
+    let rows = [
+        ([3, 4, 5, 6], 7, conv(1, 1, 1)),
+        ([2, 9, 9, 16], 16, conv(3, 1, 1)),
+        ([2, 7, 6, 5], 20, conv(3, 2, 1)),
+        ([2, 6, 5, 4], 6, conv(3, 1, 2)),
+        ([2, 12, 12, 18], 18, conv(3, 1, 18)),
+    ];
+    let mut cases = Vec::new();
+    for (x, outputs, conv) in rows {
+        for scale in [false, true] {
+            let mut case = Case::new(format!("{conv:?} of {x:?} → batch norm, scale {scale}"));
+            let weight = [conv.kernel[0], conv.kernel[1], x[3] / conv.groups, outputs];
+            let inputs = [case.input(Any, &x), case.input(Any, &weight)];
+            let y = case.push(Op::Conv2d { conv, bias: false, relu: false, moments: false }, &inputs);
+            let mut inputs = vec![y];
+            inputs.extend([Any, State, State].map(|fill| case.input(fill, &[outputs])));
+            inputs.extend(scale.then(|| case.input(Any, &[outputs])));
+            let y = case.push(Op::BatchNorm(norm(scale, false, Rectifier::None)), &inputs);
+            case.push(Op::Scale(-2.0), &[y]);
+            cases.push(case.f32_only());
+        }
+    }
+    check_all(cases);
+}
+
 /// Two blocks that add what they were given, as in a residual network.
 #[test]
 fn fused_residual_blocks() {
@@ -218,7 +252,7 @@ fn fused_residual_blocks() {
     for shortcut in [false, true] {
         let weight = case.input(Any, &[3, 3, 6, 6]);
         let conv = Conv2d { padding: Padding::all(1), ..Conv2d::square(3) };
-        let main = case.push(Op::Conv2d { conv, bias: false, relu: false }, &[x, weight]);
+        let main = case.push(Op::Conv2d { conv, bias: false, relu: false, moments: false }, &[x, weight]);
         let main = norm_of(&mut case, main);
         let other = if shortcut { norm_of(&mut case, x) } else { x };
         let sum = case.push(Op::Add, &[main, other]);
@@ -237,7 +271,7 @@ fn fused_products() {
         let (x, weight) = (case.input(Any, &[2, 4, 4, 3]), case.input(Any, &[3, 3, 3, 5]));
         let mut inputs = vec![x, weight];
         inputs.extend(bias.then(|| case.input(Any, &[5])));
-        let y = case.push(Op::Conv2d { conv: Conv2d::square(3), bias, relu: false }, &inputs);
+        let y = case.push(Op::Conv2d { conv: Conv2d::square(3), bias, relu: false, moments: false }, &inputs);
         let y = case.push(Op::Unary(Unary::Relu), &[y]);
         let y = case.push(Op::Reshape(Shape::from([2, 20])), &[y]);
         let mut inputs = vec![y, case.input(Any, &[7, 20])];

@@ -112,7 +112,9 @@ fn fusion_changes_no_result_and_no_gradient() {
     let (device, shrunk) = (Device::cpu(2), Cell::new(0));
     let check = |steps: Vec<Step>| {
         let net = Net::build(&steps);
-        let fused = Run::of(&net, &device, false);
+        // Statistics that a convolution takes differ in their last digits, and so do gradients that are zero in theory; the op
+        // table holds those.
+        let fused = Run::with(&net, &device, &Wanted { moments_from: usize::MAX, ..net.wanted(false) });
         let plain = Run::of(&net, &device, true);
         prop_assert!(fused.nodes <= plain.nodes);
         shrunk.set(shrunk.get() + usize::from(fused.nodes < plain.nodes));
@@ -272,7 +274,9 @@ fn a_report_adds_up() {
     let targets = graph.input("targets", [2], DType::I32);
     let conv = Conv2d { padding: Padding::all(1), ..Conv2d::square(3) };
     let weight = graph.parameter("conv.weight", [3, 3, 3, 8]);
-    let y = graph.push_one("conv", Op::Conv2d { conv, bias: false, relu: false }, &[x, weight]).expect("fits");
+    let y = graph
+        .push_one("conv", Op::Conv2d { conv, bias: false, relu: false, moments: false }, &[x, weight])
+        .expect("fits");
     let y = graph.push_one("relu", Op::Unary(Unary::Relu), &[y]).expect("fits");
     let y = graph.push_one("pool", Op::Pool2d(Pool2d::global(PoolKind::Average)), &[y]).expect("fits");
     let y = graph.push_one("flat", Op::Reshape(Shape::from([2, 8])), &[y]).expect("fits");

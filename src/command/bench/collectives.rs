@@ -129,6 +129,9 @@ fn start(rank: usize, arguments: &BenchCollectives, token: &Token) -> Result<Sta
         .args(["--workers", &arguments.workers[0].to_string(), "--carry", carry])
         .args(["--bytes", &list(arguments.bytes.iter().map(ToString::to_string).collect())])
         .args(["--sockets", &arguments.sockets.to_string()]);
+    if arguments.tls {
+        command.arg("--tls");
+    }
     if let Some(bytes) = arguments.buffer_bytes {
         command.args(["--buffer-bytes", &bytes.to_string()]);
     }

@@ -36,7 +36,9 @@ pub fn look(measure: bool) -> Value {
 
 /// What was found, for people.
 pub fn lines(found: &Value) -> String {
-    let text = |name: &str| found[name].as_str().unwrap_or_default().to_owned();
+    // Another machine may have said it: nothing that a terminal would obey is shown.
+    let shown = |text: &str| text.chars().filter(|sign| !sign.is_control()).take(200).collect::<String>();
+    let text = |name: &str| shown(found[name].as_str().unwrap_or_default());
     let count = |name: &str| found[name].as_u64().unwrap_or(0);
     let gib = |name: &str| count(name) as f64 / f64::from(1 << 30);
     let speed = |name: &str, of: &str| found[name][of].as_f64().unwrap_or(0.0) / 1e9;
@@ -49,8 +51,8 @@ pub fn lines(found: &Value) -> String {
         Some(_) => format!(", limited to {:.1} GiB", gib("memory_limit_bytes")),
         None => String::new(),
     };
-    let isas: Vec<&str> =
-        found["instruction_sets"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let isas = found["instruction_sets"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let isas: Vec<String> = isas.take(16).map(shown).collect();
     let bf16 = match speed("bf16_flops_per_s", "all_threads") {
         0.0 => String::new(),
         bf16 => format!(", bf16 {bf16:.0}"),

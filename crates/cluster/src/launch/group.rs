@@ -71,10 +71,12 @@ struct Watched {
     status: Option<Result<ExitStatus, String>>,
     /// It had to be ended by the launcher.
     told: bool,
+    /// It stood still when another had failed: somebody had stopped it.
+    stopped: bool,
 }
 
 /// Starts all, passes their output on, and waits until all have ended. Ctrl-C is passed on once. When one fails, the others
-/// have ten seconds to end by themselves.
+/// have ten seconds to end by themselves; one that is stopped cannot, and is ended at once.
 ///
 /// # Errors
 /// When one fails; the sentence names the first. When the first was refused (exit code 2), that is a refusal.
@@ -182,14 +184,12 @@ fn pass_on(starts: &[Start], watched: &mut [Watched]) {
 }
 
 fn end_the_rest(watched: &mut [Watched], since: Duration) {
-    if since < GRACE {
-        return;
-    }
     for process in watched {
         if let Some((pid, _)) = &process.running {
-            if since >= GRACE + TERMINATE {
+            process.stopped |= process::is_stopped(*pid);
+            if process.stopped || since >= GRACE + TERMINATE {
                 process::tell(*pid, Tell::Kill);
-            } else if !std::mem::replace(&mut process.told, true) {
+            } else if since >= GRACE && !std::mem::replace(&mut process.told, true) {
                 process::tell(*pid, Tell::Terminate);
             }
         }
@@ -208,12 +208,14 @@ fn conclude(
     if interrupted {
         return Ok(Ended::Interrupted);
     }
-    // Of several, one that was killed is likelier to be the cause than those that ended because of it.
+    // Of several, one that was stopped or killed is likelier to be the cause than those that ended because of it.
     let killed =
         |process: &Watched| !process.told && matches!(&process.status, Some(Ok(status)) if status.signal().is_some());
-    let index = watched.iter().position(killed).unwrap_or(first);
+    let stopped = watched.iter().position(|process| process.stopped);
+    let index = stopped.or_else(|| watched.iter().position(killed)).unwrap_or(first);
     let (rank, host) = (starts[index].rank, &starts[index].host);
     let how = match &watched[index].status {
+        _ if watched[index].stopped => "was stopped (SIGSTOP) and had to be ended".to_owned(),
         Some(Ok(status)) if status.code() == Some(2) => {
             return refused(format!("rank {rank} on {host} was refused; its sentence is above"));
         }

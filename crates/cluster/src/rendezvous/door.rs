@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-use paceline_comm::wire::{Identity, greet};
+use paceline_comm::wire::{Identity, Socket, Tls, greet};
 use paceline_comm::{CommError, Rank, Stop, Wait};
 use paceline_system::ready::Interest;
 use paceline_system::threads;
@@ -22,24 +22,25 @@ const GREETERS_MAX: usize = 64;
 const GREETING_MAX: Duration = Duration::from_secs(5);
 
 /// Somebody who holds the token, or why not.
-pub(crate) type Greeted = Result<(TcpStream, Rank), CommError>;
+pub(crate) type Greeted = Result<(Socket, Rank), CommError>;
 
 #[derive(Debug)]
 pub(crate) struct Door {
     listener: TcpListener,
     wake: UnixStream,
     stop: Stop,
+    tls: Option<Tls>,
     greeters: Arc<AtomicUsize>,
     sender: SyncSender<Greeted>,
     greeted: Receiver<Greeted>,
 }
 
 impl Door {
-    pub(crate) fn new(listener: TcpListener, wake: UnixStream, stop: Stop) -> std::io::Result<Self> {
+    pub(crate) fn new(listener: TcpListener, wake: UnixStream, stop: Stop, tls: Option<Tls>) -> std::io::Result<Self> {
         listener.set_nonblocking(true)?;
         // A full channel would block a greeter, so it has room for all of them.
         let (sender, greeted) = sync_channel(2 * GREETERS_MAX);
-        Ok(Self { listener, wake, stop, greeters: Arc::default(), sender, greeted })
+        Ok(Self { listener, wake, stop, tls, greeters: Arc::default(), sender, greeted })
     }
 
     /// The address that the door is at.
@@ -69,16 +70,18 @@ impl Door {
         troubles
     }
 
-    fn greet(&self, mut stream: TcpStream, identity: Identity) -> Result<(), String> {
+    fn greet(&self, stream: TcpStream, identity: Identity) -> Result<(), String> {
+        let accepted = Socket::accepted(stream, self.tls.as_ref());
+        let mut socket = accepted.map_err(|error| format!("no secret connection can begin: {error}"))?;
         let (sender, stop) = (self.sender.clone(), self.stop.clone());
         let wake = self.wake.try_clone().map_err(|error| format!("no descriptor is left: {error}"))?;
         self.greeters.fetch_add(1, Ordering::SeqCst);
         let busy = Busy(self.greeters.clone());
         let body = move || {
-            let greeted = greet(&mut stream, &identity, &Wait::new(GREETING_MAX, &stop));
+            let greeted = greet(&mut socket, &identity, &Wait::new(GREETING_MAX, &stop));
             // Counted down first: a full channel must never be what a greeter waits for.
             drop(busy);
-            let _ = sender.try_send(greeted.map(|peer| (stream, peer.rank)));
+            let _ = sender.try_send(greeted.map(|peer| (socket, peer.rank)));
             let _ = (&wake).write(&[1]);
         };
         // If no thread can be had, `busy` is dropped with the body.

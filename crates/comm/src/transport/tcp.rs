@@ -1,21 +1,21 @@
 //! Ranks joined by sockets: every two by one or several TCP connections, each opened with a greeting.
 //!
 //! Sockets never block. The bytes between two ranks are dealt out over their sockets in stripes, round robin; both ends
-//! count bytes, so no stripe needs a header. The calling thread itself moves the bytes: on one core per rank a second
+//! count bytes, so no stripe needs a header. With TLS each socket keeps its own secret. The calling thread itself moves the bytes: on one core per rank a second
 //! thread would only take turns with it.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::rank::Rank;
 use crate::transport::Interest;
+use crate::wire::socket::Socket;
 
 mod connect;
 
-pub use connect::{Config, Listener, connect};
+pub use connect::{Config, Listener, Report, connect};
 
 /// Bytes of a stripe: a few system calls' worth.
 const STRIPE_BYTES: u64 = 1 << 20;
@@ -25,7 +25,7 @@ const SHORT_BYTES: usize = 16 << 10;
 /// The connections to one peer.
 #[derive(Debug)]
 struct Cable {
-    sockets: Vec<TcpStream>,
+    sockets: Vec<Socket>,
     sent: u64,
     received: u64,
     /// Bytes read ahead, and how many of them are used up.
@@ -34,12 +34,12 @@ struct Cable {
 }
 
 impl Cable {
-    fn new(sockets: Vec<TcpStream>) -> Self {
+    fn new(sockets: Vec<Socket>) -> Self {
         Self { sockets, sent: 0, received: 0, ahead: Vec::new(), used: 0 }
     }
 
     /// The socket at a position of the stream, and how many bytes its stripe has left.
-    fn socket(&mut self, position: u64) -> (&mut TcpStream, usize) {
+    fn socket(&mut self, position: u64) -> (&mut Socket, usize) {
         let stripe = position / STRIPE_BYTES;
         let count = self.sockets.len() as u64;
         // With one socket there is nothing to deal out.
@@ -132,6 +132,15 @@ impl Port {
         Ok(count)
     }
 
+    /// Whether nothing is left of what was written; only TLS keeps something.
+    pub(super) fn has_sent(&mut self) -> Result<bool, String> {
+        let mut sent = true;
+        for socket in self.cables.iter_mut().flatten().flat_map(|cable| &mut cable.sockets) {
+            sent &= socket.has_sent().map_err(|error| error.to_string())?;
+        }
+        Ok(sent)
+    }
+
     pub(super) fn has_bytes(&mut self, peer: Rank) -> Result<bool, String> {
         self.cable(peer).fill()
     }
@@ -145,13 +154,18 @@ impl Port {
             }
             let socket = |position: u64| &cable.sockets[(position / STRIPE_BYTES) as usize % cable.sockets.len()];
             if interest.receive {
-                watched.push(PollFd::new(socket(cable.received), PollFlags::IN));
+                watched.push(PollFd::new(socket(cable.received).tcp(), PollFlags::IN));
             }
             if interest.send {
-                watched.push(PollFd::new(socket(cable.sent), PollFlags::OUT));
+                watched.push(PollFd::new(socket(cable.sent).tcp(), PollFlags::OUT));
             }
         }
+        let sockets = self.cables.iter().flatten().flat_map(|cable| &cable.sockets);
+        let sending = sockets.filter(|socket| socket.is_sending());
+        watched.extend(sending.map(|socket| PollFd::new(socket.tcp(), PollFlags::OUT)));
         // Interrupted or refused, the caller looks again and has its own deadline.
         let _ = poll(&mut watched, limit.try_into().ok().as_ref());
+        // A broken connection says so to whoever next reads or writes.
+        let _ = self.has_sent();
     }
 }

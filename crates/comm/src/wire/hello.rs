@@ -23,7 +23,7 @@ mod greeting;
 #[cfg(test)]
 mod tests;
 
-use greeting::{BODY_BYTES, Greeting, PREFIX_BYTES};
+use greeting::{BODY_BYTES, Greeting, PREFIX_BYTES, TLS_BYTES, is_tls};
 pub use greeting::{PROTOCOL_VERSION, Purpose};
 
 const PHASE: &str = "greeting";
@@ -122,7 +122,13 @@ struct No {
 /// Reads a greeting. The inner error is a reason to refuse it, the outer one the end of the connection.
 fn read_greeting(stream: &mut dyn Stream, talk: &Talk, wait: &Wait) -> Result<Result<Greeting, No>, CommError> {
     let mut prefix = [0; PREFIX_BYTES];
-    read_exact(stream, &mut prefix, talk, wait)?;
+    // An alert of TLS is shorter than a greeting.
+    let (first, rest) = prefix.split_at_mut(TLS_BYTES);
+    read_exact(stream, first, talk, wait)?;
+    if is_tls(first) {
+        return Ok(Err(No { reason: Refusal::Secrecy, detail: "it speaks TLS and this side does not".into() }));
+    }
+    read_exact(stream, rest, talk, wait)?;
     if let Err(no) = greeting::check_prefix(&prefix) {
         return Ok(Err(no));
     }

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::error::{CommError, Party};
+use crate::error::{CommError, Party, Refusal};
 use crate::rank::Rank;
 use crate::wait::Wait;
 
@@ -18,7 +18,7 @@ pub trait Stream: Read + Write {
     fn set_timeouts(&self, limit: Duration) -> io::Result<()>;
 
     /// Says that nothing more will be written, so that the other side reads what was written and then the end.
-    fn finish_writing(&self);
+    fn finish_writing(&mut self);
 
     /// Where the other side is, for messages.
     fn address(&self) -> String;
@@ -30,7 +30,7 @@ impl Stream for TcpStream {
         self.set_write_timeout(Some(limit))
     }
 
-    fn finish_writing(&self) {
+    fn finish_writing(&mut self) {
         // The other side may be gone already; then nobody is left to tell.
         let _ = self.shutdown(std::net::Shutdown::Write);
     }
@@ -46,7 +46,7 @@ impl Stream for UnixStream {
         self.set_write_timeout(Some(limit))
     }
 
-    fn finish_writing(&self) {
+    fn finish_writing(&mut self) {
         let _ = self.shutdown(std::net::Shutdown::Write);
     }
 
@@ -70,6 +70,15 @@ impl Talk {
     /// The connection broke.
     pub fn gone(&self, reason: impl ToString) -> CommError {
         CommError::PeerGone { rank: self.rank, peer: self.peer.clone(), phase: self.phase, reason: reason.to_string() }
+    }
+
+    /// The connection broke, or the two sides do not keep the same secret.
+    fn ended(&self, error: io::Error) -> CommError {
+        if error.kind() != ErrorKind::InvalidData {
+            return self.gone(error);
+        }
+        let (peer, reason) = (self.peer.clone(), Refusal::Secrecy);
+        CommError::Refused { rank: self.rank, peer, reason, detail: error.to_string() }
     }
 
     /// The other side broke the protocol.
@@ -104,7 +113,7 @@ pub fn read_exact(stream: &mut dyn Stream, bytes: &mut [u8], talk: &Talk, wait: 
             Ok(0) => return Err(talk.gone("it closed the connection")),
             Ok(count) => filled += count,
             Err(error) if is_retry(&error) => {}
-            Err(error) => return Err(talk.gone(error)),
+            Err(error) => return Err(talk.ended(error)),
         }
     }
     Ok(())
@@ -123,7 +132,7 @@ pub fn write_all(stream: &mut dyn Stream, bytes: &[u8], talk: &Talk, wait: &Wait
             Ok(0) => return Err(talk.gone("it takes no more bytes")),
             Ok(count) => written += count,
             Err(error) if is_retry(&error) => {}
-            Err(error) => return Err(talk.gone(error)),
+            Err(error) => return Err(talk.ended(error)),
         }
     }
     Ok(())

@@ -36,7 +36,11 @@ impl Net {
             let bias_init = conv.bias_init.unwrap_or(default);
             inputs.push(self.parameter(&layer, "bias", [conv.channels].into(), bias_init, ForeignLayout::Same));
         }
-        self.graph.push_one(&layer, Op::Conv2d { conv: geometry, bias: conv.bias, relu: false }, &inputs)
+        self.graph.push_one(
+            &layer,
+            Op::Conv2d { conv: geometry, bias: conv.bias, relu: false, moments: false },
+            &inputs,
+        )
     }
 
     /// A linear layer over the last dim, with `name.weight` `[outputs, inputs]` and `name.bias`, started as PyTorch does.
@@ -99,7 +103,7 @@ impl Net {
         let mut inputs = vec![x, beta, mean, variance];
         inputs.extend(gamma);
         let Norm { epsilon, momentum, scale, .. } = norm;
-        let norm = BatchNorm { epsilon, momentum, scale, residual: false, rectifier: Rectifier::None };
+        let norm = BatchNorm { epsilon, momentum, scale, residual: false, rectifier: Rectifier::None, moments: false };
         let op = if self.mode == Mode::Train { Op::BatchNorm(norm) } else { Op::BatchNormInference(norm) };
         let y = self.graph.push_one(&layer, op, &inputs)?;
         Ok(self.same_order(x, y))

@@ -16,6 +16,7 @@ pub mod layer_norm;
 pub mod layout;
 pub mod lstm;
 mod memory;
+mod moments;
 pub mod peak;
 pub mod pool;
 pub mod pooling;

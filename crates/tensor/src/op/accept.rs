@@ -1,7 +1,7 @@
 //! What an operation accepts before its shapes are compared: how many inputs, of which kind, none of them empty. The
 //! shape rules in `infer.rs` rely on it and look at their inputs without asking again whether they are there.
 
-use super::{BatchNorm, BatchNormGrad, Op, Operand, ReluMask};
+use super::{BatchNormGrad, Op, Operand, ReluMask};
 use crate::dtype::DType;
 use crate::shape::Shape;
 use crate::window::PoolKind;
@@ -46,11 +46,10 @@ impl Op {
 
     /// How many inputs there are; none where any number above zero will do.
     fn inputs_needed(&self) -> Option<usize> {
-        let norm_inputs = |norm: &BatchNorm, last: bool| 4 + usize::from(norm.scale) + usize::from(last);
         Some(match self {
             Self::Conv2d { bias, .. } | Self::MatMul { bias, .. } => 2 + usize::from(*bias),
             Self::BatchNorm(norm) | Self::BatchNormInference(norm) | Self::BatchNormAgain(norm) => {
-                norm_inputs(norm, norm.residual)
+                norm.inputs_fixed() + usize::from(norm.residual)
             }
             Self::BatchNormGrad(BatchNormGrad { scale, mask, .. }) => {
                 4 + usize::from(*scale) + usize::from(*mask != ReluMask::None)

@@ -19,7 +19,14 @@ impl Op {
             }
             Self::Lstm => lstm_flops(inputs[0], inputs[1], inputs[2]),
             Self::LstmGrad => 2 * lstm_flops(inputs[1], inputs[2], inputs[3]),
-            Self::BatchNorm(_) | Self::LayerNorm { .. } => 8 * y,
+            Self::BatchNorm(norm) => {
+                if norm.moments {
+                    4 * y
+                } else {
+                    8 * y
+                }
+            }
+            Self::LayerNorm { .. } => 8 * y,
             Self::BatchNormAgain(_) => 4 * y,
             Self::BatchNormGrad(_) | Self::LayerNormGrad => 10 * y,
             Self::Reshape(_) | Self::Slice { .. } | Self::Pad { .. } | Self::Concat { .. } | Self::Permute { .. } => 0,

@@ -83,12 +83,15 @@ impl Op {
 
     fn infer_conv(&self, inputs: &Inputs<'_>) -> Result<Outputs, String> {
         match *self {
-            Self::Conv2d { conv, bias, .. } => {
+            Self::Conv2d { conv, bias, moments, .. } => {
                 let y = conv_output(&conv, image(inputs[0].0)?, inputs[1].0)?;
                 require(!bias || **inputs[2].0 == [y.last()], || {
                     format!("the bias must have {} elements, not {}", y.last(), inputs[2].0)
                 })?;
-                Ok(vec![(y, inputs[0].1)])
+                let statistic = (Shape::from([y.last()]), DType::F32);
+                let mut outputs = vec![(y, inputs[0].1)];
+                outputs.extend(moments.then(|| [statistic.clone(), statistic]).into_iter().flatten());
+                Ok(outputs)
             }
             Self::Conv2dGradInput { conv, input } => {
                 let y = conv_output(&conv, input, inputs[1].0)?;
@@ -129,7 +132,7 @@ impl Op {
         let y = (inputs[0].0.clone(), inputs[0].1);
         match self {
             Self::BatchNorm(norm) | Self::BatchNormInference(norm) | Self::BatchNormAgain(norm) => {
-                let (fixed, residual) = inputs.split_at(4 + usize::from(norm.scale));
+                let (fixed, residual) = inputs.split_at(norm.inputs_fixed());
                 let fits = small(&fixed[1..]) && residual.iter().all(|input| *input.0 == y.0);
                 require(fits, || mismatch(inputs))?;
                 if !matches!(self, Self::BatchNorm(_)) {

@@ -27,7 +27,7 @@ impl Op {
             Self::Conv2d { .. } | Self::Conv2dGradInput { .. } if index > 0 => Full,
             Self::MatMul { .. } => [Free, Free, Full][index],
             Self::BatchNorm(norm) | Self::BatchNormInference(norm) | Self::BatchNormAgain(norm) => {
-                if (1..4 + usize::from(norm.scale)).contains(&index) { Full } else { Common }
+                if (1..norm.inputs_fixed()).contains(&index) { Full } else { Common }
             }
             Self::BatchNormGrad(norm) => match index.checked_sub(2) {
                 None => Common,
@@ -59,7 +59,9 @@ impl Op {
                     Common
                 }
             }
-            Self::BatchNorm(_) | Self::LayerNorm { .. } | Self::LayerNormGrad if index > 0 => Full,
+            Self::Conv2d { .. } | Self::BatchNorm(_) | Self::LayerNorm { .. } | Self::LayerNormGrad if index > 0 => {
+                Full
+            }
             Self::Pool2d(pool) if index > 0 && pool.kind == PoolKind::Max => Integer,
             Self::CrossEntropy { .. } | Self::CrossEntropyGrad { .. } | Self::Lstm | Self::LstmGrad => Full,
             _ => Common,

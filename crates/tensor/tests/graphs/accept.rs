@@ -52,11 +52,12 @@ fn op(draw: &Draw) -> Op {
         scale: a,
         residual: b,
         rectifier: if c { Rectifier::Relu6 } else { Rectifier::None },
+        moments: false,
     };
     let input = [n[3], n[4], n[5], n[6]];
     let unary = Unary::ALL[n[0] % Unary::ALL.len()];
     match kind {
-        0 | 1 => Op::Conv2d { conv, bias: a, relu: b },
+        0 | 1 => Op::Conv2d { conv, bias: a, relu: b, moments: c },
         2 => Op::Conv2dGradInput { conv, input },
         3 => Op::Conv2dGradWeight { conv },
         4 | 5 => Op::MatMul { trans_a: a, trans_b: b, bias: c, relu: n[0] > 1 },

@@ -133,7 +133,7 @@ fn layer(graph: &mut Graph, name: &str, kind: u8, choice: [u8; 3], images: &[Val
             let outputs = 2 + usize::from(choice[2]) % 4;
             let weight = graph.parameter(name, [kernel, kernel, channels, outputs]);
             let conv = Conv2d { padding: Padding::all(kernel / 2), ..Conv2d::square(kernel) };
-            push(graph, name, Op::Conv2d { conv, bias: false, relu: false }, &[x, weight])
+            push(graph, name, Op::Conv2d { conv, bias: false, relu: false, moments: false }, &[x, weight])
         }
         7..=9 => {
             let other = same(graph, 4);
@@ -172,7 +172,8 @@ pub fn batch_norm(graph: &mut Graph, name: &str, x: Value, scale: bool) -> Value
     let mut inputs = vec![x, graph.parameter(&format!("{name}.beta"), channels)];
     inputs.extend(["mean", "variance"].map(|state| graph.state(&format!("{name}.{state}"), channels)));
     inputs.extend(scale.then(|| graph.parameter(&format!("{name}.gamma"), channels)));
-    let norm = BatchNorm { epsilon: 0.1, momentum: 0.1, scale, residual: false, rectifier: Rectifier::None };
+    let norm =
+        BatchNorm { epsilon: 0.1, momentum: 0.1, scale, residual: false, rectifier: Rectifier::None, moments: false };
     push(graph, name, Op::BatchNorm(norm), &inputs)
 }
 
@@ -187,7 +188,11 @@ pub struct Run {
 
 impl Run {
     pub fn of(net: &Net, device: &Device, unfused: bool) -> Self {
-        let (mut executor, mut store) = net.executor(device, unfused);
+        Self::with(net, device, &net.wanted(unfused))
+    }
+
+    pub fn with(net: &Net, device: &Device, wanted: &Wanted) -> Self {
+        let (mut executor, mut store) = net.executor_of(device, Plan::new(net.graph.clone(), wanted));
         executor.run(&mut store, Pass::default());
         Self {
             nodes: executor.plan().graph().nodes().len(),

@@ -46,7 +46,7 @@ fn conv(graph: &mut Graph, name: &str, x: Value, outputs: usize) -> Value {
     let channels = graph.shape(x).last();
     let weight = graph.parameter(name, [3, 3, channels, outputs]);
     let conv = Conv2d { padding: Padding::all(1), ..Conv2d::square(3) };
-    push(graph, name, Op::Conv2d { conv, bias: false, relu: false }, &[x, weight])
+    push(graph, name, Op::Conv2d { conv, bias: false, relu: false, moments: false }, &[x, weight])
 }
 
 /// Residual blocks of two convolutions each.

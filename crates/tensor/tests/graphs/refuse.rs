@@ -20,7 +20,7 @@ fn message(op: Op, inputs: &[Input<'_>]) -> String {
 }
 
 fn conv(conv: Conv2d, bias: bool) -> Op {
-    Op::Conv2d { conv, bias, relu: false }
+    Op::Conv2d { conv, bias, relu: false, moments: false }
 }
 
 fn matmul(trans_a: bool, trans_b: bool, bias: bool) -> Op {
@@ -38,7 +38,14 @@ fn a_bad_graph_is_refused_with_the_layer_and_the_reason() {
     let three = Conv2d::square(3);
     let grouped = Conv2d { groups: 2, ..three };
     let strideless = Conv2d { stride: [0, 1], ..three };
-    let norm = BatchNorm { epsilon: 1e-5, momentum: 0.1, scale: false, residual: false, rectifier: Rectifier::None };
+    let norm = BatchNorm {
+        epsilon: 1e-5,
+        momentum: 0.1,
+        scale: false,
+        residual: false,
+        rectifier: Rectifier::None,
+        moments: false,
+    };
     let rows: Vec<(Op, Vec<Input<'_>>, &str)> = vec![
         (conv(three, false), vec![(F, &[1, 8, 8, 3])], "(conv2d): 1 inputs given, 2 needed"),
         (conv(three, false), vec![(F, &[8, 8, 3]), (F, &[3, 3, 3, 4])], "needs an image [N,H,W,C], not 8×8×3"),
@@ -118,7 +125,14 @@ fn sizes_that_no_machine_can_address_are_refused() {
 
 #[test]
 fn an_updated_state_is_no_other_operand() {
-    let norm = BatchNorm { epsilon: 1e-5, momentum: 0.1, scale: true, residual: false, rectifier: Rectifier::None };
+    let norm = BatchNorm {
+        epsilon: 1e-5,
+        momentum: 0.1,
+        scale: true,
+        residual: false,
+        rectifier: Rectifier::None,
+        moments: false,
+    };
     let mut graph = Graph::new();
     let (x, v) = (graph.input("x", [4, 3], F), graph.parameter("v", [3]));
     let (s, t) = (graph.state("s", [3]), graph.state("t", [3]));

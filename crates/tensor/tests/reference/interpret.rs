@@ -12,8 +12,10 @@ use super::{normalise, sequence, window};
 pub fn eval(op: &Op, inputs: &[&Array]) -> Vec<Array> {
     let x = inputs[0];
     match op {
-        Op::Conv2d { conv, relu, .. } => {
-            vec![relu_if(*relu, window::conv2d(conv, x, inputs[1], inputs.get(2).copied()))]
+        Op::Conv2d { conv, relu, moments, .. } => {
+            let y = relu_if(*relu, window::conv2d(conv, x, inputs[1], inputs.get(2).copied()));
+            let statistics = moments.then(|| normalise::moments(&y));
+            std::iter::once(y).chain(statistics.into_iter().flatten()).collect()
         }
         Op::MatMul { trans_a, trans_b, relu, .. } => {
             vec![relu_if(*relu, matmul([x, inputs[1]], [*trans_a, *trans_b], inputs.get(2).copied()))]

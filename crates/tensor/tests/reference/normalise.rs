@@ -14,6 +14,12 @@ fn variance(numbers: &[f64]) -> f64 {
     numbers.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / numbers.len() as f64
 }
 
+/// The mean and the variance over n of each channel.
+pub fn moments(x: &Array) -> [Array; 2] {
+    let column = |c: usize| x.data.iter().copied().skip(c).step_by(x.last()).collect::<Vec<f64>>();
+    [mean, variance].map(|of| Array::from_fn(&[x.last()], |index| of(&column(index[0]))))
+}
+
 /// y, mean, 1/deviation, and then the new running mean and variance. As PyTorch does it, the batch is normalised by the
 /// variance over n and the running variance takes the one over n − 1.
 pub fn batch_norm(norm: &BatchNorm, inputs: &[&Array]) -> Vec<Array> {

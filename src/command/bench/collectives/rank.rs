@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
+use paceline::comm::wire::Tls;
 use paceline::comm::{Communicator, Generation, Rank, Stop, Token, Wait};
 use paceline::system::{cores, host, threads};
 use serde_json::Value;
@@ -37,7 +38,9 @@ pub fn run(arguments: &BenchCollectivesRank) -> Outcome {
     let transport = if bench.carry[0] == Carry::Shm {
         Transport::Shm(shm::connect(&membership, &wait)?)
     } else {
-        let config = tcp::Config { sockets: bench.sockets, buffer_bytes: bench.buffer_bytes };
+        let tls = bench.tls.then(|| Tls::from_token(&membership.token));
+        let (sockets, buffer_bytes) = (bench.sockets, bench.buffer_bytes);
+        let config = tcp::Config { sockets, buffer_bytes, tls, ..tcp::Config::default() };
         Transport::Tcp(tcp::connect(listener, &addresses, &membership, config, &wait)?)
     };
     let mut comm = Communicator::new(transport, options(world, &stop));

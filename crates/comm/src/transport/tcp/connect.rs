@@ -3,7 +3,9 @@
 //! Listening begins before addresses are told to anyone. Each connection that comes in is greeted on its own thread,
 //! a bounded number at a time: one that stays silent or sends garbage keeps nobody else waiting.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -18,7 +20,9 @@ use crate::rank::Rank;
 use crate::transport::Membership;
 use crate::wait::Wait;
 use crate::wire::hello::{Identity, Peer, Purpose, greet};
+use crate::wire::socket::Socket;
 use crate::wire::stream::{Talk, is_retry};
+use crate::wire::tls::Tls;
 
 const PHASE: &str = "connecting";
 /// Greetings at a time beyond those that are expected.
@@ -27,18 +31,49 @@ const STRANGERS_MAX: usize = 16;
 const GREETING_MAX: Duration = Duration::from_secs(5);
 
 /// How to connect.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Connections between every two ranks, the same on all ranks.
     pub sockets: u16,
     /// Bytes the kernel may hold for each connection and direction; none leaves it to the kernel.
     pub buffer_bytes: Option<usize>,
+    /// Whether and how connections are secret, the same on all ranks.
+    pub tls: Option<Tls>,
+    /// Who is told of connections that were turned away.
+    pub report: Report,
+}
+
+/// Somebody who is told, in a sentence. Nobody by default.
+#[derive(Clone)]
+pub struct Report(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Default for Report {
+    fn default() -> Self {
+        Self::new(|_| {})
+    }
+}
+
+impl Report {
+    /// Calls this with every sentence.
+    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(tell))
+    }
+
+    fn tell(&self, sentence: &str) {
+        (self.0)(sentence);
+    }
+}
+
+impl fmt::Debug for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Report")
+    }
 }
 
 impl Default for Config {
     /// One socket and the kernel's own buffers: the fastest on loopback; long or fast links want more of both.
     fn default() -> Self {
-        Self { sockets: 1, buffer_bytes: None }
+        Self { sockets: 1, buffer_bytes: None, tls: None, report: Report::default() }
     }
 }
 
@@ -87,20 +122,20 @@ pub fn connect(
     let Membership { rank, world, .. } = *membership;
     assert_eq!(addresses.len(), world, "a table of addresses has one for each rank");
     let (sender, greeted) = channel();
-    let mut sockets: Vec<Vec<Option<TcpStream>>> = Vec::new();
+    let mut sockets: Vec<Vec<Option<Socket>>> = Vec::new();
     sockets.resize_with(world, || (0..config.sockets).map(|_| None).collect());
-    let mut accepting = Accepting { listener, membership, sender, active: 0 };
+    let mut accepting = Accepting { listener, membership, config: &config, sender, active: 0 };
     for peer in (0..rank.index()).map(Rank::at) {
         for lane in 0..config.sockets {
             // Those above must not wait for us while we wait for those below.
             accepting.accept(wait);
-            let stream = dial(addresses[peer.index()], peer, lane, membership, wait)?;
+            let stream = dial(addresses[peer.index()], (peer, lane), membership, config.tls.as_ref(), wait)?;
             sockets[peer.index()][usize::from(lane)] = Some(stream);
         }
     }
     loop {
         accepting.collect(&greeted, &mut sockets);
-        let empty = |lanes: &Vec<Option<TcpStream>>| lanes.iter().any(Option::is_none);
+        let empty = |lanes: &Vec<Option<Socket>>| lanes.iter().any(Option::is_none);
         let missing = (rank.index() + 1..world).find(|&peer| empty(&sockets[peer]));
         let Some(missing) = missing else { break };
         wait.check(rank, Rank::at(missing), PHASE)?;
@@ -110,9 +145,9 @@ pub fn connect(
     }
     let mut cables = Vec::with_capacity(world);
     for (peer, lanes) in sockets.into_iter().enumerate() {
-        let lanes: Vec<TcpStream> = lanes.into_iter().flatten().collect();
+        let lanes: Vec<Socket> = lanes.into_iter().flatten().collect();
         for socket in &lanes {
-            prepare(socket, config).map_err(|error| {
+            prepare(socket.tcp(), &config).map_err(|error| {
                 let talk = Talk { rank, peer: Rank::at(peer).into(), phase: PHASE };
                 talk.gone(error)
             })?;
@@ -122,7 +157,7 @@ pub fn connect(
     Ok(Port { rank: rank.index(), cables })
 }
 
-fn prepare(socket: &TcpStream, config: Config) -> std::io::Result<()> {
+fn prepare(socket: &TcpStream, config: &Config) -> std::io::Result<()> {
     socket.set_nodelay(true)?;
     socket.set_nonblocking(true)?;
     if socket.peer_addr()?.ip().is_loopback() {
@@ -143,19 +178,20 @@ fn prepare(socket: &TcpStream, config: Config) -> std::io::Result<()> {
 /// Dials until somebody answers, and greets.
 fn dial(
     address: SocketAddr,
-    peer: Rank,
-    lane: u16,
+    (peer, lane): (Rank, u16),
     membership: &Membership,
+    tls: Option<&Tls>,
     wait: &Wait,
-) -> Result<TcpStream, CommError> {
+) -> Result<Socket, CommError> {
     let talk = Talk { rank: membership.rank, peer: peer.into(), phase: PHASE };
     let identity = Identity { lane, expected: Some(peer), ..membership.identity(Purpose::Data) };
     loop {
         talk.check(wait)?;
         match TcpStream::connect_timeout(&address, wait.slice().max(Duration::from_millis(10))) {
-            Ok(mut stream) => {
-                greet(&mut stream, &identity, wait)?;
-                return Ok(stream);
+            Ok(stream) => {
+                let mut socket = Socket::dialled(stream, tls).map_err(|error| talk.gone(error))?;
+                greet(&mut socket, &identity, wait)?;
+                return Ok(socket);
             }
             // Nobody there yet, or too far for one slice: try again until the deadline.
             Err(_) => clock::sleep(Duration::from_millis(1)),
@@ -163,12 +199,13 @@ fn dial(
     }
 }
 
-type Greeted = Result<(Peer, TcpStream), CommError>;
+type Greeted = Result<(Peer, Socket), CommError>;
 
 /// The side that is dialled.
 struct Accepting<'a> {
     listener: Listener,
     membership: &'a Membership,
+    config: &'a Config,
     sender: Sender<Greeted>,
     active: usize,
 }
@@ -179,22 +216,20 @@ impl Accepting<'_> {
         if self.active >= self.membership.world + STRANGERS_MAX {
             return false;
         }
-        let mut stream = match self.listener.socket.accept() {
+        let stream = match self.listener.socket.accept() {
             Ok((stream, _)) => stream,
             Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock && is_retry(&error),
         };
         let (identity, sender) = (self.membership.identity(Purpose::Data), self.sender.clone());
-        let wait = wait.at_most(GREETING_MAX);
+        let (wait, tls) = (wait.at_most(GREETING_MAX), self.config.tls.clone());
         let body = move || {
             // An accepted socket may have inherited that it does not block.
-            let greeted = stream.set_nonblocking(false).map_err(|source| CommError::System {
-                rank: identity.rank,
-                what: "prepare a socket",
-                source,
-            });
-            let greeted = greeted.and_then(|()| greet(&mut stream, &identity, &wait));
+            let prepared = stream.set_nonblocking(false).and_then(|()| Socket::accepted(stream, tls.as_ref()));
+            let prepared =
+                prepared.map_err(|source| CommError::System { rank: identity.rank, what: "prepare a socket", source });
+            let greeted = prepared.and_then(|mut socket| Ok((greet(&mut socket, &identity, &wait)?, socket)));
             // Nobody listens any more when the mesh is complete or given up.
-            let _ = sender.send(greeted.map(|peer| (peer, stream)));
+            let _ = sender.send(greeted);
         };
         if threads::spawn("greeting", body).is_ok() {
             self.active += 1;
@@ -203,14 +238,18 @@ impl Accepting<'_> {
     }
 
     /// Puts those who were greeted into their places. Strangers, and whoever has a place already, are turned away.
-    fn collect(&mut self, greeted: &Receiver<Greeted>, sockets: &mut [Vec<Option<TcpStream>>]) {
+    fn collect(&mut self, greeted: &Receiver<Greeted>, sockets: &mut [Vec<Option<Socket>>]) {
         while let Ok(outcome) = greeted.try_recv() {
             self.active -= 1;
-            if let Ok((Peer { rank, lane }, stream)) = outcome
-                && rank > self.membership.rank
-                && let Some(place @ None) = sockets[rank.index()].get_mut(usize::from(lane))
-            {
-                *place = Some(stream);
+            match outcome {
+                Ok((Peer { rank, lane }, socket)) => {
+                    let place = if rank > self.membership.rank { sockets.get_mut(rank.index()) } else { None };
+                    match place.and_then(|lanes| lanes.get_mut(usize::from(lane))) {
+                        Some(place @ None) => *place = Some(socket),
+                        _ => self.config.report.tell(&format!("{rank} has no place for another connection ({lane})")),
+                    }
+                }
+                Err(error) => self.config.report.tell(&error.to_string()),
             }
         }
     }

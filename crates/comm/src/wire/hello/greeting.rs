@@ -116,6 +116,14 @@ impl Greeting {
     }
 }
 
+/// Bytes by which a record of TLS is known.
+pub(super) const TLS_BYTES: usize = 3;
+
+/// Whether this begins an alert or a handshake of TLS.
+pub(super) fn is_tls(first: &[u8]) -> bool {
+    matches!(first, [0x15 | 0x16, 3, _])
+}
+
 pub(super) fn check_prefix(prefix: &[u8; PREFIX_BYTES]) -> Result<(), No> {
     if prefix[..8] != MAGIC {
         return Err(No { reason: Refusal::NotPaceline, detail: "its first bytes are no greeting".into() });

@@ -1,6 +1,6 @@
 //! Batch normalisation of `[rows, channels]`, with the residual sum and the ReLU that usually follow fused in.
 //!
-//! Forward: one pass for the statistics, one to apply them. Gradient: one pass for the two sums, one to apply. The bound is
+//! Forward: one pass for the statistics, unless the convolution that made x took them (`moments.rs`), one to apply them. Gradient: one pass for the two sums, one to apply. The bound is
 //! memory bandwidth, so what counts is streams of the tensor's size: forward reads x twice and writes y. The gradient reads
 //! dy and x twice and writes dx; it finds a ReLU's mask from x again, by the forward pass's own arithmetic. Where a residual
 //! was added that is not possible: then the first pass reads y and writes what the ReLU lets pass, which is the residual's
@@ -43,6 +43,8 @@ pub struct BatchNorm<'a, E> {
     pub rectifier: Rectifier,
     /// Added to the variance.
     pub eps: f32,
+    /// The mean and the variance (over n) of each channel of x, where they are known.
+    pub statistics: Option<(&'a [f32], &'a [f32])>,
 }
 
 /// Running statistics, updated as `(1 − momentum)·running + momentum·batch`.
@@ -78,19 +80,15 @@ pub fn train<E: Float>(
 ) {
     let (x, channels) = (input.x, input.beta.len());
     assert!(x.len() >= channels && x.len().is_multiple_of(channels), "batch-norm needs at least one whole row");
-    let (rows, isa) = (x.len() / channels, context.isa);
+    let (isa, mut count) = (context.isa, (x.len() / channels) as f64);
     let Scratch { floats, sums, numbers, .. } = &mut *context.scratch;
-    let [shift] = wide_rows(floats, channels);
-    shift_near_the_mean(x, channels, shift);
-    sum_columns(context.pool, (rows, channels), sums, |strip, sums| {
-        passes::add_moments(isa, x, &shift[strip.column..], strip.rows, sums);
-    });
-    let (mut count, (means, variances)) = (rows as f64, sums[..2 * channels].split_at_mut(channels));
-    for channel in 0..channels {
-        let offset = means[channel] / count;
-        means[channel] = f64::from(shift[channel]) + offset;
-        variances[channel] = (variances[channel] / count - offset * offset).max(0.0);
+    if let Some((mean, variance)) = input.statistics {
+        sums.clear();
+        sums.extend(mean.iter().chain(variance).map(|&statistic| f64::from(statistic)));
+    } else {
+        add_up((context.pool, isa), x, channels, floats, sums);
     }
+    let (means, variances) = sums[..2 * channels].split_at_mut(channels);
     if let Some(others) = others {
         count = shared::statistics(others, count, (means, variances), numbers);
     }
@@ -107,6 +105,32 @@ pub fn train<E: Float>(
     let inv_std = output.inv_std;
     let affine = Affine::new(floats, input.gamma, output.mean, |channel| inv_std[channel], input.beta);
     apply((context.pool, isa), input, affine, output.y);
+}
+
+/// The mean and the variance (over n) of each channel of x, which has as many as `mean`.
+pub(super) fn statistics<E: Float>(context: &mut Context<'_>, x: &[E], mean: &mut [f32], variance: &mut [f32]) {
+    let channels = mean.len();
+    let Scratch { floats, sums, .. } = &mut *context.scratch;
+    add_up((context.pool, context.isa), x, channels, floats, sums);
+    for channel in 0..channels {
+        (mean[channel], variance[channel]) = (sums[channel] as f32, sums[channels + channel] as f32);
+    }
+}
+
+/// The means of all channels of x, and then the variances, at the front of `sums`.
+fn add_up<E: Float>((pool, isa): (&Pool, Isa), x: &[E], channels: usize, floats: &mut Vec<f32>, sums: &mut Vec<f64>) {
+    let rows = x.len() / channels;
+    let [shift] = wide_rows(floats, channels);
+    shift_near_the_mean(x, channels, shift);
+    sum_columns(pool, (rows, channels), sums, |strip, sums| {
+        passes::add_moments(isa, x, &shift[strip.column..], strip.rows, sums);
+    });
+    let (count, (means, variances)) = (rows as f64, sums[..2 * channels].split_at_mut(channels));
+    for channel in 0..channels {
+        let offset = means[channel] / count;
+        means[channel] = f64::from(shift[channel]) + offset;
+        variances[channel] = (variances[channel] / count - offset * offset).max(0.0);
+    }
 }
 
 /// Normalises with the running statistics.
@@ -199,11 +223,17 @@ fn apply<E: Float>((pool, isa): (&Pool, Isa), input: &BatchNorm<'_, E>, affine: 
     assert!(input.x.len() == y.len() && input.residual.is_none_or(|residual| residual.len() == y.len()));
     let task_elements = task_elements(affine.mean.len());
     let past = size_of_val(y) >= rows::PAST_BYTES_MIN && rows::may_pass(isa, y, affine.mean.len());
-    pool.chunks(y, task_elements, |task, y| {
+    let body = |task: usize, y: &mut [E]| {
         let elements = task * task_elements..task * task_elements + y.len();
         let residual = input.residual.map(|residual| &residual[elements.clone()]);
         passes::apply(isa, affine, (&input.x[elements], residual), input.rectifier, y, past);
-    });
+    };
+    // The first to read x after it was written begins with the end of it.
+    if input.statistics.is_some() {
+        pool.chunks_backwards(y, task_elements, body);
+    } else {
+        pool.chunks(y, task_elements, body);
+    }
 }
 
 /// What the gradient reads.

@@ -20,7 +20,7 @@ mod patches;
 mod tests;
 mod winograd;
 
-pub use forward::conv2d_forward;
+pub use forward::{WithMoments, conv2d_forward, conv2d_forward_with_moments};
 pub use grad_input::conv2d_grad_input;
 pub use grad_weight::conv2d_grad_weight;
 

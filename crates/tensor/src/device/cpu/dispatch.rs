@@ -128,12 +128,17 @@ fn typed<E: Float>(
 fn convolution<E: Float>(context: &mut Context<'_>, at: &Operands<'_>, chosen: &Chosen) {
     let image = |index: usize| at.input_shape(index).nhwc().expect("a convolution has images");
     match at.node().op {
-        Op::Conv2d { conv, bias, relu } => {
+        Op::Conv2d { conv, bias, relu, moments } => {
             let shape = ConvShape::new(conv, image(0), at.output_shape(0).last());
-            let epilogue = Epilogue { bias: bias.then(|| at.input(2)), relu };
+            let epilogue = Epilogue::new(bias.then(|| at.input(2)), relu);
             let algorithm = chosen.of(&shape, ConvPass::Forward, E::DTYPE);
             let (x, weight, y) = (at.input::<E>(0), at.input(1), at.output(0));
-            conv::conv2d_forward(context, &shape, algorithm, x, weight, epilogue, y);
+            if moments {
+                let output = conv::WithMoments { y, mean: at.output(1), variance: at.output(2) };
+                conv::conv2d_forward_with_moments(context, &shape, algorithm, x, weight, epilogue, output);
+            } else {
+                conv::conv2d_forward(context, &shape, algorithm, x, weight, epilogue, y);
+            }
         }
         Op::Conv2dGradInput { conv, input } => {
             let shape = ConvShape::new(conv, input, at.input_shape(0).last());
@@ -173,7 +178,7 @@ fn product<C: Float, A: Float, B: Float>(context: &mut Context<'_>, at: &Operand
         c_stride: n,
         scale: 1.0,
         accumulate: false,
-        epilogue: Epilogue { bias: bias.then(|| at.input(2)), relu },
+        epilogue: Epilogue::new(bias.then(|| at.input(2)), relu),
     };
     let batch = Batch { count: c.elements() / (m * n), a_stride: m * k, b_stride: k * n, c_stride: m * n };
     gemm_batched(context, call, batch, at.output::<C>(0));
@@ -192,6 +197,7 @@ fn batch_norm_input<'a, E: Float>(at: &Operands<'a>, norm: BatchNorm) -> batch_n
         residual: norm.residual.then(|| at.input(at.inputs() - 1)),
         rectifier: norm.rectifier,
         eps: norm.epsilon,
+        statistics: norm.moments.then(|| (at.input(norm.moments_at()), at.input(norm.moments_at() + 1))),
     }
 }
 
@@ -306,7 +312,7 @@ fn recurrent_product(context: &mut Context<'_>, call: lstm::Product<'_>) {
     let lstm::Product { m, n, k, a, trans_a, b, trans_b, c, accumulate } = call;
     let (a_columns, b_columns) = (if trans_a { m } else { k }, if trans_b { k } else { n });
     let (a, b) = (matrix(a, a_columns, trans_a), matrix(b, b_columns, trans_b));
-    let epilogue = Epilogue { bias: None, relu: false };
+    let epilogue = Epilogue::default();
     gemm(context, Gemm { m, n, k, a, b, c_stride: n, scale: 1.0, accumulate, epilogue }, c);
 }
 

@@ -55,6 +55,20 @@ pub struct Epilogue<'a> {
     pub bias: Option<&'a [f32]>,
     /// Then negative values become zero.
     pub relu: bool,
+    /// Then it counts in the moments of its column, which are left in the scratch memory. Kernels say whether they did so.
+    pub(super) moments: bool,
+}
+
+impl<'a> Epilogue<'a> {
+    /// Adds a bias, if there is one, and applies the ReLU, if asked.
+    pub const fn new(bias: Option<&'a [f32]>, relu: bool) -> Self {
+        Self { bias, relu, moments: false }
+    }
+
+    /// And takes the moments.
+    pub(super) const fn with_moments(self) -> Self {
+        Self { moments: true, ..self }
+    }
 }
 
 /// c = \[c +\] scale · a · b, then the epilogue; a is m×k, b is k×n.
@@ -85,7 +99,7 @@ pub struct Gemm<'a, A = f32, B = f32> {
 impl<'a, A: Float, B: Float> Gemm<'a, A, B> {
     /// The plain product of `[m, n, k]`: c = a · b, rows of c side by side.
     pub const fn new([m, n, k]: [usize; 3], a: Matrix<'a, A>, b: Matrix<'a, B>) -> Self {
-        let epilogue = Epilogue { bias: None, relu: false };
+        let epilogue = Epilogue::new(None, false);
         Self { m, n, k, a, b, c_stride: n, scale: 1.0, accumulate: false, epilogue }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::marker::PhantomData;
 
+use super::moments::Moments;
 use super::pool::SendPointer;
 use crate::buffer::Buffer;
 use crate::plan::ALIGNMENT_BYTES;
@@ -22,6 +23,8 @@ pub struct Scratch {
     pub(crate) floats: Vec<f32>,
     /// Sums per channel or row.
     pub(crate) sums: Vec<f64>,
+    /// Statistics of a convolution's result.
+    pub(crate) moments: Moments,
     /// Numbers that are added up with others.
     pub(crate) numbers: Vec<f32>,
 }
@@ -77,7 +80,7 @@ impl Scratch {
     pub fn bytes(&self) -> usize {
         let floats =
             self.shared.len() + self.partial.len() + self.workers.len() + self.floats.len() + self.numbers.len();
-        floats * size_of::<f32>() + self.sums.len() * size_of::<f64>()
+        floats * size_of::<f32>() + self.sums.len() * size_of::<f64>() + self.moments.bytes()
     }
 
     /// Buffers of at least the sizes asked for, each starting on a cache line.

@@ -30,6 +30,7 @@ impl Case {
             residual,
             rectifier: rectifier(relu),
             eps: EPS,
+            statistics: None,
         }
     }
 }
@@ -106,7 +107,15 @@ fn training_follows_the_definition() {
 fn a_mean_far_from_zero_costs_no_digits() {
     let channels = 3;
     let x: Vec<f32> = numbers(9, 30_000 * channels).iter().map(|x| 1000.0 + x / 8.0).collect();
-    let input = BatchNorm { x: &x, gamma: None, beta: &[0.0; 3], residual: None, rectifier: Rectifier::None, eps: 0.0 };
+    let input = BatchNorm {
+        x: &x,
+        gamma: None,
+        beta: &[0.0; 3],
+        residual: None,
+        rectifier: Rectifier::None,
+        eps: 0.0,
+        statistics: None,
+    };
     let [_, mean, inv_std, ..] = once(|context| train_all(context, &input));
     let (true_mean, true_variance) = moments(&wide(&x), channels);
     for channel in 0..channels {

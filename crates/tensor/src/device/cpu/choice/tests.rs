@@ -22,7 +22,8 @@ fn plan() -> Plan {
     let x = graph.input("x", [4, 16, 16, 32], DType::F32);
     let weight = graph.parameter("weight", [3, 3, 32, 32]);
     let conv = Conv2d { padding: Padding::all(1), ..Conv2d::square(3) };
-    let y = graph.push_one("conv", Op::Conv2d { conv, bias: false, relu: false }, &[x, weight]).unwrap();
+    let y =
+        graph.push_one("conv", Op::Conv2d { conv, bias: false, relu: false, moments: false }, &[x, weight]).unwrap();
     Plan::new(graph, &Wanted { outputs: vec![y], ..Wanted::default() })
 }
 

@@ -13,8 +13,10 @@ use std::ops::Range;
 
 use super::super::context::Context;
 use super::super::gemm::Epilogue;
+use super::super::moments::{Adding, BlockSums};
 use super::super::pool::SendPointer;
-use super::super::simd::{Simd, Vectorised};
+use super::super::rows::Lanes;
+use super::super::simd::{Simd, Vectorised, is_f32};
 use super::axis::Axis;
 use crate::dtype::Float;
 
@@ -33,22 +35,40 @@ pub(super) struct Sweep<'a, E> {
     pub epilogue: Epilogue<'a>,
 }
 
-/// Runs `sweep` into the image `target` of `shape`.
-pub(super) fn sweep<E: Float>(context: &mut Context<'_>, sweep: &Sweep<'_, E>, shape: [usize; 4], target: &mut [E]) {
+/// Least pixels of a block whose moments are taken together.
+const BLOCK_PIXELS: usize = 128;
+
+/// Runs `sweep` into the image `target` of `shape`. The answer says whether moments were taken.
+pub(super) fn sweep<E: Float>(
+    context: &mut Context<'_>,
+    sweep: &Sweep<'_, E>,
+    shape: [usize; 4],
+    target: &mut [E],
+) -> bool {
     let [down, _] = &sweep.axes;
     let line = shape[2] * shape[3];
     assert!(target.len() == shape.iter().product::<usize>() && shape[3] == sweep.channels);
     if let Some(bias) = sweep.epilogue.bias {
         assert_eq!(bias.len(), sweep.channels, "a bias has one value per channel");
     }
-    let (isa, base) = (context.isa, SendPointer(target.as_mut_ptr()));
-    context.pool.run(shape[0] * down.outputs, |task, _| {
-        let (image, row) = (task / down.outputs, task % down.outputs);
-        let offset = (image * shape[1] + down.first + down.step * row) * line;
-        // SAFETY: an image row inside `target`, and each task has another one.
-        let target = unsafe { std::slice::from_raw_parts_mut(base.get().add(offset), line) };
-        isa.run(Row { sweep, image, row, target });
+    let (isa, base, lines) = (context.isa, SendPointer(target.as_mut_ptr()), shape[0] * down.outputs);
+    let taken = sweep.epilogue.moments && !target.is_empty();
+    let together = if taken { BLOCK_PIXELS.div_ceil(shape[2]) } else { 1 };
+    let block = |task: usize| task * together..((task + 1) * together).min(lines);
+    let tasks = lines.div_ceil(together);
+    let blocks = taken
+        .then(|| context.scratch.moments.begin(sweep.channels, (0..tasks).map(|task| block(task).len() * shape[2])));
+    context.pool.run(tasks, |task, _| {
+        let moments = blocks.map(|blocks| blocks.at(task, 0));
+        for index in block(task) {
+            let (image, row) = (index / down.outputs, index % down.outputs);
+            let offset = (image * shape[1] + down.first + down.step * row) * line;
+            // SAFETY: an image row inside `target`, and each task has others.
+            let target = unsafe { std::slice::from_raw_parts_mut(base.get().add(offset), line) };
+            isa.run(Row { sweep, image, row, target, moments, begins: index == block(task).start });
+        }
     });
+    taken
 }
 
 /// One row of outputs.
@@ -57,6 +77,9 @@ struct Row<'a, E> {
     image: usize,
     row: usize,
     target: &'a mut [E],
+    moments: Option<BlockSums>,
+    /// Whether it is the first of its block.
+    begins: bool,
 }
 
 impl<E: Float> Vectorised for Row<'_, E> {
@@ -147,6 +170,12 @@ impl<E: Float> Row<'_, E> {
                     }
                 }
             }
+            let lanes = if count >= S::LANES { Lanes::All } else { Lanes::First(count) };
+            let begins = self.begins && column == 0;
+            let mut adding = match self.moments {
+                Some(block) if !begins => Adding::<S>::resume(block, channel, lanes),
+                _ => Adding::idle(),
+            };
             for (p, &sum) in sums.iter().enumerate() {
                 let offset = (across.first + across.step * (column + p)) * channels + channel;
                 let mut sum = sum;
@@ -154,8 +183,18 @@ impl<E: Float> Row<'_, E> {
                     sum = S::add(sum, load::<S, _>(bias, channel, count));
                 }
                 let sum = if epilogue.relu { S::relu(sum) } else { sum };
+                if let Some(block) = self.moments {
+                    let counted = if is_f32::<E>() { sum } else { S::round(sum) };
+                    if begins && p == 0 {
+                        adding = Adding::begin(block, channel, lanes, counted);
+                    }
+                    adding.add(counted);
+                }
                 let target = self.target.as_mut_ptr().add(offset);
                 if count >= S::LANES { S::write(target, sum) } else { S::write_first(target, sum, count) }
+            }
+            if let Some(block) = self.moments {
+                adding.leave(block, channel, lanes);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! y = x ∗ w + bias.
 #![allow(unsafe_code)]
 
+use super::super::batch_norm;
 use super::super::context::Context;
 use super::super::gemm::pack::{Layout, Left, Strided};
 use super::super::gemm::product::{Place, Product, multiply};
@@ -11,7 +12,39 @@ use super::patches::Patches;
 use super::{Algorithm, ConvShape, winograd};
 use crate::dtype::Float;
 
-/// Convolves `x` with `weight` into `y`, adds the bias and applies the ReLU if asked.
+/// What a convolution whose statistics are wanted writes.
+#[derive(Debug)]
+pub struct WithMoments<'a, E> {
+    /// The result.
+    pub y: &'a mut [E],
+    /// Its mean per channel.
+    pub mean: &'a mut [f32],
+    /// Its variance per channel, over n.
+    pub variance: &'a mut [f32],
+}
+
+/// As [`conv2d_forward`], and takes the mean and the variance of every channel of y.
+///
+/// # Panics
+/// When a slice has another size than `shape` says.
+pub fn conv2d_forward_with_moments<E: Float>(
+    context: &mut Context<'_>,
+    shape: &ConvShape,
+    algorithm: Algorithm,
+    x: &[E],
+    weight: &[f32],
+    epilogue: Epilogue<'_>,
+    output: WithMoments<'_, E>,
+) {
+    let WithMoments { y, mean, variance } = output;
+    if conv2d_forward(context, shape, algorithm, x, weight, epilogue.with_moments(), y) {
+        context.scratch.moments.finish((context.pool, context.isa), mean, variance);
+    } else {
+        batch_norm::statistics(context, y, mean, variance);
+    }
+}
+
+/// Convolves `x` with `weight` into `y`, adds the bias and applies the ReLU if asked. The answer says whether moments were taken.
 ///
 /// # Panics
 /// When a slice has another size than `shape` says.
@@ -23,7 +56,7 @@ pub fn conv2d_forward<E: Float>(
     weight: &[f32],
     epilogue: Epilogue<'_>,
     y: &mut [E],
-) {
+) -> bool {
     shape.check(x.len(), weight.len(), y.len());
     let axes = [0, 1].map(|dim| Axis::forward(&shape.conv, dim, shape.x[1 + dim], shape.y[1 + dim]));
     let (inputs, outputs) = (shape.x[3], shape.y[3]);
@@ -55,5 +88,5 @@ pub fn conv2d_forward<E: Float>(
         bias_stride: columns,
     };
     // SAFETY: pixels lie `outputs` apart and hold each group's columns side by side.
-    unsafe { multiply(context, &product, y) };
+    unsafe { multiply(context, &product, y) }
 }

@@ -72,8 +72,19 @@ fn run_as<E: Float>(shape: &ConvShape, algorithm: Algorithm) {
     });
     check_within(&format!("forward with bias and ReLU {name}"), &finished, allow(terms), |context| {
         let mut result = vec![E::from_f32(f32::NAN); y.len()];
-        let epilogue = Epilogue { bias: Some(&bias), relu: true };
+        let epilogue = Epilogue::new(Some(&bias), true);
         conv2d_forward(context, shape, algorithm, &x, &w, epilogue, &mut result);
+        result
+    });
+    let biased: Vec<f64> = y.iter().enumerate().map(|(at, y)| y + f64::from(bias[at % outputs])).collect();
+    check_within(&format!("forward with moments {name}"), &biased, allow(terms), |context| {
+        let mut result = vec![E::from_f32(f32::NAN); y.len()];
+        let [mut mean, mut variance] = [(); 2].map(|()| vec![f32::NAN; outputs]);
+        let output = WithMoments { y: &mut result, mean: &mut mean, variance: &mut variance };
+        conv2d_forward_with_moments(context, shape, algorithm, &x, &w, Epilogue::new(Some(&bias), false), output);
+        for (channel, (mean, variance)) in mean.into_iter().zip(variance).enumerate() {
+            check_moments(&name, result.iter().skip(channel).step_by(outputs), [mean, variance]);
+        }
         result
     });
     check_within(&format!("gradient of the input {name}"), &dx, allow(terms * outputs), |context| {
@@ -86,6 +97,17 @@ fn run_as<E: Float>(shape: &ConvShape, algorithm: Algorithm) {
         conv2d_grad_weight(context, shape, algorithm, &x, &dy, &mut result);
         result
     });
+}
+
+/// Holds the moments of a channel against those of its values as they are stored.
+fn check_moments<'a, E: Float>(name: &str, values: impl Iterator<Item = &'a E> + Clone, found: [f32; 2]) {
+    let count = values.clone().count() as f64;
+    let values = values.map(|value| f64::from(value.to_f32()));
+    let mean = values.clone().sum::<f64>() / count;
+    let variance = values.map(|value| (value - mean).powi(2)).sum::<f64>() / count;
+    let [found_mean, found_variance] = found.map(f64::from);
+    assert!((found_mean - mean).abs() <= 1e-6 * (mean.abs() + variance.sqrt()), "{name}: {found_mean} is not {mean}");
+    assert!((found_variance - variance).abs() <= 1e-5 * variance, "{name}: {found_variance} is not {variance}");
 }
 
 fn same(kernel: usize) -> Conv2d {

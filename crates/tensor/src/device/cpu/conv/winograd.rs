@@ -119,6 +119,12 @@ impl Tiles {
         })
     }
 
+    /// How many pixels of a tile lie inside the target.
+    fn pixels(&self, tile: usize) -> usize {
+        let (_, row, column) = self.place(tile);
+        (self.target[0] - row).min(TILE) * (self.target[1] - column).min(TILE)
+    }
+
     /// The pixels of a tile, or none where it leaves the target.
     fn outputs(&self, tile: usize) -> [[Option<usize>; TILE]; TILE] {
         let (image, row, column) = self.place(tile);

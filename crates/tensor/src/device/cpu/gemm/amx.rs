@@ -16,7 +16,7 @@ use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 use super::super::simd::{Avx512Bf16, Simd};
-use super::kernel::{Pairs, Tile, run_from};
+use super::kernel::{Pairs, Tile, TileMoments, run_from};
 
 /// Rows, and words of a row, of a tile.
 pub(crate) const SIDE: usize = 16;
@@ -115,6 +115,7 @@ pub(super) unsafe fn amx<const T: usize, const V: usize, const ALONG_DEPTH: bool
                 depth: tile.depth - done,
                 rows: &tile.rows[rows.clone()],
                 narrow: tile.narrow.map(|narrow| &narrow[rows]),
+                moments: tile.moments.map(|moments| TileMoments { begins: moments.begins && first == 0, ..moments }),
                 ahead: &[],
                 ..*tile
             };

@@ -15,6 +15,8 @@
 use std::mem::MaybeUninit;
 
 use super::super::isa::Isa;
+use super::super::moments::{Adding, BlockSums};
+use super::super::rows::Lanes;
 use super::super::simd::{Portable, Simd, Vectorised};
 #[cfg(target_arch = "x86_64")]
 use super::amx::amx;
@@ -88,10 +90,21 @@ pub(crate) struct Tile<'a> {
     /// Added per column at the end.
     pub bias: Option<*const f32>,
     pub relu: bool,
+    /// Where finished values count.
+    pub moments: Option<TileMoments>,
     /// Write whole tiles past the caches; every row then starts at a multiple of a cache line.
     pub stream: bool,
     /// What will be read next: each piece is asked for in an equal share of the depth steps, this many bytes apart.
     pub ahead: &'a [(*const u8, usize)],
+}
+
+/// The moments of the rows' columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TileMoments {
+    /// From where the rows and the bias begin.
+    pub sums: BlockSums,
+    /// These are the first rows of their block.
+    pub begins: bool,
 }
 
 /// A compiled tile.
@@ -323,17 +336,18 @@ pub(super) unsafe fn run_from<S: Simd, A: Arithmetic<S>, const R: usize, const V
 unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut sums: [[S::Vector; V]; R]) {
     // SAFETY: the caller's promise; there are `R` rows.
     unsafe {
-        let scale = S::splat(tile.scale);
-        let floor = S::splat(if tile.relu { 0.0 } else { f32::NEG_INFINITY });
-        let mut bias = [S::splat(0.0); V];
-        if let Some(values) = tile.bias {
-            for v in 0..V {
-                bias[v] = S::load(values.add(tile.column + v * S::LANES));
+        // Most tiles of a convolution end without any of this.
+        if tile.scale != 1.0 || tile.bias.is_some() {
+            let (scale, mut bias) = (S::splat(tile.scale), [S::splat(0.0); V]);
+            if let Some(values) = tile.bias {
+                for v in 0..V {
+                    bias[v] = S::load(values.add(tile.column + v * S::LANES));
+                }
             }
-        }
-        for r in 0..R {
-            for v in 0..V {
-                sums[r][v] = S::mul_add(sums[r][v], scale, bias[v]);
+            for r in 0..R {
+                for v in 0..V {
+                    sums[r][v] = S::mul_add(sums[r][v], scale, bias[v]);
+                }
             }
         }
         if tile.load {
@@ -344,9 +358,11 @@ unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut s
                 }
             }
         }
-        for r in 0..R {
-            for v in 0..V {
-                sums[r][v] = S::raise(sums[r][v], floor);
+        if tile.relu {
+            for r in 0..R {
+                for v in 0..V {
+                    sums[r][v] = S::relu(sums[r][v]);
+                }
             }
         }
         if let Some(narrow) = tile.narrow.filter(|_| S::ROUNDS) {
@@ -378,6 +394,49 @@ unsafe fn finish<S: Simd, const R: usize, const V: usize>(tile: &Tile<'_>, mut s
                 }
             }
         }
+        if let Some(moments) = tile.moments {
+            count::<S, R, V>(moments, tile, sums);
+        }
+    }
+}
+
+/// Adds finished values to the moments of their columns. They are stored by now, so that every register is free after its use.
+///
+/// # Safety
+/// As [`run`].
+#[inline(always)]
+unsafe fn count<S: Simd, const R: usize, const V: usize>(
+    TileMoments { sums, begins }: TileMoments,
+    tile: &Tile<'_>,
+    mut values: [[S::Vector; V]; R],
+) {
+    let column = tile.column;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if tile.narrow.is_some() {
+            for r in 0..R {
+                for v in 0..V {
+                    values[r][v] = S::round(values[r][v]);
+                }
+            }
+        }
+        let mut adding = [Adding::<S>::idle(); V];
+        for v in 0..V {
+            let at = column + v * S::LANES;
+            adding[v] = if begins {
+                Adding::begin(sums, at, Lanes::All, values[0][v])
+            } else {
+                Adding::resume(sums, at, Lanes::All)
+            };
+        }
+        for r in 0..R {
+            for v in 0..V {
+                adding[v].add(values[r][v]);
+            }
+        }
+        for v in 0..V {
+            adding[v].leave(sums, column + v * S::LANES, Lanes::All);
+        }
     }
 }
 
@@ -396,17 +455,32 @@ unsafe fn finish_ragged<S: Simd, const V: usize>(tile: &Tile<'_>, v: usize, colu
             Some(bias) => S::load_first(bias.wrapping_add(at), columns),
             None => S::splat(0.0),
         };
+        let (lanes, mut adding) = (Lanes::First(columns), None);
         for (r, row) in tile.rows.iter().enumerate() {
             let mut sum = S::mul_add(*sums.add(r * V), scale, bias);
             if tile.load {
                 sum = S::add(sum, S::load_first(row.wrapping_add(at), columns));
             }
             let sum = S::raise(sum, floor);
+            if let Some(TileMoments { sums: block, begins }) = tile.moments {
+                let counted = if tile.narrow.is_some() { S::round(sum) } else { sum };
+                let adding = adding.get_or_insert_with(|| {
+                    if begins {
+                        Adding::<S>::begin(block, at, lanes, counted)
+                    } else {
+                        Adding::resume(block, at, lanes)
+                    }
+                });
+                adding.add(counted);
+            }
             if let Some(narrow) = tile.narrow {
                 S::store_first_bf16(narrow.get_unchecked(r).wrapping_add(at), sum, columns);
             } else {
                 S::store_first(row.wrapping_add(at), sum, columns);
             }
+        }
+        if let (Some(adding), Some(TileMoments { sums: block, .. })) = (adding, tile.moments) {
+            adding.leave(block, at, lanes);
         }
     }
 }

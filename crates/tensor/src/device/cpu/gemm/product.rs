@@ -9,12 +9,13 @@ use std::ops::Range;
 
 use super::super::context::Context;
 use super::super::isa::Isa;
+use super::super::moments::Blocks;
 use super::super::pool::{Pool, SendPointer};
 use super::super::scratch::{Buffers, Need};
 use super::super::simd::is_f32;
 use super::Epilogue;
 use super::cut::Cut;
-use super::kernel::{self, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile, Words};
+use super::kernel::{self, Fence, Layout, PANEL_STRIDE, ROWS_MAX, Tile, TileMoments, Words};
 use super::pack::{Ahead, Asked, Grid, How, Left, Plan, Right, STEPS_APART, apart};
 use crate::bf16::Bf16;
 use crate::dtype::{DType, Float};
@@ -58,14 +59,14 @@ impl Place<'_> {
     }
 }
 
-/// Computes `product` into `result`.
+/// Computes `product` into `result`. The answer says whether moments were taken: they are not where sums come in shares of the depth.
 ///
 /// # Safety
 /// The rows that `place` gives must not overlap.
-pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Product<'_>, result: &mut [C]) {
+pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Product<'_>, result: &mut [C]) -> bool {
     let Product { batch, rows, columns, .. } = *product;
     if batch * rows * columns == 0 {
-        return;
+        return false;
     }
     assert!(context.isa.available(), "this machine has no {:?}", context.isa);
     if let Some(bias) = product.epilogue.bias {
@@ -83,6 +84,11 @@ pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Pro
         partial: if direct { 0 } else { cut.splits * batch * rows * columns },
         worker: room.total(),
     };
+    let mut moments = std::mem::take(&mut context.scratch.moments);
+    let blocks = (product.epilogue.moments && direct).then(|| {
+        let rows = (0..cut.row_blocks).map(|index| block(index, cut.row_block, rows).len());
+        moments.begin((batch - 1) * product.bias_stride + columns, rows)
+    });
     let Buffers { shared, partial, workers } = context.scratch.take(context.pool.threads(), need);
     if cut.shared {
         pack_shared(context.pool, how, product, &cut, shared);
@@ -94,7 +100,8 @@ pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Pro
     } else {
         Output::Partial(SendPointer(partial.as_mut_ptr()))
     };
-    let run = Run { product, cut, how, layout, depth, shared, output, room, stream, threads: context.pool.threads() };
+    let threads = context.pool.threads();
+    let run = Run { product, cut, how, layout, depth, shared, output, room, stream, moments: blocks, threads };
     context.pool.run(batch * cut.tasks(), |task, worker| {
         // SAFETY: the pool runs one task per worker at a time.
         let buffer = unsafe { workers.buffer(worker) };
@@ -108,6 +115,8 @@ pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Pro
         // SAFETY: the rows do not overlap, by the caller's promise.
         unsafe { reduce(context.pool, product, cut.splits, partial, result) };
     }
+    context.scratch.moments = moments;
+    blocks.is_some()
 }
 
 impl Product<'_> {
@@ -197,6 +206,8 @@ struct Run<'a, C> {
     output: Output<C>,
     room: Room,
     stream: bool,
+    /// One for each block of rows.
+    moments: Option<Blocks>,
     threads: usize,
 }
 
@@ -424,6 +435,11 @@ impl<C: Float> Run<'_, C> {
             let first = part.block.batch * product.bias_stride;
             bias[first + columns.start..first + columns.end].as_ptr()
         });
+        let moments = self.moments.filter(|_| finish).map(|moments| {
+            let sums = moments
+                .at(part.block.rows.start / self.cut.row_block, part.block.batch * product.bias_stride + columns.start);
+            TileMoments { sums, begins: panel.rows.start == part.block.rows.start }
+        });
         let (isa, lanes, mut asked) = (self.how.isa, self.cut.lanes, Asked::default());
         let functions = [1, 2].map(|vectors| kernel::tile(isa, self.how.words, count, vectors, self.layout));
         let mut right = part.right.start;
@@ -444,6 +460,7 @@ impl<C: Float> Run<'_, C> {
                 load: !part.first || (to_result && product.accumulate),
                 bias,
                 relu: epilogue.relu && finish,
+                moments,
                 stream,
                 ahead: asked.pieces(),
             };

@@ -100,7 +100,7 @@ fn run_as<A: Float, B: Float, C: Float>(case: Case) {
     check(&format!("{case:?}"), &expected, k, |context| {
         let a = matrix(&a, [m, k], transposed[0]);
         let plain = Gemm::new([m, n, k], a, matrix(&b, [k, n], transposed[1]));
-        let epilogue = Epilogue { bias: epilogue.then_some(&bias[..]), relu: epilogue };
+        let epilogue = Epilogue::new(epilogue.then_some(&bias[..]), epilogue);
         let mut result = if accumulate { c.clone() } else { vec![C::from_f32(f32::NAN); c.len()] };
         let strides = Batch { count: batch, a_stride: m * k, b_stride: k * n, c_stride: m * n };
         gemm_batched(context, Gemm { scale: 0.5, accumulate, epilogue, ..plain }, strides, &mut result);

@@ -324,6 +324,7 @@ impl Part<'_> {
                         load: !self.first,
                         bias: None,
                         relu: false,
+                        moments: None,
                         stream: false,
                         ahead: &[],
                     };

@@ -12,7 +12,9 @@ use super::super::super::context::Context;
 use super::super::super::gemm::Epilogue;
 use super::super::super::gemm::kernel::{self, DEPTH_MAX, Fence, Layout, ROWS_MAX, Tile, Words};
 use super::super::super::isa::Isa;
+use super::super::super::moments::{Adding, Blocks};
 use super::super::super::pool::{Pool, SendPointer};
+use super::super::super::rows::Lanes;
 use super::super::super::scratch::{Buffers, Need};
 use super::super::super::simd::{Simd, Vectorised, is_f32};
 use super::super::ConvShape;
@@ -42,7 +44,7 @@ const CHUNK_TILES: usize = 112;
 /// Depth of the weights that a task maps at a time, when tasks are columns.
 const OWN_DEPTH: usize = 128;
 
-/// y = x ∗ w, then the epilogue.
+/// y = x ∗ w, then the epilogue. The answer says whether moments were taken.
 pub(in super::super) fn forward<E: Float>(
     context: &mut Context<'_>,
     shape: &ConvShape,
@@ -50,11 +52,12 @@ pub(in super::super) fn forward<E: Float>(
     weight: &[f32],
     epilogue: Epilogue<'_>,
     y: &mut [E],
-) {
+) -> bool {
     let (inputs, outputs) = (shape.x[3], shape.y[3]);
     let weights = Weights { weight, inputs, outputs, turned: false };
     let sweep = Sweep { tiles: Tiles::forward(shape), source: x, weights, depth: inputs, columns: outputs, epilogue };
     sweep.run(context, y);
+    epilogue.moments
 }
 
 /// dx = dy ∗ w backwards.
@@ -129,7 +132,8 @@ impl Cut {
                 (width.min(columns.next_multiple_of(isa.lanes())), panels * height)
             }
         };
-        Self { order, isa, words, height, depth_block, depth_blocks, tiles: even(count, most, 1), columns }
+        // Whole panels: their moments do not depend on how many panels a task has.
+        Self { order, isa, words, height, depth_block, depth_blocks, tiles: even(count, most, height), columns }
     }
 
     /// Panels of rows for so many tiles.
@@ -179,11 +183,18 @@ impl<E: Float> Sweep<'_, E> {
         let cut = Cut::new(context.isa, context.pool.threads(), self);
         let aligned = self.columns.is_multiple_of(cut.isa.lanes()) && (target.as_ptr() as usize).is_multiple_of(64);
         let stream = aligned && is_f32::<E>() && size_of_val(target) >= STREAM_BYTES;
-        let output = Target { base: SendPointer(target.as_mut_ptr()), length: target.len(), stream };
+        let mut moments = std::mem::take(&mut context.scratch.moments);
+        let blocks = self.epilogue.moments.then(|| {
+            let tiles = |panel: usize| panel * cut.height..((panel + 1) * cut.height).min(self.tiles.count);
+            let pixels = |panel: usize| tiles(panel).map(|tile| self.tiles.pixels(tile)).sum();
+            moments.begin(self.columns, (0..cut.panels(self.tiles.count)).map(pixels))
+        });
+        let output = Target { base: SendPointer(target.as_mut_ptr()), length: target.len(), stream, moments: blocks };
         match cut.order {
             Order::Tiles => self.by_tiles(context, &cut, output),
             Order::Columns => self.by_columns(context, &cut, output),
         }
+        context.scratch.moments = moments;
     }
 
     fn by_tiles(&self, context: &mut Context<'_>, cut: &Cut, output: Target<E>) {
@@ -314,6 +325,8 @@ struct Target<E> {
     base: SendPointer<E>,
     length: usize,
     stream: bool,
+    /// One for each panel of tiles.
+    moments: Option<Blocks>,
 }
 
 /// The inputs of some tiles.
@@ -430,6 +443,7 @@ impl Part<'_> {
                         load: *block > 0,
                         bias: None,
                         relu: false,
+                        moments: None,
                         stream: false,
                         ahead: &[(ahead.cast(), size_of::<f32>() * (share / lines))],
                     };
@@ -468,8 +482,11 @@ impl<E: Float> Vectorised for MapOutput<'_, E> {
                     })
                 })
             });
+            let moments = target.moments.map(|blocks| blocks.at(tile / cut.height, columns.start));
+            let begins = tile.is_multiple_of(cut.height);
             for column in columns.clone().step_by(S::LANES) {
                 let count = (columns.end - column).min(S::LANES);
+                let lanes = if count == S::LANES { Lanes::All } else { Lanes::First(count) };
                 let from = sums[(tile - tiles.start) * stride + column - columns.start..].as_ptr();
                 // SAFETY: rows of sums hold whole vectors; a pixel's columns are written by the task that has its tile, and only
                 // valid ones.
@@ -478,11 +495,23 @@ impl<E: Float> Vectorised for MapOutput<'_, E> {
                         Some(bias) => S::load_first(bias[column..column + count].as_ptr(), count),
                         None => S::splat(0.0),
                     };
+                    let at = column - columns.start;
+                    let mut adding = match moments {
+                        Some(block) if !begins => Adding::<S>::resume(block, at, lanes),
+                        _ => Adding::idle(),
+                    };
                     let load = |i: usize, j: usize| S::load(from.add((PATCH * i + j) * position_stride));
                     map_tile::<S, Output, PATCH, TILE>(load, |i, j, value| {
                         let Some(pixel) = pixels[i][j] else { return };
                         let value = S::add(value, bias);
                         let value = if sweep.epilogue.relu { S::relu(value) } else { value };
+                        if let Some(block) = moments {
+                            let counted = if is_f32::<E>() { value } else { S::round(value) };
+                            if begins && (i, j) == (0, 0) {
+                                adding = Adding::begin(block, at, lanes, counted);
+                            }
+                            adding.add(counted);
+                        }
                         let to = pixel.add(column);
                         match (count == S::LANES, target.stream) {
                             (true, true) => S::stream(to.cast(), value),
@@ -490,6 +519,9 @@ impl<E: Float> Vectorised for MapOutput<'_, E> {
                             (false, _) => S::write_first(to, value, count),
                         }
                     });
+                    if let Some(block) = moments {
+                        adding.leave(block, at, lanes);
+                    }
                 }
             }
         }

@@ -1,0 +1,181 @@
+//! Mean and variance per channel of a result, taken while a kernel still has its values in registers.
+//!
+//! A kernel finishes `[rows, channels]` in blocks of rows. For each block and channel it keeps a shift (the first value of the block),
+//! Σ (y − shift) and Σ (y − shift)² in f32: a block has a few hundred rows, and its shift is about a deviation away from
+//! the mean, so a mean far from zero costs no digits. Blocks follow from shapes and the instruction set, each is filled in one
+//! order, and they are added in f64 one after the other: no bit depends on the number of threads. What is stored as
+//! bf16 counts as it is stored: a batch-norm divides by the deviation of what it reads, and where a channel hardly varies, that is
+//! mostly rounding. Cost: three operations per value; the blocks' sums are about a hundredth of the result.
+#![allow(unsafe_code)]
+
+use super::isa::Isa;
+use super::pool::{Pool, SendPointer};
+use super::rows::{Lanes, get, put};
+use super::simd::Simd;
+use super::vectorize::vectorized;
+use crate::buffer::Buffer;
+
+/// Channels whose blocks are added up by one task.
+const STRIP: usize = 64;
+
+/// The sums of every block of a result: shifts, sums and squares of a block's channels side by side.
+#[derive(Debug, Default)]
+pub(crate) struct Moments {
+    sums: Buffer,
+    channels: usize,
+    /// Rows of each block.
+    rows: Vec<usize>,
+}
+
+impl Moments {
+    /// Room for a result of `channels` whose blocks have so many rows. Every block has to be filled before [`Moments::finish`].
+    pub fn begin(&mut self, channels: usize, rows: impl Iterator<Item = usize>) -> Blocks {
+        self.rows.clear();
+        self.rows.extend(rows);
+        self.channels = channels;
+        let floats = 3 * channels * self.rows.len();
+        if self.sums.len() < floats {
+            self.sums = Buffer::zeroed(floats);
+        }
+        Blocks { base: SendPointer(self.sums.as_mut_ptr()), channels, blocks: self.rows.len() }
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.sums.len() * size_of::<f32>()
+    }
+
+    /// The mean and the variance (over n) of every channel.
+    pub fn finish(&self, (pool, isa): (&Pool, Isa), mean: &mut [f32], variance: &mut [f32]) {
+        assert!(mean.len() == self.channels && variance.len() == self.channels, "one of each per channel");
+        let floats = 3 * self.channels * self.rows.len();
+        let (sums, rows) = (&self.sums[..floats], &self.rows[..]);
+        pool.chunks2((mean, STRIP), (variance, STRIP), |task, mean, variance| {
+            add_blocks(isa, sums, rows, task * STRIP, self.channels, mean, variance);
+        });
+    }
+}
+
+vectorized! {
+    /// Adds the blocks of the channels from `first` on.
+    fn add_blocks(sums: &[f32], rows: &[usize], first: usize, channels: usize, mean: &mut [f32], variance: &mut [f32]) {
+        let (width, mut total) = (mean.len(), 0.0);
+        // Σ (y − base) and Σ (y − base)², where the base is the shift of the first block.
+        let (mut sums_moved, mut squares_moved) = ([0.0f64; STRIP], [0.0f64; STRIP]);
+        let part = |block: usize, kind: usize| &sums[(3 * block + kind) * channels + first..][..width];
+        let base = part(0, 0);
+        for (block, &rows) in rows.iter().enumerate() {
+            let (shift, sum, square, rows) = (part(block, 0), part(block, 1), part(block, 2), rows as f64);
+            total += rows;
+            for channel in 0..width {
+                let (away, sum) = (f64::from(shift[channel]) - f64::from(base[channel]), f64::from(sum[channel]));
+                sums_moved[channel] += rows * away + sum;
+                squares_moved[channel] += away * (rows * away + 2.0 * sum) + f64::from(square[channel]);
+            }
+        }
+        for channel in 0..width {
+            let offset = sums_moved[channel] / total;
+            mean[channel] = (f64::from(base[channel]) + offset) as f32;
+            variance[channel] = (squares_moved[channel] / total - offset * offset).max(0.0) as f32;
+        }
+    }
+}
+
+/// Where the tasks of a kernel find the blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks {
+    base: SendPointer<f32>,
+    channels: usize,
+    blocks: usize,
+}
+
+impl Blocks {
+    /// A block from `channel` on.
+    pub fn at(&self, block: usize, channel: usize) -> BlockSums {
+        assert!(block < self.blocks && channel < self.channels, "a block has its own sums");
+        let shift = self.base.get().wrapping_add(3 * block * self.channels + channel);
+        BlockSums { shift, stride: self.channels }
+    }
+}
+
+/// The sums of one block: its shifts here, its sums and its squares a stride apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockSums {
+    shift: *mut f32,
+    stride: usize,
+}
+
+/// One vector of channels of a block while values are added.
+#[derive(Clone, Copy)]
+pub(crate) struct Adding<S: Simd> {
+    shift: S::Vector,
+    sum: S::Vector,
+    square: S::Vector,
+}
+
+impl<S: Simd> Adding<S> {
+    /// Begins a block whose first value this is.
+    ///
+    /// # Safety
+    /// As [`Adding::resume`], but that the block was begun.
+    #[inline(always)]
+    pub unsafe fn begin(sums: BlockSums, channel: usize, lanes: Lanes, shift: S::Vector) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe {
+            put::<S, f32>(sums.shift, channel, lanes, shift, false);
+            Self { shift, ..Self::idle() }
+        }
+    }
+
+    /// For where nothing is added.
+    ///
+    /// # Safety
+    /// The machine has `S`.
+    #[inline(always)]
+    pub unsafe fn idle() -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self { shift: S::splat(0.0), sum: S::splat(0.0), square: S::splat(0.0) } }
+    }
+
+    /// Goes on with a block, at `channel` counted from where its sums begin.
+    ///
+    /// # Safety
+    /// The machine has `S`; the block has the channels, was begun, and nobody else uses them.
+    #[inline(always)]
+    pub unsafe fn resume(sums: BlockSums, channel: usize, lanes: Lanes) -> Self {
+        let BlockSums { shift, stride } = sums;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let at = |kind: usize| get::<S, f32>(shift.cast_const(), channel + kind * stride, lanes);
+            Self { shift: at(0), sum: at(1), square: at(2) }
+        }
+    }
+
+    /// Adds a value.
+    ///
+    /// # Safety
+    /// The machine has `S`.
+    #[inline(always)]
+    pub unsafe fn add(&mut self, value: S::Vector) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let away = S::sub(value, self.shift);
+            self.sum = S::add(self.sum, away);
+            self.square = S::mul_add(away, away, self.square);
+        }
+    }
+
+    /// Leaves the block as it is now.
+    ///
+    /// # Safety
+    /// As [`Adding::resume`].
+    #[inline(always)]
+    pub unsafe fn leave(self, sums: BlockSums, channel: usize, lanes: Lanes) {
+        let BlockSums { shift, stride } = sums;
+        // SAFETY: the caller's promise.
+        unsafe {
+            put::<S, f32>(shift, channel + stride, lanes, self.sum, false);
+            put::<S, f32>(shift, channel + 2 * stride, lanes, self.square, false);
+        }
+    }
+}
