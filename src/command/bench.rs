@@ -62,6 +62,7 @@ fn replica(
         sync_batch_norm: false,
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
+    cpu.allow_winograd(arguments.winograd);
     let replica = Replica::new(model, options, &cpu)?;
     tell(&calibrate(&cpu, replica.plans(), arguments.calibrate));
     Ok(replica)

@@ -180,6 +180,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     config.sync_batch_norm |= arguments.sync_batch_norm;
     set(&mut config.dtype, &arguments.dtype);
     set(&mut config.memory, &arguments.memory);
+    set(&mut config.winograd, &arguments.winograd);
     set_some(&mut config.threads, &arguments.threads);
     set(&mut config.pin, &arguments.pin);
     set(&mut config.loader_threads, &arguments.loader_threads);

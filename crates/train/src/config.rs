@@ -5,6 +5,7 @@ use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
 use paceline_system::threads;
+use paceline_tensor::device::cpu::choice::Winograd;
 use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +90,8 @@ pub struct Config {
     pub dtype: Precision,
     /// Whether what is cheap to compute again is kept. Changes no bit.
     pub memory: MemoryUse,
+    /// Which convolutions may go by tiles.
+    pub winograd: Winograd,
     /// Compute threads. If not given, all cores; where there are more than four, less one for each loader, up to a quarter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
@@ -145,6 +148,7 @@ impl Default for Config {
             sync_batch_norm: false,
             dtype: Precision::F32,
             memory: MemoryUse::Normal,
+            winograd: Winograd::Auto,
             threads: None,
             pin: true,
             loader_threads: 1,

@@ -182,6 +182,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         sync_batch_norm: false,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
+    cpu.allow_winograd(config.winograd);
     let mut replica = Replica::for_evaluation(entry, options, &cpu)?;
     load_weights(&around.disk, weights, &mut replica, &[])?;
     Ok(Examined { replica, val })
@@ -227,6 +228,7 @@ fn assemble(
     let val = loader(val, evaluation, LoaderOptions::evaluation(micro_batch))?;
     let options = options(config, around.shard.world, (sizing.input, info.classes))?;
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
+    cpu.allow_winograd(config.winograd);
     let mut replica = Replica::new(model, options, &cpu)?;
     if config.sync_batch_norm && replica.plan().nodes_with_sums().next().is_none() {
         let name = &config.model;
