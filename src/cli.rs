@@ -12,6 +12,7 @@ use paceline::comm::Algorithm;
 use paceline::data::AugmentChoice;
 use paceline::nn::optim::Optimizer;
 use paceline::nn::schedule::Schedule;
+use paceline::tensor::device::cpu::choice::Winograd;
 use paceline::tensor::{MemoryUse, Precision};
 use paceline::train::compute::Compute;
 use paceline::train::together::{self, Agree, Staleness};
@@ -225,6 +226,9 @@ pub struct Train {
     /// normal | low: compute again what is cheap, instead of keeping it for the backward pass
     #[arg(long, help_heading = "Machine and output")]
     pub memory: Option<MemoryUse>,
+    /// Which 3×3 convolutions may go by tiles: auto | f32 (in bf16 tiles round more than direct sums do) | off
+    #[arg(long, value_name = "WHERE", help_heading = "Machine and output")]
+    pub winograd: Option<Winograd>,
     /// Compute threads [default: all cores; of more than four, less one for each loader, up to a quarter]
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub threads: Option<usize>,
@@ -320,6 +324,9 @@ pub struct Plan {
     /// normal | low: compute again what is cheap, instead of keeping it for the backward pass
     #[arg(long, default_value_t = MemoryUse::Normal)]
     pub memory: MemoryUse,
+    /// Which 3×3 convolutions may go by tiles: auto | f32 (in bf16 tiles round more than direct sums do) | off
+    #[arg(long, value_name = "WHERE", default_value_t = Winograd::Auto)]
+    pub winograd: Winograd,
     /// How the algorithms of convolutions are chosen
     #[arg(long, value_enum, value_name = "HOW", default_value_t = Calibrate::Known)]
     pub calibrate: Calibrate,
@@ -513,6 +520,9 @@ pub struct BenchStep {
     /// normal | low: compute again what is cheap, instead of keeping it for the backward pass
     #[arg(long, default_value_t = MemoryUse::Normal)]
     pub memory: MemoryUse,
+    /// Which 3×3 convolutions may go by tiles: auto | f32 (in bf16 tiles round more than direct sums do) | off
+    #[arg(long, value_name = "WHERE", default_value_t = Winograd::Auto)]
+    pub winograd: Winograd,
     /// Steps to time, after two that are not
     #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
     pub steps: usize,

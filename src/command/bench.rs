@@ -68,6 +68,7 @@ fn replica(
         sync_batch_norm: false,
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
+    cpu.allow_winograd(arguments.winograd);
     if let Compute::Cuda(number) = arguments.device {
         let tune = arguments.calibrate == Calibrate::On;
         let options_of_gpu = Options { tf32: arguments.tf32, deterministic: arguments.deterministic, tune };

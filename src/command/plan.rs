@@ -45,6 +45,7 @@ pub fn run(arguments: &Plan) -> Outcome {
     let messages = (workers > 1 && !arguments.eval).then(|| Messages::new(&plan, workers, link));
     let choices = MemoryUse::ALL.map(|memory| MemoryChoice::new(memory, &planned(memory)));
     let cpu = Cpu::new(threads::available());
+    cpu.allow_winograd(arguments.winograd);
     tell(&calibrate(&cpu, [&plan].into_iter(), arguments.calibrate));
     let algorithms = algorithms(&cpu, plan.graph());
     if arguments.json {

@@ -184,6 +184,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.tf32, &arguments.tf32);
     set(&mut config.deterministic, &arguments.deterministic);
     set(&mut config.memory, &arguments.memory);
+    set(&mut config.winograd, &arguments.winograd);
     set_some(&mut config.threads, &arguments.threads);
     set(&mut config.pin, &arguments.pin);
     set(&mut config.loader_threads, &arguments.loader_threads);

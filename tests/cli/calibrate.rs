@@ -42,6 +42,20 @@ fn without_calibration_nothing_is_written() {
 }
 
 #[test]
+fn tiles_can_be_forbidden() {
+    let place = Place::new();
+    let by_tiles = |arguments: &str| {
+        let passes = convolutions(&place, &format!("off {arguments}"));
+        passes.iter().filter(|pass| pass["algorithm"] == "winograd").count()
+    };
+    assert!(by_tiles("") > 0 && by_tiles("--dtype bf16") > 0 && by_tiles("--winograd f32") > 0);
+    assert_eq!([by_tiles("--winograd f32 --dtype bf16"), by_tiles("--winograd off")], [0, 0]);
+    place.run(&format!("train {RUN} --run one --calibrate off"));
+    place.run(&format!("train {RUN} --run two --calibrate off --winograd off"));
+    assert!(place.weights("one", 2) != place.weights("two", 2), "tiles round in another way");
+}
+
+#[test]
 fn a_damaged_cache_is_told_and_replaced() {
     let place = Place::new();
     place.run(&format!("train {RUN} --run one"));

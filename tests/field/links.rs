@@ -214,7 +214,13 @@ fn four_hosts_use_their_cables() {
         }
         ring = measure(&ground, &network, 0..4, "all-reduce");
     }
-    let sharded = measure(&ground, &network, (0..4).chain(0..4), "4");
+    let mut sharded = measure(&ground, &network, (0..4).chain(0..4), "4");
+    for _ in 0..ATTEMPTS_MAX {
+        if share(sharded[0]) >= 90.0 {
+            break;
+        }
+        sharded = measure(&ground, &network, (0..4).chain(0..4), "4");
+    }
     let median = REPEATS / 2;
     say(&format!(
         "four hosts, 100 MB, 1 Gbit/s: ring {:.1} %, four servers {:.1} % of the line",
@@ -222,6 +228,7 @@ fn four_hosts_use_their_cables() {
         share(sharded[median])
     ));
     assert!(share(ring[0]) >= 95.0, "a ring of four hosts leaves its cables idle: {ring:?} s");
+    assert!(share(sharded[0]) >= 90.0, "four servers beside four workers leave their cables idle: {sharded:?} s");
 }
 
 #[test]

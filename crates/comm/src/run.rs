@@ -23,7 +23,8 @@ use crate::wire::stream::Talk;
 const PORTION_BYTES: usize = 512 << 10;
 /// Bytes that may travel with a header.
 const WITH_HEADER_BYTES: usize = 8 << 10;
-/// Passes without progress before the transport is asked to sleep.
+/// Looks at a lane without progress, over all lanes, before the transport is asked to sleep: each may be a system call, and others
+/// may need the core.
 const SPINS: usize = 200;
 
 /// What is run, for whom, and until when.
@@ -359,7 +360,7 @@ pub fn run(
             continue;
         }
         idle += 1;
-        if idle < SPINS {
+        if idle * machine.lanes.len() < SPINS {
             std::hint::spin_loop();
             continue;
         }

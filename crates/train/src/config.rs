@@ -5,6 +5,7 @@ use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
 use paceline_system::threads;
+use paceline_tensor::device::cpu::choice::Winograd;
 use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
 
@@ -96,6 +97,8 @@ pub struct Config {
     pub tf32: bool,
     /// Whether a GPU uses only algorithms that give the same bits every time. The CPU always does.
     pub deterministic: bool,
+    /// Which convolutions may go by tiles.
+    pub winograd: Winograd,
     /// Compute threads. If not given, all cores; where there are more than four, less one for each loader, up to a quarter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
@@ -155,6 +158,7 @@ impl Default for Config {
             tf32: false,
             deterministic: false,
             memory: MemoryUse::Normal,
+            winograd: Winograd::Auto,
             threads: None,
             pin: true,
             loader_threads: 1,

@@ -188,6 +188,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         sync_batch_norm: false,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
+    cpu.allow_winograd(config.winograd);
     let mut replica = Replica::for_evaluation(entry, options, &cpu)?;
     load_weights(&around.disk, weights, &mut replica, &[])?;
     Ok(Examined { replica, val })
@@ -233,6 +234,7 @@ fn assemble(
     let val = loader(val, evaluation, LoaderOptions::evaluation(micro_batch))?;
     let options = options(config, around.shard.world, (sizing.input, info.classes))?;
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
+    cpu.allow_winograd(config.winograd);
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
     let mut replica = match config.device {
         Compute::Cpu => Replica::new(model, options, &cpu)?,

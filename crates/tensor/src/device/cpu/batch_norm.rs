@@ -10,7 +10,7 @@
 //! in the caches; the second goes the other way. Statistics are sums of differences from a shift near the mean
 //! (the average of a few rows), so that a mean far from zero costs no digits; the sums follow [`super::reduce`].
 //!
-//! A batch may have parts elsewhere ([`shared`]): between the two passes the sums per channel are then added up with theirs.
+//! A batch may have parts elsewhere (`shared.rs`): between the two passes the sums per channel are then added up with theirs.
 #![allow(unsafe_code)]
 
 mod passes;

@@ -9,6 +9,7 @@
 mod file;
 #[cfg(test)]
 mod tests;
+mod winograd;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::PoisonError;
@@ -24,6 +25,7 @@ use super::trial::{Kernel, Trial};
 use crate::dtype::DType;
 use crate::plan::Plan;
 pub use file::ChoicesError;
+pub use winograd::Winograd;
 
 /// A pass that takes less arithmetic than this stays with the rule: a tenth of a millisecond on one core, less than can be
 /// told from noise, and nothing that a step would show.
@@ -97,13 +99,21 @@ impl Choices {
 
 /// The choices in force on a device.
 #[derive(Debug, Default)]
-pub(super) struct Chosen(HashMap<(ConvShape, ConvPass, DType), Algorithm>);
+pub(super) struct Chosen {
+    measured: HashMap<(ConvShape, ConvPass, DType), Algorithm>,
+    winograd: Winograd,
+}
 
 impl Chosen {
     /// The algorithm of a pass: measured, or by rule.
     pub(super) fn of(&self, shape: &ConvShape, pass: ConvPass, dtype: DType) -> Algorithm {
-        let measured = if self.0.is_empty() { None } else { self.0.get(&(*shape, pass, dtype)) };
-        measured.copied().unwrap_or_else(|| shape.algorithm(pass))
+        let measured = if self.measured.is_empty() { None } else { self.measured.get(&(*shape, pass, dtype)) };
+        let algorithm = measured.copied().unwrap_or_else(|| shape.algorithm(pass));
+        if self.permits(algorithm, dtype) { algorithm } else { shape.direct() }
+    }
+
+    fn permits(&self, algorithm: Algorithm, dtype: DType) -> bool {
+        algorithm != Algorithm::Winograd || self.winograd.allows(dtype)
     }
 }
 
@@ -121,6 +131,11 @@ pub struct Calibration {
 }
 
 impl Cpu {
+    /// Says which convolutions may go by tiles from now on, whatever the rule and measurements say.
+    pub fn allow_winograd(&self, winograd: Winograd) {
+        self.chosen.write().unwrap_or_else(PoisonError::into_inner).winograd = winograd;
+    }
+
     /// Chooses the algorithm of every pass of the plan's convolutions that leaves a choice: what `known` says, or if
     /// `measure` is set, the fastest, which is added to `known`. Tiny layers stay with the rule.
     ///
@@ -130,8 +145,11 @@ impl Cpu {
         let clock = Clock::real();
         let mut calibration = Calibration::default();
         for (kernel, _) in Kernel::all(plan.graph()) {
-            let candidates = kernel.candidates();
+            let mut candidates = kernel.candidates();
             let Kernel::Convolution { shape, pass, dtype } = kernel else { continue };
+            let chosen = self.chosen.read().unwrap_or_else(PoisonError::into_inner);
+            candidates.retain(|&candidate| chosen.permits(candidate, dtype));
+            drop(chosen);
             if candidates.len() < 2 || kernel.flops() < TINY_FLOPS {
                 continue;
             }
@@ -154,7 +172,7 @@ impl Cpu {
                 }
             };
             let mut chosen = self.chosen.write().unwrap_or_else(PoisonError::into_inner);
-            chosen.0.insert((shape, pass, dtype), algorithm);
+            chosen.measured.insert((shape, pass, dtype), algorithm);
         }
         calibration.seconds = clock.seconds();
         calibration
@@ -165,7 +183,7 @@ impl Cpu {
         let mut chosen = self.chosen.write().unwrap_or_else(PoisonError::into_inner);
         for (kernel, _) in Kernel::all(plan.graph()) {
             if let Kernel::Convolution { shape, pass, dtype } = kernel {
-                chosen.0.insert((shape, pass, dtype), pick(&kernel.candidates()));
+                chosen.measured.insert((shape, pass, dtype), pick(&kernel.candidates()));
             }
         }
     }
@@ -173,7 +191,8 @@ impl Cpu {
     /// The algorithm that a pass is computed with, and whether it was chosen by measurement.
     pub fn algorithm(&self, shape: &ConvShape, pass: ConvPass, dtype: DType) -> (Algorithm, bool) {
         let chosen = self.chosen.read().unwrap_or_else(PoisonError::into_inner);
-        (chosen.of(shape, pass, dtype), chosen.0.contains_key(&(*shape, pass, dtype)))
+        let algorithm = chosen.of(shape, pass, dtype);
+        (algorithm, chosen.measured.get(&(*shape, pass, dtype)) == Some(&algorithm))
     }
 
     /// The least seconds of each candidate of a kernel (of a product, its own), run in turns for about `seconds`.

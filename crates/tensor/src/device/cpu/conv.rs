@@ -114,7 +114,7 @@ impl ConvShape {
     }
 
     /// The algorithm without tricks.
-    fn direct(&self) -> Algorithm {
+    pub(super) fn direct(&self) -> Algorithm {
         let Conv2d { kernel, stride, padding, groups, .. } = self.conv;
         if groups > 1 && groups == self.x[3] && groups == self.y[3] {
             Algorithm::Depthwise

@@ -191,6 +191,9 @@ impl Program {
     /// Turns every node into calls. With `join`, some nodes are computed together with others and have none of their own; what they
     /// would give out between is then not there to be looked at.
     pub fn new(cuda: &Cuda, plan: &Plan, bases: &Bases, join: bool) -> Result<Self, CudaError> {
+        if plan.shares_statistics() {
+            return Err(CudaError("a GPU takes the statistics of a batch-norm over its own batch".into()));
+        }
         let mut builder = Builder::new(cuda);
         let joins = if join { Joins::new(plan) } else { Joins::default() };
         let mut ends = Vec::with_capacity(plan.graph().nodes().len());

@@ -83,6 +83,24 @@ fn the_rule_holds_unless_another_is_clearly_faster() {
 }
 
 #[test]
+fn what_is_not_allowed_is_neither_chosen_nor_measured() {
+    let (plan, cpu) = (plan(), Cpu::new(1));
+    let shape = shape(&plan);
+    let chosen = |dtype: DType| cpu.algorithm(&shape, ConvPass::Forward, dtype).0;
+    for (winograd, by_tiles) in
+        [(Winograd::Auto, [true; 2]), (Winograd::F32, [true, false]), (Winograd::Off, [false; 2])]
+    {
+        cpu.hold_to(&plan, |_| Algorithm::Winograd);
+        cpu.allow_winograd(winograd);
+        assert_eq!([DType::F32, DType::Bf16].map(|dtype| chosen(dtype) == Algorithm::Winograd), by_tiles);
+        let mut choices = Choices::new("this one");
+        assert_eq!(cpu.calibrate(&plan, &mut choices, true).measured, usize::from(by_tiles[0]));
+        assert_eq!(winograd.to_string().parse(), Ok(winograd));
+    }
+    assert!("on".parse::<Winograd>().unwrap_err().contains("auto, f32 or off"));
+}
+
+#[test]
 fn the_chosen_algorithm_is_the_one_that_runs() {
     let shape = shape(&plan());
     let numbers = |count: usize| (0..count).map(|index| (index % 97) as f32 / 97.0 - 0.5).collect::<Vec<f32>>();
@@ -90,7 +108,7 @@ fn the_chosen_algorithm_is_the_one_that_runs() {
     let mut results = Vec::new();
     for algorithm in shape.candidates(ConvPass::Forward) {
         let cpu = Arc::new(Cpu::new(1));
-        cpu.chosen.write().unwrap().0.insert((shape, ConvPass::Forward, DType::F32), algorithm);
+        cpu.chosen.write().unwrap().measured.insert((shape, ConvPass::Forward, DType::F32), algorithm);
         let mut executor = Executor::new(&Device::Cpu(Arc::clone(&cpu)), plan());
         let (input, y) = (executor.plan().graph().inputs()[0], executor.plan().outputs()[0]);
         let mut store = Store::new(executor.plan());
