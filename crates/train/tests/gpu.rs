@@ -75,8 +75,9 @@ fn compare(model: &str, optimizer: Optimizer, rate: f32, precision: Precision, t
     let (expected, found) = (losses(&mut here, rate), losses(&mut there, rate));
     assert!(expected[19] < expected[0], "{model} learns: {expected:?}");
     for (step, (expected, found)) in expected.iter().zip(&found).enumerate() {
-        // A deep net magnifies rounding from step to step: two instruction sets of a CPU part just so.
-        let (apart, allowed) = ((found / expected - 1.0).abs(), if step < 3 { tolerance } else { 0.15 });
+        // A deep net magnifies rounding from step to step: two instruction sets of a CPU part by up to 1% with these rates (and
+        // by 16% with ten times the rate).
+        let (apart, allowed) = ((found / expected - 1.0).abs(), if step < 3 { tolerance } else { 0.05 });
         assert!(apart < allowed, "{model} {precision}, step {step}: {found} on the GPU, {expected} on the CPU");
     }
     there.fetch().unwrap();
@@ -96,14 +97,14 @@ fn compare(model: &str, optimizer: Optimizer, rate: f32, precision: Precision, t
 
 #[test]
 fn a_residual_net_follows_the_cpu() {
-    compare("resnet20", Optimizer::Momentum, 0.02, Precision::F32, 1e-3);
-    compare("resnet20", Optimizer::Momentum, 0.02, Precision::Bf16, 5e-2);
+    compare("resnet20", Optimizer::Momentum, 0.002, Precision::F32, 1e-3);
+    compare("resnet20", Optimizer::Momentum, 0.002, Precision::Bf16, 2e-2);
 }
 
 #[test]
 fn a_net_with_biases_pooling_and_dropout_follows_the_cpu() {
     compare("vgg11", Optimizer::Adam, 1e-4, Precision::F32, 1e-3);
-    compare("vgg11", Optimizer::Adam, 1e-4, Precision::Bf16, 5e-2);
+    compare("vgg11", Optimizer::Adam, 1e-4, Precision::Bf16, 2e-2);
 }
 
 #[test]
