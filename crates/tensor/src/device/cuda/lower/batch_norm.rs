@@ -40,7 +40,7 @@ impl Cut {
     fn new(builder: &mut Builder<'_>, x: &Tensor<'_>, (begin, end): (&str, &str)) -> Result<Self, CudaError> {
         let (channels, rows) = (x.shape.last(), x.elements() / x.shape.last());
         let width = if x.dtype == DType::Bf16 { 8 } else { 4 };
-        let wide = channels % width == 0;
+        let wide = channels.is_multiple_of(width);
         let name = format!("{begin}_{}{}{end}", x.suffix(), if wide { "_wide" } else { "" });
         let packs = channels / if wide { width } else { 1 };
         let tile = packs.next_power_of_two().min(32);

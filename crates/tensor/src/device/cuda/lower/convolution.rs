@@ -243,6 +243,7 @@ pub(super) fn add_bias(
     let arguments =
         [y.address.into(), bias.address.into(), y.elements().into(), y.shape.last().into(), i32::from(relu).into()];
     let width = if y.dtype == DType::Bf16 { 8 } else { 4 };
-    let (wide, pieces) = if y.shape.last() % width == 0 { ("_wide", y.elements() / width) } else { ("", y.elements()) };
+    let (wide, pieces) =
+        if y.shape.last().is_multiple_of(width) { ("_wide", y.elements() / width) } else { ("", y.elements()) };
     builder.launch_each(&format!("add_bias_{}{wide}", y.suffix()), pieces, &arguments)
 }
