@@ -1,7 +1,7 @@
 //! An NVIDIA GPU: the same plans as on the CPU, in NHWC. Convolutions by cuDNN, matrix products by cuBLASLt, the rest by kernels
 //! of our own (`cuda/kernels/*.cu`), compiled when the device is opened.
 //!
-//! A plan becomes a [`program`]: calls with all their arguments. [`bound`] runs it node by node for an [`crate::Executor`], with the
+//! A plan becomes a program (`program.rs`): calls with all their arguments. `bound.rs` runs it node by node for an [`crate::Executor`], with the
 //! tensors of the host's store; [`session`] keeps everything on the GPU and runs a whole step, optimizer included, as one graph.
 //!
 //! Nothing is linked: libraries are loaded when a device is opened (`library.rs`), and a missing one is an error with a sentence.
