@@ -122,6 +122,7 @@ fn from_the_image_to_the_logits_there_is_one_cast_and_half_the_memory() {
         };
         let share = |bytes: &dyn Fn(&Plan) -> usize| bytes(&narrow) as f64 / bytes(&full) as f64;
         let shares = [share(&|plan| plan.activation_bytes() - winners(plan)), share(&Plan::arena_bytes)];
-        assert!(name == "mlp" || shares.iter().all(|share| (0.45..0.75).contains(share)), "{name}: {shares:?}");
+        let fits = (0.45..0.75).contains(&shares[0]) && (0.45..0.8).contains(&shares[1]);
+        assert!(name == "mlp" || fits, "{name}: {shares:?}");
     }
 }
