@@ -16,6 +16,7 @@ use paceline_nn::{Input, Mode, Model, Net, Network, Parameter, State, zoo};
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::{Device, cuda};
 use paceline_tensor::execute::{Executor, Pass};
+use paceline_tensor::fuse;
 use paceline_tensor::plan::{Plan, Wanted};
 use paceline_tensor::store::Store;
 use paceline_tensor::{GraphError, Value};
@@ -84,7 +85,9 @@ impl Bound {
             (Some(seed), network.graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect())
         });
         let outputs = vec![network.logits, network.loss];
-        let wanted = Wanted { outputs, gradients, bucket_bytes_max: 1 << 22, ..Wanted::default() };
+        // As `Network::wanted` has it: convolutions of small images do not count for the batch-norm behind them.
+        let moments_from = fuse::MOMENTS_FROM;
+        let wanted = Wanted { outputs, gradients, bucket_bytes_max: 1 << 22, moments_from, ..Wanted::default() };
         let executor = Executor::new(device, Plan::new(network.graph, &wanted));
         let (parameters, states, logits, loss) = (network.parameters, network.states, network.logits, network.loss);
         Self { executor, parameters, states, ends, logits, loss, seed }

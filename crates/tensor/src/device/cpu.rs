@@ -150,7 +150,7 @@ pub(crate) fn run(
             }
         }
         while let Some(&(_, bucket)) = offers.next_if(|offer| offer.0 == index) {
-            if !watch(Progress::Turn(Turn::Need { bucket, parameters: memory.bucket(bucket).1 })) {
+            if !watch(Progress::Turn(Turn::Need { bucket, parameters: memory.parameters(bucket) })) {
                 return;
             }
         }

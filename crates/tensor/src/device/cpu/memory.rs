@@ -88,6 +88,14 @@ impl<'a> Memory<'a> {
         (gradients, parameters)
     }
 
+    /// The parameters of a bucket. Its gradients may be gone: whatever stands in their place now is left alone.
+    pub fn parameters(&mut self, index: usize) -> &mut [f32] {
+        let elements = &self.plan.buckets()[index].elements;
+        // SAFETY: the plan keeps the range within the buffer, whose size `new` has checked, and `self` is borrowed until the slice
+        // is gone, so no kernel runs.
+        unsafe { std::slice::from_raw_parts_mut(self.parameters.add(elements.start), elements.len()) }
+    }
+
     /// A value's elements, as raw memory: inside the borrowed buffers, aligned and initialised.
     ///
     /// # Panics
