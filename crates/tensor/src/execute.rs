@@ -115,20 +115,24 @@ impl Executor {
     pub fn new(device: &Device, plan: Plan) -> Self {
         let mut executor = Self::without_arena(device, plan);
         executor.arena = Buffer::zeroed(executor.arena_words());
-        match &executor.device {
-            Device::Cpu(cpu) => cpu::touch(cpu, &executor.plan, &mut executor.arena),
-            Device::Cuda(cuda) => {
-                let bound = Bound::new(cuda, &executor.plan);
-                executor.bound = Some(Box::new(bound.unwrap_or_else(|error| panic!("{error}"))));
-            }
-            Device::Null(_) => {}
+        if let Device::Cpu(cpu) = &executor.device {
+            cpu::touch(cpu, &executor.plan, &mut executor.arena);
         }
+        executor.bind();
         executor
     }
 
     /// As [`Executor::new`] without memory of its own: it borrows that of another before it runs.
     pub fn without_arena(device: &Device, plan: Plan) -> Self {
         Self { plan, device: device.clone(), arena: Buffer::default(), bound: None }
+    }
+
+    /// Takes memory on a GPU, if that is where it runs and there is none yet.
+    fn bind(&mut self) {
+        if let (Device::Cuda(cuda), None) = (&self.device, &self.bound) {
+            let bound = Bound::new(cuda, &self.plan);
+            self.bound = Some(Box::new(bound.unwrap_or_else(|error| panic!("{error}"))));
+        }
     }
 
     fn arena_words(&self) -> usize {
@@ -145,10 +149,7 @@ impl Executor {
         if self.arena.len() < words {
             self.arena = Buffer::zeroed(words);
         }
-        if let (Device::Cuda(cuda), None) = (&borrower.device, &borrower.bound) {
-            let bound = Bound::new(cuda, &borrower.plan);
-            borrower.bound = Some(Box::new(bound.unwrap_or_else(|error| panic!("{error}"))));
-        }
+        borrower.bind();
         std::mem::swap(&mut self.arena, &mut borrower.arena);
         let result = body(borrower);
         std::mem::swap(&mut self.arena, &mut borrower.arena);
@@ -184,6 +185,7 @@ impl Executor {
     /// # Panics
     /// When `value` is not an input of that type, or shorter.
     pub fn write_first<T: Element>(&mut self, value: Value, data: &[T]) {
+        self.bind();
         let info = self.plan.graph().info(value);
         assert!(matches!(info.source, Source::Input(_)), "`{}` is not an input", info.name);
         let length = info.shape.elements();
@@ -391,6 +393,7 @@ impl Executor {
     ) {
         let layouts = (self.plan.parameters(), self.plan.states());
         assert_eq!((store.layout(), store.states_layout()), layouts, "the store was made for another model");
+        self.bind();
         match &self.device {
             Device::Cpu(device) => cpu::run(device, (&self.plan, nodes), &mut self.arena, store, pass, watch),
             Device::Cuda(_) => {

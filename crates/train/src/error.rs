@@ -7,6 +7,7 @@ use paceline_data::DataError;
 use paceline_nn::weights::WeightsError;
 use paceline_system::disk::DiskError;
 use paceline_tensor::GraphError;
+use paceline_tensor::device::cuda::CudaError;
 
 /// Why a run did not start or did not go on.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +33,9 @@ pub enum TrainError {
     /// Another rank, or the way to it, has failed.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The GPU, or one of its libraries, failed during the run.
+    #[error("the GPU failed: {0}; what was saved before is whole: paceline train --resume continues from it")]
+    Gpu(#[from] CudaError),
     /// The disk refused.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -84,7 +88,7 @@ impl TrainError {
             Self::CheckpointNotSaved { .. } | Self::EventNotWritten { .. } => true,
             Self::Data(error) => error.is_refusal(),
             Self::Comm(error) => error.is_refusal(),
-            Self::NotANumber { .. } => false,
+            Self::NotANumber { .. } | Self::Gpu(_) => false,
         }
     }
 }

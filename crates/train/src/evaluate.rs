@@ -20,7 +20,7 @@ pub fn evaluate(
     let total = epoch.end();
     while let Some(batch) = epoch.next() {
         let batch = batch?;
-        tally.merge(&replica.evaluate(&batch).1);
+        tally.merge(&replica.evaluate(&batch)?.1);
         epoch.recycle(batch);
         if !progress(epoch.step(), total) {
             break;

@@ -95,7 +95,7 @@ impl Predictor {
         let mut batch = Batch { targets: vec![0], size: 1, ..Batch::default() };
         batch.images.resize(self.card.input.iter().product(), 0.0);
         self.augment.apply(&mut self.scratch, Moment { seed: 0, epoch: 0, sample: 0 }, &mut batch.images);
-        let (logits, _) = self.replica.evaluate(&batch);
+        let (logits, _) = self.replica.evaluate(&batch)?;
         let guess = |(class, probability): (usize, f64)| Guess {
             class,
             name: self.card.class_names[class].clone(),

@@ -440,7 +440,9 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64, seen: NotFinite) -> (String, &'static str) {
-        let (parts, seed) = (self.options.accumulate, self.dropout_seed);
+        // Without the weights of a GPU that does not answer, nothing can be computed again.
+        let (fetched, seed) = (self.fetch().is_ok(), self.dropout_seed);
+        let parts = if fetched { self.options.accumulate } else { 0 };
         let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
         let found = (0..parts).find_map(|part| {
             ends.fill(executor, batch, part, 1.0);
@@ -493,11 +495,11 @@ impl Replica {
 
     /// The logits of a batch in evaluation mode, for its `size` samples; it may be smaller than planned.
     ///
-    /// # Panics
+    /// # Errors
     /// When a GPU does not answer.
-    pub fn evaluate(&mut self, batch: &Batch) -> (Vec<f32>, Tally) {
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
         if let Some(gpu) = &mut self.gpu {
-            return gpu.evaluate(batch, &self.store, &self.optimizer_state).expect("the GPU answers");
+            return Ok(gpu.evaluate(batch, &self.store, &self.optimizer_state)?);
         }
         let Self { train, eval: Half { executor, ends }, store, .. } = self;
         let mut run = |executor: &mut Executor| {
@@ -506,10 +508,10 @@ impl Replica {
             let (logits, tally) = ends.answers(executor, batch, 0);
             (logits.to_vec(), tally)
         };
-        match train {
+        Ok(match train {
             Some(train) => train.executor.lend_arena(executor, run),
             None => run(executor),
-        }
+        })
     }
 
     fn accumulate(&mut self, first: bool, last: bool) {

@@ -89,8 +89,8 @@ fn compare(model: &str, optimizer: Optimizer, rate: f32, precision: Precision, t
         "{model} {precision}: weights are {:e} apart",
         (distance / length).sqrt()
     );
-    let (logits, tally) = there.evaluate(&batch(100));
-    let (reference, expected) = here.evaluate(&batch(100));
+    let (logits, tally) = there.evaluate(&batch(100)).unwrap();
+    let (reference, expected) = here.evaluate(&batch(100)).unwrap();
     assert_eq!(logits.len(), reference.len());
     assert!((tally.mean_loss() / expected.mean_loss() - 1.0).abs() < 0.2, "{tally:?} is not {expected:?}");
 }

@@ -23,10 +23,9 @@ pub(super) struct OnGpu {
     gpu_is_newer: bool,
 }
 
-impl From<CudaError> for TrainError {
-    fn from(error: CudaError) -> Self {
-        Self::Refused(error.to_string())
-    }
+/// What a GPU cannot do from the start is a refusal: nothing has begun.
+fn refused(error: CudaError) -> TrainError {
+    TrainError::Refused(error.to_string())
 }
 
 /// Refuses what a GPU does not do.
@@ -69,7 +68,7 @@ impl OnGpu {
             slots,
             decays: &decays,
         };
-        Ok(Self { session: Session::new(cuda, &blueprint)?, host_is_newer: true, gpu_is_newer: false })
+        Ok(Self { session: Session::new(cuda, &blueprint).map_err(refused)?, host_is_newer: true, gpu_is_newer: false })
     }
 
     fn give(&mut self, store: &Store, slots: &[Buffer]) -> Result<(), CudaError> {

@@ -240,7 +240,8 @@ fn assemble(
         Compute::Cpu => Replica::new(model, options, &cpu)?,
         Compute::Cuda(number) => {
             let gpu_options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
-            let gpu = Kept::open(&around.disk, around.cache.as_deref(), number, gpu_options)?;
+            let gpu = Kept::open(&around.disk, around.cache.as_deref(), number, gpu_options)
+                .map_err(|error| TrainError::Refused(error.to_string()))?;
             let replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;
             notes.extend(gpu.warning.clone());
             notes.extend(gpu.keep().err().map(|error| format!("what was chosen for the GPU is not kept: {error}")));
