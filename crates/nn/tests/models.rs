@@ -16,7 +16,6 @@ use paceline_nn::{Input, Mode, Model, Net, Network, Parameter, State, zoo};
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::{Device, cuda};
 use paceline_tensor::execute::{Executor, Pass};
-use paceline_tensor::fuse;
 use paceline_tensor::plan::{Plan, Wanted};
 use paceline_tensor::store::Store;
 use paceline_tensor::{GraphError, Value};
@@ -85,8 +84,8 @@ impl Bound {
             (Some(seed), network.graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect())
         });
         let outputs = vec![network.logits, network.loss];
-        // As `Network::wanted` has it: convolutions of small images do not count for the batch-norm behind them.
-        let moments_from = fuse::MOMENTS_FROM;
+        // Every convolution counts for the batch-norm behind it, even of images too small for that to pay.
+        let moments_from = 0;
         let wanted = Wanted { outputs, gradients, bucket_bytes_max: 1 << 22, moments_from, ..Wanted::default() };
         let executor = Executor::new(device, Plan::new(network.graph, &wanted));
         let (parameters, states, logits, loss) = (network.parameters, network.states, network.logits, network.loss);
