@@ -9,6 +9,7 @@ use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::Profile;
 use paceline_tensor::{Buffer, Store};
 
+use super::guard::Guard;
 use super::half::{Ends, Planned};
 use super::{NotFinite, Replica, ReplicaOptions, Stepped, is_finite};
 use crate::error::TrainError;
@@ -18,9 +19,11 @@ use crate::phases::Phases;
 /// The model on the GPU, and which copy is the newer one.
 #[derive(Debug)]
 pub(super) struct OnGpu {
-    session: Session,
+    pub(super) session: Session,
     host_is_newer: bool,
     gpu_is_newer: bool,
+    /// Looks after the way to other GPUs, where there are some.
+    pub(super) guard: Option<Guard>,
 }
 
 /// What a GPU cannot do from the start is a refusal: nothing has begun.
@@ -68,7 +71,12 @@ impl OnGpu {
             slots,
             decays: &decays,
         };
-        Ok(Self { session: Session::new(cuda, &blueprint).map_err(refused)?, host_is_newer: true, gpu_is_newer: false })
+        Ok(Self {
+            session: Session::new(cuda, &blueprint).map_err(refused)?,
+            host_is_newer: true,
+            gpu_is_newer: false,
+            guard: None,
+        })
     }
 
     fn give(&mut self, store: &Store, slots: &[Buffer]) -> Result<(), CudaError> {
@@ -96,6 +104,11 @@ impl Replica {
     /// Whether it computes on a GPU.
     pub fn is_on_gpu(&self) -> bool {
         self.gpu.is_some()
+    }
+
+    /// The GPU it computes on, if it does.
+    pub fn gpu(&self) -> Option<&Cuda> {
+        self.gpu.as_ref().map(|gpu| &**gpu.session.cuda())
     }
 
     /// The GPU's session, if it computes on one.
@@ -151,13 +164,10 @@ impl Replica {
         phases: &mut Phases,
     ) -> Result<Stepped, TrainError> {
         phases.time("copy", || self.fill_gpu(batch))?;
-        let found = phases.time("compute", || {
-            self.start_on_gpu(moment)?;
-            let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
-            Ok::<Found, TrainError>(gpu.session.finish()?)
-        })?;
+        let found = phases.time("compute", || self.compute_on_gpu(moment))?;
         let tally = tally(found, batch.targets.len());
-        if !found.loss_is_finite {
+        let tally = if self.world() > 1 { phases.time("wait", || self.total(tally))? } else { tally };
+        if !found.loss_is_finite || !tally.loss.is_finite() {
             return Ok((tally, Err(NotFinite::Loss)));
         }
         if !found.gradients_are_finite {

@@ -15,13 +15,14 @@ use paceline_system::disk::Disk;
 use paceline_system::signal::Stop;
 use paceline_system::threads;
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::device::cuda::Options;
 use paceline_tensor::device::cuda::kept::Kept;
+use paceline_tensor::device::cuda::{self, Options};
 
 use crate::checkpoint::{Card, find_weights, load_weights, read_card};
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::gpus;
 use crate::replica::{Replica, ReplicaOptions};
 use crate::sizing::{self, Sizing};
 
@@ -38,6 +39,8 @@ pub struct Surroundings {
     pub data_home: Option<PathBuf>,
     /// Which rank of how many this process is.
     pub shard: Shard,
+    /// Which process of how many it is on its machine.
+    pub local: Shard,
     /// Hears of every phase of a step.
     pub watch: Watch,
     /// The folder in which it is kept what was found out about this machine's devices.
@@ -52,6 +55,7 @@ impl Default for Surroundings {
             stop: Stop::new(),
             data_home: None,
             shard: Shard::WHOLE,
+            local: Shard::WHOLE,
             watch: Watch::default(),
             cache: None,
         }
@@ -238,7 +242,9 @@ fn assemble(
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
     let mut replica = match config.device {
         Compute::Cpu => Replica::new(model, options, &cpu)?,
-        Compute::Cuda(number) => {
+        Compute::Cuda(_) => {
+            let found = cuda::count().unwrap_or(0);
+            let number = gpus::choose(config.device, around.local, found).map_err(TrainError::Refused)?.unwrap_or(0);
             let gpu_options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
             let gpu = Kept::open(&around.disk, around.cache.as_deref(), number, gpu_options)
                 .map_err(|error| TrainError::Refused(error.to_string()))?;

@@ -3,8 +3,12 @@
 //! The first step runs call by call, which loads what the libraries load late; the second is recorded, and from then on it is
 //! replayed. What changes from step to step (seed, learning rate, how many rows count) stands in a few bytes that are copied before it.
 
+mod exchange;
+
 use std::ops::Range;
 use std::sync::Arc;
+
+use exchange::Exchange;
 
 use super::bound::{channels_last, translate};
 use super::driver::{Captured, Event, Memory, Pinned};
@@ -94,6 +98,8 @@ struct Half {
 #[derive(Debug)]
 pub struct Session {
     train: Option<Half>,
+    /// The way to other GPUs that train the same model. Dropped after the graph that goes there.
+    exchange: Option<Exchange>,
     eval: Half,
     bases: Bases,
     arena: Memory,
@@ -177,6 +183,7 @@ impl Session {
         drop(alone);
         Ok(Self {
             train,
+            exchange: None,
             eval,
             bases,
             arena,
@@ -316,7 +323,7 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         self.give(moment)?;
-        self.train.as_mut().expect("a training graph").start(&cuda)?;
+        self.train.as_mut().expect("a training graph").start(&cuda, self.exchange.as_ref())?;
         cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)
     }
 
@@ -350,7 +357,7 @@ impl Session {
             let _alone = cuda.enter()?;
             let nothing = Update::Descent { rate: 0.0, decay: 0.0 };
             self.give(&Moment { seed: 0, step: 0, norm_max: f32::INFINITY, rules: [nothing; 2] })?;
-            self.eval.start(&cuda)?;
+            self.eval.start(&cuda, None)?;
             cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)?;
         }
         let found = self.finish()?;
@@ -407,10 +414,16 @@ fn bytes_as<T: Element>(slice: &[T], dtype: DType) -> &[u8] {
 }
 
 impl Half {
-    fn start(&mut self, cuda: &Cuda) -> Result<(), CudaError> {
+    fn start(&mut self, cuda: &Cuda, exchange: Option<&Exchange>) -> Result<(), CudaError> {
         let stream = cuda.stream();
         let (program, tail) = (&self.program, &self.tail);
-        let calls = || program.start(cuda, stream).and_then(|()| tail.start(cuda, stream));
+        let calls = || {
+            match exchange {
+                Some(exchange) => exchange.start(program, cuda, stream)?,
+                None => program.start(cuda, stream)?,
+            }
+            tail.start(cuda, stream)
+        };
         self.runs += 1;
         if self.runs == 1 {
             return calls();
