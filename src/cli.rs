@@ -169,7 +169,7 @@ pub struct Train {
     /// How they agree on the weights: all-reduce | parameter-server
     #[arg(long, help_heading = "Many processes")]
     pub agree: Option<Agree>,
-    /// How bytes travel: auto | shm | tcp | mpi (if built with it)
+    /// How bytes travel: auto | shm | tcp | mpi (if built with it) | nccl (between GPUs)
     #[arg(long, help_heading = "Many processes")]
     pub carry: Option<together::Carry>,
     /// TCP connections between every two processes [default: 1; `paceline doctor` measures what helps]

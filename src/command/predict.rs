@@ -24,7 +24,7 @@ pub fn run(arguments: &Predict) -> Outcome {
         Compute::Cpu => None,
         Compute::Cuda(number) => {
             let options = Options { tune: false, ..Options::default() };
-            Some(Kept::open(&disk, folder().as_deref(), number, options).map_err(Failure::refused)?)
+            Some(Kept::open(&disk, folder().as_deref(), number.unwrap_or(0), options).map_err(Failure::refused)?)
         }
     };
     let place = (threads::available(), gpu.as_ref().map(|gpu| &gpu.cuda));

@@ -257,6 +257,9 @@ impl Config {
             let names = Algorithm::ALL.map(Algorithm::name).join(", ");
             return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
         }
+        if self.carry == Carry::Nccl && self.device == Compute::Cpu {
+            return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());
+        }
         if self.agree != Agree::ParameterServer {
             if self.staleness != Staleness::default() {
                 return refuse(
@@ -290,10 +293,7 @@ impl Config {
     /// When their parts would not be equal; the sentence says what to type.
     pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
         if world > 1 && self.device != Compute::Cpu {
-            return refuse(format!(
-                "one process trains on {}; type --workers 1, or --device cpu for more",
-                self.device
-            ));
+            self.check_gpus()?;
         }
         let unit = world * self.accumulate;
         if self.batch.is_multiple_of(unit) {
@@ -306,6 +306,27 @@ impl Config {
             "--batch {} cannot be shared equally by {world} workers{parts}; type --batch {what}",
             self.batch
         ))
+    }
+
+    /// Whether workers on GPUs can agree in the way asked for.
+    fn check_gpus(&self) -> Result<(), TrainError> {
+        if self.agree != Agree::AllReduce {
+            return refuse("parameter servers serve CPUs; type --agree all-reduce, or --device cpu".into());
+        }
+        if !matches!(self.carry, Carry::Auto | Carry::Nccl) {
+            let carry = self.carry.name();
+            return refuse(format!(
+                "--carry {carry} takes gradients from the memory of CPUs; with --device {} type --carry nccl, or leave it out",
+                self.device
+            ));
+        }
+        if self.sync_batch_norm {
+            return refuse(
+                "a GPU takes the statistics of a batch-norm over its own batch; leave --sync-batch-norm out, or type --device cpu"
+                    .into(),
+            );
+        }
+        Ok(())
     }
 
     /// Samples that are computed at once by all workers.
@@ -342,6 +363,24 @@ mod tests {
         assert!(Config { batch: 10, accumulate: 4, ..Config::default() }.check().is_err());
         assert!(Config { time_limit_s: Some(f64::NAN), ..Config::default() }.check().is_err());
         assert!(Config::default().check().is_ok());
+    }
+
+    #[test]
+    fn workers_on_gpus_agree_by_nccl_and_say_what_to_type_otherwise() {
+        let gpus = Config { device: Compute::Cuda(None), workers: 2, ..Config::default() };
+        assert!(gpus.check_world(2).is_ok());
+        assert!(Config { carry: Carry::Nccl, ..gpus.clone() }.check_world(2).is_ok());
+        let refused = [
+            (Config { carry: Carry::Tcp, ..gpus.clone() }, "with --device cuda type --carry nccl, or leave it out"),
+            (Config { agree: Agree::ParameterServer, ..gpus.clone() }, "type --agree all-reduce, or --device cpu"),
+            (Config { sync_batch_norm: true, ..gpus.clone() }, "leave --sync-batch-norm out"),
+        ];
+        for (config, sentence) in refused {
+            let error = config.check_world(2).unwrap_err().to_string();
+            assert!(error.contains(sentence), "{error}");
+        }
+        let error = Config { carry: Carry::Nccl, ..Config::default() }.check().unwrap_err().to_string();
+        assert_eq!(error, "--carry nccl is for GPUs; type --device cuda, or another --carry");
     }
 
     #[test]

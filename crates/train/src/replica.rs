@@ -6,7 +6,9 @@
 //! summed) they are kept and the update follows at the end. The bits are the same.
 
 mod agreed;
+pub mod guard;
 mod half;
+mod joined;
 mod on_gpu;
 mod room;
 

@@ -1,11 +1,13 @@
 //! The loop around the step: epochs, evaluation, checkpoints, and every way a run can end.
 
+mod gauge;
 mod journal;
 mod setup;
 
 use std::path::{Path, PathBuf};
 
 use journal::Journal;
+use paceline_comm::Communicator;
 use paceline_data::DataError;
 use paceline_data::batch::Batch;
 use paceline_data::loader::Loader;
@@ -20,6 +22,7 @@ use crate::config::Config;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::metrics::Tally;
+use crate::replica::guard::Limits;
 use crate::replica::{NotFinite, Replica};
 use crate::run::{RunDir, read_config};
 use crate::step::{Rules, Stepped, step};
@@ -148,7 +151,8 @@ impl Trainer {
         let total_steps = config.epochs.saturating_mul(steps_per_epoch);
         let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
         let samples = train.dataset().len() as u64;
-        let journal = Journal::open(config, around, card, run, (length, samples))?;
+        let mut journal = Journal::open(config, around, card, run, (length, samples))?;
+        journal.watch_gpu(replica.gpu());
         Ok(Self { replica, train, val, journal, notes })
     }
 
@@ -159,6 +163,22 @@ impl Trainer {
     pub fn agree(&mut self, agreement: Agreement) -> Result<(), TrainError> {
         self.replica.agree(agreement);
         self.replica.begin_together(self.journal.position.step, self.journal.length.steps_per_epoch)
+    }
+
+    /// Adds up gradients with the other ranks' GPUs by NCCL from now on; before [`Trainer::agree`].
+    ///
+    /// # Errors
+    /// When the GPUs cannot train together (a refusal), or another rank, or the way to it, has failed.
+    ///
+    /// # Panics
+    /// When the run does not compute on a GPU.
+    pub fn join_gpus(
+        &mut self,
+        communicator: Option<&mut Communicator>,
+        hosts: &[String],
+        limits: &Limits,
+    ) -> Result<(), TrainError> {
+        self.replica.join_gpus(communicator, hosts, limits)
     }
 
     /// Adds a listener to the events of the run.

@@ -9,6 +9,7 @@ use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::Profile;
 use paceline_tensor::{Buffer, Store};
 
+use super::guard::Guard;
 use super::half::{Ends, Planned};
 use super::{NotFinite, Replica, ReplicaOptions, Stepped, is_finite};
 use crate::error::TrainError;
@@ -18,7 +19,7 @@ use crate::phases::Phases;
 /// The model on the GPU, and which copy is the newer one.
 #[derive(Debug)]
 pub(super) struct OnGpu {
-    session: Session,
+    pub(super) session: Session,
     host_is_newer: bool,
     gpu_is_newer: bool,
     albums: Option<Albums>,
@@ -27,6 +28,8 @@ pub(super) struct OnGpu {
     is_coming: bool,
     /// Whether there is room for batches to come.
     has_room: bool,
+    /// Looks after the way to other GPUs, where there are some.
+    pub(super) guard: Option<Guard>,
 }
 
 /// The images of both halves of a data set, on the GPU.
@@ -87,7 +90,7 @@ impl OnGpu {
         };
         let session = Session::new(cuda, &blueprint).map_err(refused)?;
         let (host_is_newer, gpu_is_newer, albums, coming) = (true, false, None, None);
-        Ok(Self { session, host_is_newer, gpu_is_newer, albums, coming, is_coming: false, has_room: true })
+        Ok(Self { session, host_is_newer, gpu_is_newer, albums, coming, is_coming: false, has_room: true, guard: None })
     }
 
     /// Brings a batch to the GPU, in the way that fits it.
@@ -105,7 +108,7 @@ impl OnGpu {
     }
 
     /// Has the next batch brought while this one is computed.
-    fn bring(&mut self, next: &mut dyn FnMut() -> Option<Batch>) {
+    pub(super) fn bring(&mut self, next: &mut dyn FnMut() -> Option<Batch>) {
         self.coming = next();
         if let Some(batch) = self.coming.as_ref().filter(|batch| self.has_room && batch.views.is_empty()) {
             // Without room it is copied when its turn comes. Other failures show in the step that is under way.
@@ -138,6 +141,11 @@ impl Replica {
     /// Whether it computes on a GPU.
     pub fn is_on_gpu(&self) -> bool {
         self.gpu.is_some()
+    }
+
+    /// The GPU it computes on, if it does.
+    pub fn gpu(&self) -> Option<&Cuda> {
+        self.gpu.as_ref().map(|gpu| &**gpu.session.cuda())
     }
 
     /// The GPU's session, if it computes on one.
@@ -213,14 +221,10 @@ impl Replica {
         next: &mut dyn FnMut() -> Option<Batch>,
     ) -> Result<Stepped, TrainError> {
         phases.time("copy", || self.fill_gpu(batch))?;
-        let found = phases.time("compute", || {
-            self.start_on_gpu(moment)?;
-            let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
-            gpu.bring(next);
-            Ok::<Found, TrainError>(gpu.session.finish()?)
-        })?;
+        let found = phases.time("compute", || self.compute_on_gpu(moment, next))?;
         let tally = tally(found, batch.targets.len());
-        if !found.loss_is_finite {
+        let tally = if self.world() > 1 { phases.time("wait", || self.total(tally))? } else { tally };
+        if !found.loss_is_finite || !tally.loss.is_finite() {
             return Ok((tally, Err(NotFinite::Loss)));
         }
         if !found.gradients_are_finite {

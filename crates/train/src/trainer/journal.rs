@@ -7,7 +7,9 @@ use paceline_system::disk::Disk;
 use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
 use paceline_system::host::{self, Host};
 use paceline_system::signal::Stop;
+use paceline_tensor::device::cuda::Cuda;
 
+use super::gauge::Gauge;
 use super::{Observer, Reason, Surroundings, Watch};
 use crate::checkpoint::{Card, Checkpoints, Position};
 use crate::config::Config;
@@ -35,6 +37,8 @@ pub(super) struct Journal {
     saved: Option<Position>,
     /// Damaged samples that were told of already.
     damage_told: usize,
+    /// The name of the GPU, and what looks at it.
+    gpu: Option<(String, Option<Gauge>)>,
 }
 
 impl Journal {
@@ -65,7 +69,13 @@ impl Journal {
             log,
             saved: None,
             damage_told: 0,
+            gpu: None,
         })
+    }
+
+    /// Looks at the GPU that the run computes on, if it does, from now on.
+    pub fn watch_gpu(&mut self, gpu: Option<&Cuda>) {
+        self.gpu = gpu.map(|gpu| (gpu.name().to_owned(), Gauge::of_gpu(gpu.bus(), &self.clock)));
     }
 
     /// Loads the newest checkpoint, and keeps the configuration as it was changed.
@@ -106,8 +116,13 @@ impl Journal {
 
     /// Logs an event and tells it to everybody who listens.
     pub fn tell(&mut self, event: Event) -> Result<(), TrainError> {
-        let written = self.log.write(event);
-        let told = written.and_then(|line| self.observers.iter_mut().try_for_each(|observer| observer(&line)));
+        let Self { log, observers, gpu, clock, .. } = self;
+        let seen = gpu.iter().filter_map(|(_, gauge)| gauge.as_ref()).flat_map(Gauge::take);
+        let seen = seen.map(|(time_s, seen)| (time_s, Event::Gpu(seen)));
+        let told = seen.chain([(clock.seconds(), event)]).try_for_each(|(time_s, event)| {
+            let line = log.write_at(time_s, event)?;
+            observers.iter_mut().try_for_each(|observer| observer(&line))
+        });
         told.map_err(|source| {
             let (step, survivor) = (self.position.step, self.checkpoints.survivor());
             TrainError::EventNotWritten { step, source, survivor, run: self.run.path().to_owned() }
@@ -124,7 +139,7 @@ impl Journal {
             parameters,
             resumed_step: self.position.step,
             steps_total: self.steps_total(),
-            host: Host::look(),
+            host: Host { gpu: self.gpu.as_ref().map(|(name, _)| name.clone()), ..Host::look() },
             config: self.config.to_toml(),
         })?;
         notes.into_iter().try_for_each(|message| self.tell(Event::Warning { message }))

@@ -17,12 +17,13 @@ use paceline_system::threads;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::kept::Kept;
 use paceline_tensor::device::cuda::session::Album;
-use paceline_tensor::device::cuda::{Cuda, CudaError, Options};
+use paceline_tensor::device::cuda::{self, Cuda, CudaError, Options};
 
 use crate::checkpoint::{Card, find_weights, load_weights, read_card};
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::gpus;
 use crate::replica::{Albums, Replica, ReplicaOptions};
 use crate::sizing::{self, Sizing};
 
@@ -39,6 +40,8 @@ pub struct Surroundings {
     pub data_home: Option<PathBuf>,
     /// Which rank of how many this process is.
     pub shard: Shard,
+    /// Which process of how many it is on its machine.
+    pub local: Shard,
     /// Hears of every phase of a step.
     pub watch: Watch,
     /// The folder in which it is kept what was found out about this machine's devices.
@@ -53,6 +56,7 @@ impl Default for Surroundings {
             stop: Stop::new(),
             data_home: None,
             shard: Shard::WHOLE,
+            local: Shard::WHOLE,
             watch: Watch::default(),
             cache: None,
         }
@@ -268,7 +272,11 @@ fn assemble(
 
 /// The GPU that a configuration asks for.
 fn open_gpu(config: &Config, around: &Surroundings) -> Result<Option<Kept>, TrainError> {
-    let Compute::Cuda(number) = config.device else { return Ok(None) };
+    if config.device == Compute::Cpu {
+        return Ok(None);
+    }
+    let found = cuda::count().unwrap_or(0);
+    let number = gpus::choose(config.device, around.local, found).map_err(TrainError::Refused)?.unwrap_or(0);
     let options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
     let opened = Kept::open(&around.disk, around.cache.as_deref(), number, options);
     opened.map(Some).map_err(|error| TrainError::Refused(error.to_string()))

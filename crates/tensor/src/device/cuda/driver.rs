@@ -110,6 +110,25 @@ impl Context {
         }
     }
 
+    /// Its place on the bus, as `0000:1b:00.0`.
+    pub fn bus(&self) -> Result<String, CudaError> {
+        let mut text = [0 as std::ffi::c_char; 32];
+        // SAFETY: the driver writes at most that many bytes and ends them with a zero.
+        unsafe {
+            let status = sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, self.device);
+            check(status, "asking for its place on the bus")?;
+            Ok(CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned())
+        }
+    }
+
+    /// What tells it from every other GPU.
+    pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: the driver writes sixteen bytes.
+        check(unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, self.device) }, "asking which GPU it is")?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
     /// Bytes that are free, and bytes there are.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
         self.enter()?;
@@ -266,6 +285,12 @@ impl Stream {
         check(unsafe { sys::cuStreamSynchronize(self.stream) }, "computing on the GPU")
     }
 
+    /// Lets later work of this stream begin after an event, which was recorded. In a capture, it becomes part of the graph.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both live.
+        check(unsafe { sys::cuStreamWaitEvent(self.stream, event.event, 0) }, "letting a stream wait")
+    }
+
     /// Copies to the GPU, and waits.
     pub fn upload(&self, address: u64, bytes: &[u8]) -> Result<(), CudaError> {
         // SAFETY: the source is borrowed until the copy is done, which `wait` sees to; the target is the caller's to name.
@@ -288,12 +313,6 @@ impl Stream {
             sys::cuMemcpyHtoDAsync_v2(address, start.cast(), part.len(), self.stream)
         };
         check(status, "copying to the GPU")
-    }
-
-    /// What is started on this stream from now on waits for an event.
-    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
-        // SAFETY: both live.
-        check(unsafe { sys::cuStreamWaitEvent(self.stream, event.event, 0) }, "waiting for an event")
     }
 
     /// Copies from the GPU, and waits.
@@ -366,6 +385,16 @@ impl Event {
         let mut event = null_mut();
         // SAFETY: the driver writes one handle.
         check(unsafe { sys::cuEventCreate(&mut event, 0) }, "making an event")?;
+        Ok(Self { event, context: Arc::clone(context) })
+    }
+
+    /// An event that only keeps streams in order.
+    pub fn between(context: &Arc<Context>) -> Result<Self, CudaError> {
+        context.enter()?;
+        let mut event = null_mut();
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the driver writes one handle.
+        check(unsafe { sys::cuEventCreate(&mut event, flags) }, "making an event")?;
         Ok(Self { event, context: Arc::clone(context) })
     }
 

@@ -86,9 +86,10 @@ impl Draft {
 }
 
 impl Stream {
-    /// Records what `work` starts on this stream, instead of running it.
-    pub fn capture(&self, work: impl Fn() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
-        if self.context().driver_version()? >= CONDITIONS_SINCE
+    /// Records what `work` starts on this stream, instead of running it. `whole` says that it starts nothing on other streams.
+    pub fn capture(&self, whole: bool, work: impl Fn() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
+        if whole
+            && self.context().driver_version()? >= CONDITIONS_SINCE
             && let Ok(captured) = self.capture_as_body(&work)
         {
             return Ok(captured);

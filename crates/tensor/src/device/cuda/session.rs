@@ -4,12 +4,14 @@
 //! replayed. What changes from step to step (seed, learning rate, how many rows count) stands in a few bytes that are copied before it.
 
 mod album;
+mod exchange;
 mod input;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 pub use album::Album;
+use exchange::Exchange;
 use input::Input;
 pub use input::Samples;
 
@@ -93,6 +95,8 @@ struct Half {
 #[derive(Debug)]
 pub struct Session {
     train: Option<Half>,
+    /// The way to other GPUs that train the same model. Dropped after the graph that goes there.
+    exchange: Option<Exchange>,
     eval: Half,
     bases: Bases,
     arena: Memory,
@@ -178,6 +182,7 @@ impl Session {
         drop(alone);
         Ok(Self {
             train,
+            exchange: None,
             eval,
             bases,
             arena,
@@ -298,7 +303,7 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         self.give(moment)?;
-        self.train.as_mut().expect("a training graph").start(&cuda)?;
+        self.train.as_mut().expect("a training graph").start(&cuda, self.exchange.as_ref())?;
         cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)
     }
 
@@ -332,7 +337,7 @@ impl Session {
             let _alone = cuda.enter()?;
             let nothing = Update::Descent { rate: 0.0, decay: 0.0 };
             self.give(&Moment { seed: 0, step: 0, norm_max: f32::INFINITY, rules: [nothing; 2] })?;
-            self.eval.start(&cuda)?;
+            self.eval.start(&cuda, None)?;
             cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)?;
         }
         let found = self.finish()?;
@@ -383,16 +388,22 @@ impl Session {
 }
 
 impl Half {
-    fn start(&mut self, cuda: &Cuda) -> Result<(), CudaError> {
+    fn start(&mut self, cuda: &Cuda, exchange: Option<&Exchange>) -> Result<(), CudaError> {
         let stream = cuda.stream();
         let (program, tail) = (&self.program, &self.tail);
-        let calls = || program.start(cuda, stream).and_then(|()| tail.start(cuda, stream));
+        let calls = || {
+            match exchange {
+                Some(exchange) => exchange.start(program, cuda, stream)?,
+                None => program.start(cuda, stream)?,
+            }
+            tail.start(cuda, stream)
+        };
         self.runs += 1;
         if self.runs == 1 {
             return calls();
         }
         if self.captured.is_none() {
-            self.captured = Some(stream.capture(calls)?);
+            self.captured = Some(stream.capture(exchange.is_none(), calls)?);
         }
         stream.replay(self.captured.as_ref().expect("captured above"))
     }
