@@ -244,6 +244,9 @@ pub struct Train {
     /// Evaluate and save after every so many epochs, and at the end [default: 1]
     #[arg(long, value_name = "EPOCHS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub evaluate_every: Option<u64>,
+    /// Evaluate each image together with its mirror image, by the mean of their logits
+    #[arg(long, help_heading = "Machine and output")]
+    pub evaluate_mirrored: bool,
     /// Save every so many updates, besides every epoch's end
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub checkpoint_every: Option<u64>,
@@ -272,6 +275,9 @@ pub struct Evaluate {
     /// Where to compute: cpu | cuda | cuda:1 [default: as in training]
     #[arg(long)]
     pub device: Option<Compute>,
+    /// Answer each image together with its mirror image, by the mean of their logits [default: as in training]
+    #[arg(long)]
+    pub mirrored: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -200,6 +200,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.pin, &arguments.pin);
     set(&mut config.loader_threads, &arguments.loader_threads);
     set(&mut config.evaluate_every, &arguments.evaluate_every);
+    config.evaluate_mirrored |= arguments.evaluate_mirrored;
     set_some(&mut config.checkpoint_every, &arguments.checkpoint_every);
     set(&mut config.keep, &arguments.keep);
     set_some(&mut config.clip_norm, &arguments.clip_norm);

@@ -19,6 +19,9 @@ use crate::resize::Resizer;
 /// Names the stream of augmentation, apart from those of shuffles and generated data.
 const AUGMENT: u64 = 0x4155_474D;
 
+/// Names the stream that says in which epochs images are mirrored.
+const ALTERNATE: u64 = 0x464C_4950;
+
 /// The largest side images may be brought to: a bound on what a mistyped number can allocate.
 const SIDE_MAX: usize = 8192;
 
@@ -35,7 +38,8 @@ pub enum AugmentChoice {
     /// What is customary for the set: see [`Augment::training`].
     #[default]
     Standard,
-    /// The same, and a hole of a quarter of the image's side at a random place (DeVries and Taylor, 2017).
+    /// For few epochs: as standard, but what lies outside is the image reflected, an image is mirrored in every other epoch instead of by
+    /// chance (Jordan, 2024), and a square of a quarter of its side is painted over at a random place (DeVries and Taylor, 2017).
     Strong,
 }
 
@@ -45,6 +49,11 @@ pub enum AugmentChoice {
 pub enum Op {
     /// Adds `pad` black pixels on every side, then takes a random window of the old size.
     RandomCrop {
+        /// Pixels per side.
+        pad: usize,
+    },
+    /// The same, with the image reflected at its edges instead of black.
+    ReflectedCrop {
         /// Pixels per side.
         pad: usize,
     },
@@ -80,6 +89,8 @@ pub enum Op {
     },
     /// Mirrors every other image, by chance.
     HorizontalFlip,
+    /// Mirrors an image in every other epoch; a draw of its own says in which.
+    AlternatingFlip,
     /// Paints a square around a random pixel in the mean colour; what reaches over the edge is cut off.
     Cutout {
         /// Its side in pixels.
@@ -108,6 +119,11 @@ pub struct Moment {
 impl Moment {
     fn random(self) -> Random {
         Random::new(&[AUGMENT, self.seed, self.epoch, self.sample as u64])
+    }
+
+    /// Whether this is one of the epochs in which an image that alternates is mirrored.
+    fn is_mirrored(self) -> bool {
+        Random::new(&[ALTERNATE, self.seed, self.sample as u64]).chance(0.5) ^ self.epoch.is_multiple_of(2)
     }
 }
 
@@ -162,8 +178,8 @@ impl Augment {
     /// The list for training on a set, at its own size or at `size` × `size`.
     ///
     /// Standard is: CIFAR-10 pad 4, random crop, flip · shapes pad 2, random crop, flip · MNIST pad 2, random crop ·
-    /// folders random resized crop and flip as torchvision's reference · synthetic nothing. Strong adds a hole to each list that is
-    /// not empty.
+    /// folders random resized crop and flip as torchvision's reference · synthetic nothing. Strong changes these as
+    /// [`AugmentChoice::Strong`] says.
     ///
     /// # Errors
     /// When the size is no size of an image.
@@ -183,13 +199,8 @@ impl Augment {
             }
             Source::Synthetic | Source::Text => Vec::new(),
         };
-        if choice == AugmentChoice::Strong && !ops.is_empty() {
-            let [height, width] = match (info.source, info.kind) {
-                (Source::Folder, _) => target_size(info, size),
-                (_, SampleKind::Image { height, width, .. }) => [height, width],
-                (_, SampleKind::Tokens { .. }) => [0, 0],
-            };
-            ops.push(Op::Cutout { side: (height.min(width) / 4).max(1) });
+        if choice == AugmentChoice::Strong {
+            strengthen(&mut ops, info, size);
         }
         if info.source != Source::Folder {
             ops.extend(resize_to(info, size));
@@ -228,7 +239,16 @@ impl Augment {
     /// Whether images of any size come out in one size.
     pub fn fixes_size(&self) -> bool {
         let keeps = |op: &&Op| {
-            matches!(op, Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Cutout { .. } | Op::Normalise { .. })
+            use Op::{AlternatingFlip, Cutout, HorizontalFlip, Normalise, RandomCrop, ReflectedCrop};
+            matches!(
+                op,
+                RandomCrop { .. }
+                    | ReflectedCrop { .. }
+                    | HorizontalFlip
+                    | AlternatingFlip
+                    | Cutout { .. }
+                    | Normalise { .. }
+            )
         };
         let last = self.ops.iter().rev().find(|op| !keeps(op));
         matches!(last, Some(Op::Resize { .. } | Op::CentreCrop { .. } | Op::RandomResizedCrop { .. }))
@@ -243,7 +263,7 @@ impl Augment {
                 | Op::Resize { height: h, width: w }
                 | Op::CentreCrop { height: h, width: w } => (height, width) = (h, w),
                 Op::ResizeShorter { side } => [height, width] = shorter_to(height, width, side),
-                Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Cutout { .. } | Op::Normalise { .. } => {}
+                _ => {}
             }
         }
         Some([height, width, channels])
@@ -256,7 +276,7 @@ impl Augment {
     pub fn apply(&self, scratch: &mut Scratch, moment: Moment, out: &mut [f32]) {
         let mut random = moment.random();
         for op in &self.ops {
-            apply_one(op, scratch, &mut random, &self.hole);
+            apply_one(op, scratch, (&mut random, moment), &self.hole);
         }
         let image = &scratch.image;
         assert_eq!(
@@ -305,7 +325,7 @@ impl Scratch {
     }
 }
 
-fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random, hole: &[u8]) {
+fn apply_one(op: &Op, scratch: &mut Scratch, (random, moment): (&mut Random, Moment), hole: &[u8]) {
     let (rows, columns) = (scratch.image.height, scratch.image.width);
     let whole = Window { top: 0, left: 0, height: rows, width: columns };
     match *op {
@@ -313,6 +333,13 @@ fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random, hole: &[u8]) {
             let (top, left) = shift(pad, random);
             if (top, left) != (0, 0) {
                 scratch.crop(Window { top, left, ..whole });
+            }
+        }
+        Op::ReflectedCrop { pad } => {
+            let (top, left) = shift(pad, random);
+            if (top, left) != (0, 0) {
+                scratch.next.reflected_window_of(&scratch.image, (top, left));
+                std::mem::swap(&mut scratch.image, &mut scratch.next);
             }
         }
         Op::RandomResizedCrop { height, width, scale, ratio } => {
@@ -336,9 +363,34 @@ fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random, hole: &[u8]) {
                 scratch.image.flip();
             }
         }
+        Op::AlternatingFlip => {
+            if moment.is_mirrored() {
+                scratch.image.flip();
+            }
+        }
         Op::Cutout { side } => scratch.image.paint(square(side, rows, columns, random), hole),
         Op::Normalise { .. } => {}
     }
+}
+
+/// Makes a standard list a strong one.
+fn strengthen(ops: &mut Vec<Op>, info: &Info, size: Option<usize>) {
+    if ops.is_empty() {
+        return;
+    }
+    for op in &mut *ops {
+        *op = match op.clone() {
+            Op::RandomCrop { pad } => Op::ReflectedCrop { pad },
+            Op::HorizontalFlip => Op::AlternatingFlip,
+            op => op,
+        };
+    }
+    let [height, width] = match (info.source, info.kind) {
+        (Source::Folder, _) => target_size(info, size),
+        (_, SampleKind::Image { height, width, .. }) => [height, width],
+        (_, SampleKind::Tokens { .. }) => [0, 0],
+    };
+    ops.push(Op::Cutout { side: (height.min(width) / 4).max(1) });
 }
 
 /// Where a random crop begins.

@@ -199,6 +199,17 @@ impl Loader {
         Ok(batch)
     }
 
+    /// Swaps left and right of a batch's images. Tokens stay as they are.
+    pub fn mirror(&self, batch: &mut Batch) {
+        batch.views.iter_mut().for_each(|view| view.mirrored = !view.mirrored);
+        if let Some([_, width, channels]) = self.shared.augment.output(self.shared.dataset.info().kind) {
+            for row in batch.images.chunks_exact_mut(width * channels) {
+                row.reverse();
+                row.chunks_exact_mut(channels).for_each(<[f32]>::reverse);
+            }
+        }
+    }
+
     fn take(&mut self, epoch: u64, step: usize) -> Result<Batch, DataError> {
         let start = self.clock.now();
         let result = self.wait_for(epoch, step, start);
@@ -261,6 +272,11 @@ impl Epoch<'_> {
     pub fn next_if_ready(&mut self) -> Option<Batch> {
         let ready = self.step < self.steps && matches!(self.loader.shared.lock().shelf.get(&self.step), Some(Ok(_)));
         ready.then(|| self.next()).flatten().and_then(Result::ok)
+    }
+
+    /// As [`Loader::mirror`].
+    pub fn mirror(&self, batch: &mut Batch) {
+        self.loader.mirror(batch);
     }
 
     /// The step of the next batch.

@@ -114,6 +114,8 @@ pub struct Config {
     pub weights_except: Vec<String>,
     /// Evaluate and save after every so many epochs, and at the end.
     pub evaluate_every: u64,
+    /// Whether evaluations answer an image with the mean of the logits for it and for its mirror image.
+    pub evaluate_mirrored: bool,
     /// Save every so many updates, besides every epoch's end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_every: Option<u64>,
@@ -167,6 +169,7 @@ impl Default for Config {
             weights: None,
             weights_except: Vec::new(),
             evaluate_every: 1,
+            evaluate_mirrored: false,
             checkpoint_every: None,
             keep: 2,
             learning_rate: LearningRate { schedule: Schedule::Cosine { end: 0.0 }, ..LearningRate::constant(0.002) },

@@ -252,7 +252,8 @@ impl Trainer {
             }
             let stop = self.journal.stop.clone();
             self.journal.watch.enter("evaluate", self.journal.position.step);
-            let tally = match evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested()) {
+            let mirrored = self.journal.config.evaluate_mirrored;
+            let tally = match evaluate(&mut self.replica, &mut self.val, mirrored, |_, _| !stop.requested()) {
                 Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
                 tally => tally?,
             };

@@ -176,6 +176,7 @@ fn a_view_says_what_applying_does() {
         vec![Op::RandomCrop { pad: 3 }, normalise()],
         vec![Op::HorizontalFlip, Op::Cutout { side: 4 }, normalise()],
         vec![Op::RandomCrop { pad: 3 }, Op::HorizontalFlip, Op::Cutout { side: 3 }, normalise()],
+        vec![Op::ReflectedCrop { pad: 6 }, Op::AlternatingFlip, Op::Cutout { side: 3 }, normalise()],
     ] {
         let augment = Augment::new(ops.clone()).unwrap();
         assert!(augment.is_view() && augment.output(kind) == Some([9, 7, 3]));
@@ -185,7 +186,11 @@ fn a_view_says_what_applying_does() {
                 augment.view([9, 7], moment).words();
             let value = |(row, column, channel): (i32, i32, usize)| {
                 let hole = (first_row..last_row).contains(&row) && (first_column..last_column).contains(&column);
-                let at = (row + top, if mirrored == 1 { 6 - column } else { column } + left);
+                let mut at = (row + top, if mirrored & 1 == 1 { 6 - column } else { column } + left);
+                if mirrored & 2 == 2 {
+                    let reflect = |at: i32, last: i32| last - (last - at.abs()).abs();
+                    at = (reflect(at.0, 8), reflect(at.1, 6));
+                }
                 let inside = (0..9).contains(&at.0) && (0..7).contains(&at.1);
                 let byte = match (hole, inside) {
                     (true, _) => augment.hole()[channel],
@@ -204,6 +209,17 @@ fn a_view_says_what_applying_does() {
     assert!(!resized.is_view());
     let twice = Augment::new(vec![Op::RandomCrop { pad: 1 }, Op::RandomCrop { pad: 1 }, normalise()]).unwrap();
     assert!(!twice.is_view(), "what the first crop left out would be seen by the second");
+}
+
+#[test]
+fn an_alternating_image_is_mirrored_in_every_other_epoch() {
+    let image = numbered(3, 4);
+    let seen = |epoch, sample| apply(vec![Op::AlternatingFlip, PLAIN()], &image, moment(epoch, sample));
+    let first: Vec<_> = (0..32).map(|sample| seen(0, sample)).collect();
+    assert!(first.iter().any(|image| *image != first[0]), "not all begin alike");
+    for (sample, first) in first.iter().enumerate() {
+        assert!(seen(1, sample) != *first && seen(2, sample) == *first && seen(3, sample) == seen(1, sample));
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::{Augment, Moment, Op, shift, square};
 use crate::pixels::Window;
 
 /// How an image of a set is looked at. The pixel at (row, column) of the result is the one at (row + `top`, column + `left`) of the image,
-/// with the column counted from the right if it is `mirrored`; outside it is black, and inside the `hole` it has the holes' colour.
+/// with the column counted from the right if it is `mirrored`; outside it is black or `reflected`, and inside the `hole` it has the holes' colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     /// Which image.
@@ -16,16 +16,18 @@ pub struct View {
     pub left: isize,
     /// Whether left and right are swapped.
     pub mirrored: bool,
+    /// Whether the image is reflected at its edges.
+    pub reflected: bool,
     /// What is painted over, in the result.
     pub hole: Option<Window>,
 }
 
 impl View {
-    /// The view as eight numbers: sample, top, left, whether mirrored, and the hole's first and last row and column, the last excluded.
+    /// The view as eight numbers: sample, top, left, 1 if mirrored and 2 more if reflected, and the hole's first and last row and column, the last excluded.
     pub fn words(&self) -> [i32; 8] {
         let hole = self.hole.unwrap_or(Window { top: 0, left: 0, height: 0, width: 0 });
         let ends = [hole.top + hole.height as isize, hole.left + hole.width as isize];
-        let [sample, mirrored] = [self.sample as i32, i32::from(self.mirrored)];
+        let [sample, mirrored] = [self.sample as i32, i32::from(self.mirrored) + 2 * i32::from(self.reflected)];
         let small = |number: isize| number as i32;
         [
             sample,
@@ -44,8 +46,8 @@ impl Augment {
     /// Whether all it does is a view: a shift, then a mirror, then a hole, each at most once.
     pub fn is_view(&self) -> bool {
         let order = |op: &Op| match op {
-            Op::RandomCrop { .. } => Some(0),
-            Op::HorizontalFlip => Some(1),
+            Op::RandomCrop { .. } | Op::ReflectedCrop { .. } => Some(0),
+            Op::HorizontalFlip | Op::AlternatingFlip => Some(1),
             Op::Cutout { .. } => Some(2),
             Op::Normalise { .. } => Some(3),
             _ => None,
@@ -61,10 +63,15 @@ impl Augment {
     pub fn view(&self, [height, width]: [usize; 2], moment: Moment) -> View {
         assert!(self.is_view(), "{:?} do more than a view", self.ops);
         let mut random = moment.random();
-        let mut view = View { sample: moment.sample, top: 0, left: 0, mirrored: false, hole: None };
+        let mut view = View { sample: moment.sample, top: 0, left: 0, mirrored: false, reflected: false, hole: None };
         for op in &self.ops {
             match *op {
                 Op::RandomCrop { pad } => (view.top, view.left) = shift(pad, &mut random),
+                Op::ReflectedCrop { pad } => {
+                    (view.top, view.left) = shift(pad, &mut random);
+                    view.reflected = true;
+                }
+                Op::AlternatingFlip => view.mirrored = moment.is_mirrored(),
                 Op::HorizontalFlip => view.mirrored = random.chance(0.5),
                 Op::Cutout { side } => view.hole = Some(square(side, height, width, &mut random)),
                 _ => {}

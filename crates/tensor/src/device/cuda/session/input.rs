@@ -31,7 +31,8 @@ impl Samples<'_> {
     }
 }
 
-/// Numbers of a view of an image, as the kernel `look` reads them: sample, top, left, mirrored, and the hole's first row, first column,
+/// Numbers of a view of an image, as the kernel `look` reads them: sample, top, left, 1 if mirrored and 2 more if
+/// reflected, and the hole's first row, first column,
 /// last row and last column, the last excluded.
 pub type View = [i32; 8];
 
