@@ -26,6 +26,7 @@ pub fn run(arguments: &Evaluate) -> Outcome {
         config.data.clone_from(data);
     }
     config.dtype = arguments.dtype.unwrap_or(config.dtype);
+    config.device = arguments.device.unwrap_or(config.device);
     let mut examined = prepare_evaluation(&weights, &config, &around)?;
     // As in training, so that the numbers are those of the run's own evaluation.
     calibrate(examined.replica.device(), examined.replica.plans(), Calibrate::Known);

@@ -201,6 +201,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     set_some(&mut config.threads, &arguments.threads);
     set(&mut config.pin, &arguments.pin);
     set(&mut config.loader_threads, &arguments.loader_threads);
+    set(&mut config.evaluate_every, &arguments.evaluate_every);
     set_some(&mut config.checkpoint_every, &arguments.checkpoint_every);
     set(&mut config.keep, &arguments.keep);
     set_some(&mut config.clip_norm, &arguments.clip_norm);

@@ -29,6 +29,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/tensor/src/device/cuda/compile.rs",
     "crates/tensor/src/device/cuda/cudnn.rs",
     "crates/tensor/src/device/cuda/driver.rs",
+    "crates/tensor/src/device/cuda/graph.rs",
     "crates/tensor/src/device/cuda/library.rs",
     "crates/tensor/src/device/cuda/nccl.rs",
     "crates/tensor/src/device/cuda/nvml.rs",

@@ -4,8 +4,12 @@
 //! choice is drawn from the stream named by (seed, epoch, sample), so an image is changed in the same way whichever
 //! thread, rank or resumed run meets it.
 
+mod view;
+
 use paceline_system::random::Random;
 use serde::{Deserialize, Serialize};
+
+pub use view::View;
 
 use crate::DataError;
 use crate::dataset::{Info, SampleKind, Source};
@@ -31,6 +35,8 @@ pub enum AugmentChoice {
     /// What is customary for the set: see [`Augment::training`].
     #[default]
     Standard,
+    /// The same, and a hole of a quarter of the image's side at a random place (DeVries and Taylor, 2017).
+    Strong,
 }
 
 /// One operation on an image.
@@ -74,6 +80,11 @@ pub enum Op {
     },
     /// Mirrors every other image, by chance.
     HorizontalFlip,
+    /// Paints a square around a random pixel in the mean colour; what reaches over the edge is cut off.
+    Cutout {
+        /// Its side in pixels.
+        side: usize,
+    },
     /// (value ÷ 255 − mean) ÷ std for each channel. The last operation of every list.
     Normalise {
         /// One mean per channel.
@@ -94,12 +105,20 @@ pub struct Moment {
     pub sample: usize,
 }
 
+impl Moment {
+    fn random(self) -> Random {
+        Random::new(&[AUGMENT, self.seed, self.epoch, self.sample as u64])
+    }
+}
+
 /// A checked list of operations.
 #[derive(Clone, Debug)]
 pub struct Augment {
     ops: Vec<Op>,
     /// What each byte becomes, per channel: a look-up per value, and exactly (v/255 − μ)/σ rounded once per step.
     tables: Vec<[f32; 256]>,
+    /// The colour of holes: the byte nearest to the mean, per channel.
+    hole: Vec<u8>,
 }
 
 impl Augment {
@@ -118,6 +137,7 @@ impl Augment {
                     "resizes to 0 pixels"
                 }
                 Op::CentreCrop { height: 0, .. } | Op::CentreCrop { width: 0, .. } => "crops to 0 pixels",
+                Op::Cutout { side: 0 } => "cuts out nothing",
                 Op::RandomResizedCrop { height, width, scale, ratio }
                     if *height == 0
                         || *width == 0
@@ -135,13 +155,15 @@ impl Augment {
         }
         let table = |(mean, std): (&f32, &f32)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std);
         let tables = mean.iter().zip(std).map(table).collect();
-        Ok(Self { ops, tables })
+        let hole = mean.iter().map(|mean| (mean * 255.0).round().clamp(0.0, 255.0) as u8).collect();
+        Ok(Self { ops, tables, hole })
     }
 
     /// The list for training on a set, at its own size or at `size` × `size`.
     ///
     /// Standard is: CIFAR-10 pad 4, random crop, flip · shapes pad 2, random crop, flip · MNIST pad 2, random crop ·
-    /// folders random resized crop and flip as torchvision's reference · synthetic nothing.
+    /// folders random resized crop and flip as torchvision's reference · synthetic nothing. Strong adds a hole to each list that is
+    /// not empty.
     ///
     /// # Errors
     /// When the size is no size of an image.
@@ -161,6 +183,14 @@ impl Augment {
             }
             Source::Synthetic | Source::Text => Vec::new(),
         };
+        if choice == AugmentChoice::Strong && !ops.is_empty() {
+            let [height, width] = match (info.source, info.kind) {
+                (Source::Folder, _) => target_size(info, size),
+                (_, SampleKind::Image { height, width, .. }) => [height, width],
+                (_, SampleKind::Tokens { .. }) => [0, 0],
+            };
+            ops.push(Op::Cutout { side: (height.min(width) / 4).max(1) });
+        }
         if info.source != Source::Folder {
             ops.extend(resize_to(info, size));
         }
@@ -197,7 +227,9 @@ impl Augment {
 
     /// Whether images of any size come out in one size.
     pub fn fixes_size(&self) -> bool {
-        let keeps = |op: &&Op| matches!(op, Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Normalise { .. });
+        let keeps = |op: &&Op| {
+            matches!(op, Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Cutout { .. } | Op::Normalise { .. })
+        };
         let last = self.ops.iter().rev().find(|op| !keeps(op));
         matches!(last, Some(Op::Resize { .. } | Op::CentreCrop { .. } | Op::RandomResizedCrop { .. }))
     }
@@ -211,7 +243,7 @@ impl Augment {
                 | Op::Resize { height: h, width: w }
                 | Op::CentreCrop { height: h, width: w } => (height, width) = (h, w),
                 Op::ResizeShorter { side } => [height, width] = shorter_to(height, width, side),
-                Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Normalise { .. } => {}
+                Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Cutout { .. } | Op::Normalise { .. } => {}
             }
         }
         Some([height, width, channels])
@@ -222,9 +254,9 @@ impl Augment {
     /// # Panics
     /// When `out` has another length, or the image other channels than the list was made for.
     pub fn apply(&self, scratch: &mut Scratch, moment: Moment, out: &mut [f32]) {
-        let mut random = Random::new(&[AUGMENT, moment.seed, moment.epoch, moment.sample as u64]);
+        let mut random = moment.random();
         for op in &self.ops {
-            apply_one(op, scratch, &mut random);
+            apply_one(op, scratch, &mut random, &self.hole);
         }
         let image = &scratch.image;
         assert_eq!(
@@ -273,13 +305,12 @@ impl Scratch {
     }
 }
 
-fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random) {
+fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random, hole: &[u8]) {
     let (rows, columns) = (scratch.image.height, scratch.image.width);
     let whole = Window { top: 0, left: 0, height: rows, width: columns };
     match *op {
         Op::RandomCrop { pad } => {
-            let mut shift = || random.below(2 * pad + 1) as isize - pad as isize;
-            let (top, left) = (shift(), shift());
+            let (top, left) = shift(pad, random);
             if (top, left) != (0, 0) {
                 scratch.crop(Window { top, left, ..whole });
             }
@@ -305,8 +336,21 @@ fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random) {
                 scratch.image.flip();
             }
         }
+        Op::Cutout { side } => scratch.image.paint(square(side, rows, columns, random), hole),
         Op::Normalise { .. } => {}
     }
+}
+
+/// Where a random crop begins.
+fn shift(pad: usize, random: &mut Random) -> (isize, isize) {
+    let mut draw = || random.below(2 * pad + 1) as isize - pad as isize;
+    (draw(), draw())
+}
+
+/// A square around a random pixel.
+fn square(side: usize, rows: usize, columns: usize, random: &mut Random) -> Window {
+    let mut start = |most: usize| random.below(most.max(1)) as isize - (side / 2) as isize;
+    Window { top: start(rows), left: start(columns), height: side, width: side }
 }
 
 /// A window of random area and aspect ratio, ten times tried as torchvision does; then the largest allowed middle.

@@ -51,6 +51,21 @@ impl Pixels {
         }
     }
 
+    /// Gives the pixels of a window one colour; what is outside the image is left out.
+    pub fn paint(&mut self, window: Window, colour: &[u8]) {
+        assert_eq!(colour.len(), self.channels, "a colour has a value per channel");
+        let cut = |from: isize, length: usize, most: usize| {
+            let end = (from + length as isize).clamp(0, most as isize) as usize;
+            (from.clamp(0, most as isize) as usize).min(end)..end
+        };
+        let (rows, columns) = (cut(window.top, window.height, self.height), cut(window.left, window.width, self.width));
+        for row in rows {
+            let start = row * self.row_bytes();
+            let line = &mut self.data[start + columns.start * colour.len()..start + columns.end * colour.len()];
+            line.chunks_exact_mut(colour.len()).for_each(|pixel| pixel.copy_from_slice(colour));
+        }
+    }
+
     /// Becomes the `height` × `width` window of `source` whose upper left corner is at (`top`, `left`), which may lie
     /// outside; what is outside is black.
     pub fn window_of(&mut self, source: &Pixels, window: Window) {

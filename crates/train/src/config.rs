@@ -112,6 +112,8 @@ pub struct Config {
     /// Parameters whose names start like this keep their random start although a weights file is given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub weights_except: Vec<String>,
+    /// Evaluate and save after every so many epochs, and at the end.
+    pub evaluate_every: u64,
     /// Save every so many updates, besides every epoch's end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_every: Option<u64>,
@@ -164,6 +166,7 @@ impl Default for Config {
             loader_threads: 1,
             weights: None,
             weights_except: Vec::new(),
+            evaluate_every: 1,
             checkpoint_every: None,
             keep: 2,
             learning_rate: LearningRate { schedule: Schedule::Cosine { end: 0.0 }, ..LearningRate::constant(0.002) },
@@ -202,6 +205,7 @@ impl Config {
             ("--classes", self.classes.map(|classes| classes as u64)),
             ("--threads", self.threads.map(|threads| threads as u64)),
             ("--loader-threads", Some(self.loader_threads as u64)),
+            ("--evaluate-every", Some(self.evaluate_every)),
             ("--checkpoint-every", self.checkpoint_every),
             ("--keep", Some(self.keep as u64)),
             ("--workers", Some(self.workers as u64)),

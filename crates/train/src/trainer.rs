@@ -240,6 +240,16 @@ impl Trainer {
                 self.journal.save(&mut self.replica, false)?;
                 return Ok((reason, evaluation));
             }
+            if !self.journal.is_evaluation_due() {
+                self.journal.end_epoch(None)?;
+                match self.journal.ends_after_epoch(self.replica.votes) {
+                    None => continue,
+                    Some(reason) => {
+                        self.journal.save(&mut self.replica, false)?;
+                        return Ok((reason, evaluation));
+                    }
+                }
+            }
             let stop = self.journal.stop.clone();
             self.journal.watch.enter("evaluate", self.journal.position.step);
             let tally = match evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested()) {
@@ -253,7 +263,7 @@ impl Trainer {
                 self.journal.save(&mut self.replica, false)?;
                 return Ok((Reason::Interrupted, evaluation));
             }
-            let best = self.journal.end_epoch(&tally)?;
+            let best = self.journal.end_epoch(Some(&tally))?;
             evaluation = Some(tally);
             self.journal.save(&mut self.replica, best)?;
             if let Some(reason) = self.journal.ends_after_epoch(self.replica.votes) {
@@ -270,6 +280,8 @@ impl Trainer {
         let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, watch: &watch };
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
+        // A batch that an epoch left behind belongs to none.
+        drop(replica.take_coming());
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
         loop {
             replica.votes = journal.votes();
@@ -282,6 +294,8 @@ impl Trainer {
             let Stepped { event, tally, not_finite } = stepped;
             if let Some((batch, what)) = not_finite {
                 journal.tell(event)?;
+                drop(epoch);
+                let batch = train.with_images(done / per_epoch, batch)?;
                 return Err(not_a_number(replica, &batch, what, journal));
             }
             journal.after_step(event, &tally)?;

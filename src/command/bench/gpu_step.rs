@@ -86,6 +86,7 @@ fn show(arguments: &BenchStep, replica: &mut Replica, times: &mut Times, input: 
             "step_s": median, "step_s_min": times.seconds[0], "step_s_max": times.seconds[times.seconds.len() - 1],
             "images_per_s": images_per_s, "start_s": starting, "calls": calls, "loss": times.loss,
             "step_gflop": report.flops as f64 / 1e9, "peak_bytes": bytes, "arena_bytes": report.arena_bytes,
+            "memory_bytes": session.memory().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         });
         if let Some(profile) = profile {
             value["profile"] = profile.to_json();

@@ -11,6 +11,7 @@ mod compile;
 mod convolution;
 mod cudnn;
 mod driver;
+mod graph;
 mod join;
 pub mod kept;
 pub mod library;

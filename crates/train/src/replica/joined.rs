@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use paceline_comm::{CommError, Communicator, Rank};
+use paceline_data::batch::Batch;
 use paceline_nn::optim::Moment;
 use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::device::cuda::nccl::{Group, Key, Seat};
@@ -62,11 +63,16 @@ impl Replica {
     }
 
     /// Makes a step on the batch that is there.
-    pub(super) fn compute_on_gpu(&mut self, moment: Moment) -> Result<Found, TrainError> {
+    pub(super) fn compute_on_gpu(
+        &mut self,
+        moment: Moment,
+        next: &mut dyn FnMut() -> Option<Batch>,
+    ) -> Result<Found, TrainError> {
         let guard = self.gpu.as_mut().and_then(|gpu| gpu.guard.take());
         let mut compute = || {
             self.start_on_gpu(moment)?;
             let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
+            gpu.bring(next);
             Ok::<Found, TrainError>(gpu.session.finish()?)
         };
         let found = match &guard {

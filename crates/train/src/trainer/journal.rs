@@ -170,27 +170,28 @@ impl Journal {
     }
 
     /// Tells the epoch's figures and starts the next one's; whether the accuracy is the best so far.
-    pub fn end_epoch(&mut self, evaluation: &Tally) -> Result<bool, TrainError> {
+    pub fn end_epoch(&mut self, evaluation: Option<&Tally>) -> Result<bool, TrainError> {
         let Position { step, tally, epoch_s, data_wait_s, best_top1, .. } = self.position.clone();
         let samples = (self.length.steps_per_epoch * self.config.batch as u64) as f64;
-        let best = best_top1.is_none_or(|best| evaluation.accuracy() > best);
+        let top1 = evaluation.map(Tally::accuracy);
+        let best = top1.is_some_and(|top1| best_top1.is_none_or(|best| top1 > best));
         self.tell(Event::Epoch {
             epoch: step / self.length.steps_per_epoch - 1,
             step,
             train_loss: tally.mean_loss(),
             train_accuracy: tally.accuracy(),
-            val_loss: Some(evaluation.mean_loss()),
-            val_top1: Some(evaluation.accuracy()),
-            val_top5: Some(evaluation.top5_accuracy()),
+            val_loss: evaluation.map(Tally::mean_loss),
+            val_top1: top1,
+            val_top5: evaluation.map(Tally::top5_accuracy),
             seconds: epoch_s,
             samples_per_s: samples / epoch_s.max(1e-9),
             data_wait_s,
         })?;
         self.position = Position {
             step,
-            best_top1: if best { Some(evaluation.accuracy()) } else { best_top1 },
+            best_top1: if best { top1 } else { best_top1 },
             best_step: if best { Some(step) } else { self.position.best_step },
-            stale_epochs: if best { 0 } else { self.position.stale_epochs + 1 },
+            stale_epochs: if best { 0 } else { self.position.stale_epochs + u64::from(top1.is_some()) },
             samples: self.position.samples,
             ..Position::default()
         };
@@ -217,6 +218,13 @@ impl Journal {
     /// Whether an epoch is trained and not evaluated: where a run stands that was interrupted at just that moment.
     pub fn awaits_evaluation(&self) -> bool {
         self.position.tally.rows > 0 && self.position.step.is_multiple_of(self.length.steps_per_epoch)
+    }
+
+    /// Whether the epoch that is trained is one after which the run is evaluated and saved.
+    pub fn is_evaluation_due(&self) -> bool {
+        let step = self.position.step;
+        let epoch = step / self.length.steps_per_epoch;
+        epoch.is_multiple_of(self.config.evaluate_every) || step >= self.steps_total()
     }
 
     pub fn is_checkpoint_due(&self) -> bool {
