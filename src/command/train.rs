@@ -31,8 +31,10 @@ pub fn run(arguments: Train) -> Outcome {
             config.check()?;
             config.check_world(config.workers)?;
             if arguments.hosts.is_none() && config.device != Compute::Cpu {
-                let found = cuda::count().map_err(Failure::refused)?;
-                gpus::enough(config.device, config.workers, found).map_err(Failure::refused)?;
+                let found = cuda::count();
+                let seen = *found.as_ref().unwrap_or(&usize::MAX);
+                gpus::enough(config.device, config.workers, seen).map_err(Failure::refused)?;
+                found.map_err(Failure::refused)?;
             }
             team::launch(&starts)
         }

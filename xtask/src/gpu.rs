@@ -11,8 +11,12 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// The tests that run on a GPU if there is one: package, name, seconds that they may take there.
-const TESTS: [(&str, &str, u32); 3] =
-    [("paceline-tensor", "ops", 300), ("paceline-nn", "models", 900), ("paceline-train", "gpu", 300)];
+const TESTS: [(&str, &str, u32); 4] = [
+    ("paceline-tensor", "ops", 300),
+    ("paceline-nn", "models", 900),
+    ("paceline-train", "gpu", 300),
+    ("paceline-train", "nccl", 120),
+];
 
 /// What a pack may take: as much as travels to a borrowed machine.
 const PACK_BYTES_MAX: u64 = 64 << 20;
@@ -182,7 +186,7 @@ mod tests {
     /// Runs the script with stand-ins for the packed programs, all of which do the same.
     fn played(program: &str) -> (String, bool) {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["paceline", "ops", "models", "gpu"] {
+        for name in ["paceline", "ops", "models", "gpu", "nccl"] {
             let path = folder.path().join(name);
             fs::write(&path, format!("#!/bin/sh\n{program}\n")).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -199,17 +203,18 @@ mod tests {
             played("echo 'test result: ok. 3 passed; 0 failed; 1 ignored'; echo 'skipped: a: no GPU'");
         assert!(succeeded, "{text}");
         assert!(text.contains("skipped: sanitizer: this machine has no no-such-sanitizer"), "{text}");
-        assert!(text.contains("parts: 10 passed, 0 failed, 1 skipped\n"), "{text}");
-        assert!(text.contains("tests: 30 passed, 0 failed, 10 reported themselves skipped"), "{text}");
+        assert!(text.contains("parts: 11 passed, 0 failed, 1 skipped\n"), "{text}");
+        assert!(text.contains("tests: 33 passed, 0 failed, 11 reported themselves skipped"), "{text}");
     }
 
     #[test]
     fn the_script_goes_on_after_a_failure_and_fails_at_the_end() {
         let (text, succeeded) = played("echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101");
         assert!(
-            !succeeded && text.contains("parts: 0 passed, 10 failed, 1 skipped; failed: doctor ops models gpu bench"),
+            !succeeded
+                && text.contains("parts: 0 passed, 11 failed, 1 skipped; failed: doctor ops models gpu nccl bench"),
             "{text}"
         );
-        assert!(text.contains("tests: 20 passed, 10 failed"), "{text}");
+        assert!(text.contains("tests: 22 passed, 11 failed"), "{text}");
     }
 }

@@ -3,9 +3,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Duration;
 
-use paceline_comm::Stop;
 use paceline_data::augment::{Augment, Op};
 use paceline_data::batch::Batch;
 use paceline_data::dataset::OpenOptions;
@@ -17,10 +15,9 @@ use paceline_system::disk::Disk;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::session::Album;
-use paceline_tensor::device::cuda::{self, Cuda, Options, nccl};
+use paceline_tensor::device::cuda::{self, Cuda, Options};
 use paceline_tensor::{MemoryUse, Precision};
 use paceline_train::phases::Phases;
-use paceline_train::replica::guard::Limits;
 use paceline_train::replica::{Albums, NotFinite, Replica, ReplicaOptions};
 
 const CLASSES: usize = 10;
@@ -198,28 +195,4 @@ fn a_model_is_evaluated_on_a_gpu_as_on_the_cpu() {
     let (found, expected) = (there.evaluate(&batch(1)).unwrap(), here.evaluate(&batch(1)).unwrap());
     let most = expected.0.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     assert!(found.0.iter().zip(&expected.0).all(|(a, b)| (a - b).abs() < 1e-4 * most), "{found:?} is not {expected:?}");
-}
-
-#[test]
-fn alone_through_nccl_gives_the_same_bits_as_without() {
-    let test = "alone_through_nccl_gives_the_same_bits_as_without";
-    let Some(cuda) = gpu(test) else { return };
-    if let Err(error) = nccl::version() {
-        let _ = writeln!(std::io::stderr(), "skipped: {test}: {error}");
-        return;
-    }
-    let cpu = Arc::new(Cpu::new(4));
-    let limits = Limits { stop: Stop::new(), meeting: Duration::from_secs(60), step: Duration::from_secs(60) };
-    // Several buckets, one of which is a large matrix, and one bucket with batch-norms.
-    for (model, precision) in [("vgg11", Precision::Bf16), ("resnet20", Precision::F32)] {
-        let (entry, options) = (zoo::find(model).unwrap(), options(Optimizer::Momentum, precision));
-        let mut without = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
-        let mut with = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
-        with.join_gpus(None, &[], &limits).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(losses(&mut without, 1e-3), losses(&mut with, 1e-3), "{model}: the same losses");
-        without.fetch().unwrap();
-        with.fetch().unwrap();
-        let bits = |replica: &Replica| replica.store.parameters.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert!(bits(&without) == bits(&with), "{model}: the same weights");
-    }
 }

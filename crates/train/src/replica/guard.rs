@@ -105,13 +105,13 @@ impl Guard {
         phase: &'static str,
         work: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
+        let looked = || self.trouble.get().map_or(Ok(()), |trouble| Err(trouble.error(self.rank, phase)));
+        looked()?;
         self.began.store(self.clock.now().as_nanos() as u64, Ordering::SeqCst);
         let done = work();
         self.began.store(IDLE, Ordering::SeqCst);
-        match self.trouble.get() {
-            Some(trouble) => Err(trouble.error(self.rank, phase).into()),
-            None => done,
-        }
+        looked()?;
+        done
     }
 }
 

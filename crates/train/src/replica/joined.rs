@@ -6,7 +6,7 @@ use paceline_comm::{CommError, Communicator, Rank};
 use paceline_data::batch::Batch;
 use paceline_nn::optim::Moment;
 use paceline_tensor::device::cuda::CudaError;
-use paceline_tensor::device::cuda::nccl::Group;
+use paceline_tensor::device::cuda::nccl::{Group, Key, Seat};
 use paceline_tensor::device::cuda::session::Found;
 
 use super::Replica;
@@ -38,10 +38,20 @@ impl Replica {
         hosts: &[String],
         limits: &Limits,
     ) -> Result<(), TrainError> {
+        let (key, seat) = meet(communicator, self.gpu().expect("a replica on a GPU"), hosts)?;
+        self.take_seat(key, seat, limits)
+    }
+
+    /// The second half of [`Replica::join_gpus`], for those who have met already: waits until all seats are taken.
+    ///
+    /// # Errors
+    /// When another rank, or the way to it, has failed.
+    ///
+    /// # Panics
+    /// When the replica is not on a GPU.
+    pub fn take_seat(&mut self, key: Key, seat: Seat, limits: &Limits) -> Result<(), TrainError> {
         let gpu = self.gpu.as_mut().expect("a replica on a GPU");
-        let cuda = Arc::clone(gpu.session.cuda());
-        let (key, seat) = meet(communicator, &cuda, hosts)?;
-        let rank = Rank::at(seat.number);
+        let (cuda, rank) = (Arc::clone(gpu.session.cuda()), Rank::at(seat.number));
         let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, seat))?;
         let group = Arc::new(joined.map_err(|error| failed(rank, JOIN, error))?);
         let (looked_at, left) = (Arc::clone(&group), Arc::clone(&group));
