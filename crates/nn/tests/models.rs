@@ -147,17 +147,10 @@ fn gpu() -> Option<Device> {
     device.clone()
 }
 
-#[test]
-fn every_model_on_a_gpu() {
-    if gpu().is_none() {
-        let _ = writeln!(std::io::stderr(), "skipped: every_model_on_a_gpu: no GPU");
-    }
-}
-
-fn check(name: &str) {
-    check_on(name, &cpu());
-    if let Some(gpu) = gpu() {
-        check_on(name, &gpu);
+fn check_on_a_gpu(name: &str) {
+    match gpu() {
+        Some(gpu) => check_on(name, &gpu),
+        None => drop(writeln!(std::io::stderr(), "skipped: on_a_gpu::{name}: no GPU")),
     }
 }
 
@@ -214,7 +207,11 @@ fn check_on(name: &str, device: &Device) {
 macro_rules! follows_pytorch {
     ($($name:ident)*) => {
         mod follows_pytorch {
-            $(#[test] fn $name() { super::check(stringify!($name)); })*
+            $(#[test] fn $name() { super::check_on(stringify!($name), &super::cpu()); })*
+        }
+
+        mod on_a_gpu {
+            $(#[test] fn $name() { super::check_on_a_gpu(stringify!($name)); })*
         }
 
         #[test]
