@@ -1,12 +1,13 @@
 //! Gradients added up by NCCL: alone, and by two ranks on one GPU where NCCL allows that. On a machine without a GPU the tests say that
 //! they are skipped.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use paceline_comm::transport::{Transport, thread};
-use paceline_comm::{Choice, Communicator, Link, Links, Stop};
+use paceline_comm::transport::{Membership, Transport, shm};
+use paceline_comm::{Choice, Communicator, Generation, Link, Links, Rank, Stop, Token, Wait};
 use paceline_data::batch::Batch;
 use paceline_nn::layer::{Conv, Window};
 use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
@@ -17,12 +18,14 @@ use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::{self, Cuda, Options, nccl};
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
+use paceline_train::TrainError;
 use paceline_train::phases::Phases;
 use paceline_train::replica::guard::Limits;
 use paceline_train::replica::{Replica, ReplicaOptions};
 
 const CLASSES: usize = 10;
 const BATCH: usize = 16;
+const LONG: Duration = Duration::from_secs(60);
 
 fn gpu(test: &str) -> Option<Arc<Cuda>> {
     if cuda::count().is_ok_and(|count| count > 0) {
@@ -101,7 +104,7 @@ fn losses_of(replica: &mut Replica, rate: f32, rank: usize, world: usize) -> Vec
 }
 
 fn limits() -> Limits {
-    Limits { stop: Stop::new(), meeting: Duration::from_secs(60), step: Duration::from_secs(60) }
+    Limits { stop: Stop::new(), meeting: LONG, step: LONG }
 }
 
 fn bits(replica: &Replica) -> Vec<u32> {
@@ -131,14 +134,16 @@ fn alone_through_nccl_gives_the_same_bits_as_without() {
 }
 
 /// A replica that is one of two ranks, each with its half of every batch.
-fn one_of_two(key: nccl::Key, communicator: Communicator, limits: &Limits) -> Replica {
+fn one_of_two(mut communicator: Communicator, limits: &Limits) -> Replica {
     let rank = communicator.rank().index();
     let cuda = gpu("one of two").expect("a GPU");
     let options = ReplicaOptions { micro_batch: BATCH / 2, ..options(Optimizer::Momentum, Precision::F32) };
     let mut replica = Replica::on_gpu(&plain, options, &Arc::new(Cpu::new(2)), &cuda).unwrap();
     assert!(replica.buckets().len() >= 2, "sums overlap with the backward pass");
+    let mut key = if rank == 0 { nccl::key().unwrap() } else { [0; nccl::KEY_BYTES] };
+    communicator.broadcast_bytes(Rank(0), &mut key).unwrap();
     replica.take_seat(key, nccl::Seat { number: rank, of: 2 }, limits).unwrap_or_else(|error| panic!("{error}"));
-    replica.agree(Agreement::all_reduce(communicator, &[], Duration::from_secs(60)).unwrap());
+    replica.agree(Agreement::all_reduce(communicator, &[], LONG).unwrap());
     replica.begin_together(0, 20).unwrap();
     replica
 }
@@ -154,20 +159,66 @@ fn shares(test: &str) -> bool {
     shares
 }
 
-/// Runs two ranks as threads.
-fn two<T: Send>(rank: impl Fn(nccl::Key, Communicator) -> T + Sync) -> Vec<T> {
-    let key = nccl::key().unwrap_or_else(|error| panic!("{error}"));
+fn meet(token: &str, rank: u32) -> Communicator {
+    let token = Token::from_hex(token).unwrap();
+    let member = Membership { token, rank: Rank(rank), world: 2, generation: Generation(0) };
+    let transport = Transport::Shm(shm::connect(&member, &Wait::new(LONG, &Stop::new())).unwrap());
     let choice = Choice::by_cost(Links::uniform(2, Link::new(20e-6, 2e9)));
-    let options = paceline_comm::Options { timeout: Duration::from_secs(60), stop: Stop::new(), choice };
-    std::thread::scope(|scope| {
-        let (rank, options) = (&rank, &options);
-        let start = |transport| {
-            let communicator = Communicator::new(Transport::Thread(transport), options.clone());
-            scope.spawn(move || rank(key, communicator))
-        };
-        let ranks: Vec<_> = thread::mesh(2).into_iter().map(start).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    Communicator::new(transport, paceline_comm::Options { timeout: LONG, stop: Stop::new(), choice })
+}
+
+/// The other rank: a process of its own, as in a run. In one process, the streams of two ranks share the GPU's queues, and a sum that
+/// waits for the other rank can keep that rank's kernels waiting.
+struct Other(Child);
+
+impl Other {
+    /// Starts it and meets it.
+    fn start(what: &str) -> (Self, Communicator) {
+        let token = Token::random().to_hex();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["child", "--exact", "--nocapture"]).env("PACELINE_TEST_RANK", format!("{what} {token}"));
+        (Self(command.stdout(Stdio::piped()).spawn().unwrap()), meet(&token, 0))
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Not a test of its own: the body of the other rank.
+#[test]
+fn child() {
+    let Ok(role) = std::env::var("PACELINE_TEST_RANK") else { return };
+    let (what, token) = role.split_once(' ').unwrap();
+    let mut replica = one_of_two(meet(token, 1), &limits());
+    if what == "follow" {
+        println!("\nended with {}", follow(&mut replica, 1).1);
+        return;
+    }
+    steps(&mut replica, 1, 0..2).unwrap();
+    // Nothing is said any more; the parent ends this process.
+    paceline_system::clock::sleep(LONG);
+}
+
+/// Trains for twenty steps; the losses, and a digest of them and of the weights.
+fn follow(replica: &mut Replica, rank: usize) -> (Vec<f64>, u64) {
+    let losses = losses_of(replica, 1e-3, rank, 2);
+    replica.settle().unwrap().unwrap();
+    replica.fetch().unwrap();
+    let words = losses.iter().map(|loss| loss.to_bits()).chain(bits(replica).into_iter().map(u64::from));
+    let digest = words.fold(0u64, |digest, word| (digest ^ word).wrapping_mul(0x100_0000_01b3).rotate_left(23));
+    (losses, digest)
+}
+
+fn steps(replica: &mut Replica, rank: usize, numbers: std::ops::Range<u64>) -> Result<(), TrainError> {
+    for step in numbers {
+        let (moment, batch) = (Moment { step, learning_rate: 1e-3 }, part(&batch(step), rank, 2));
+        replica.step(&batch, moment, &mut Phases::start(&Clock::real()))?.1.unwrap();
+    }
+    Ok(())
 }
 
 #[test]
@@ -177,16 +228,12 @@ fn two_ranks_through_nccl_follow_one_process() {
     let options = options(Optimizer::Momentum, Precision::F32);
     let mut alone = Replica::on_gpu(&plain, options, &Arc::new(Cpu::new(2)), &cuda).unwrap();
     let expected = losses(&mut alone, 1e-3);
-    let found = two(|key, communicator| {
-        let rank = communicator.rank().index();
-        let mut replica = one_of_two(key, communicator, &limits());
-        let losses = losses_of(&mut replica, 1e-3, rank, 2);
-        replica.settle().unwrap().unwrap();
-        replica.fetch().unwrap();
-        (losses, bits(&replica))
-    });
-    assert!(found[0] == found[1], "both ranks have the same losses and the same bits");
-    for (step, (expected, found)) in expected.iter().zip(&found[0].0).enumerate() {
+    let (mut other, communicator) = Other::start("follow");
+    let (found, digest) = follow(&mut one_of_two(communicator, &limits()), 0);
+    let mut said = String::new();
+    other.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains(&format!("ended with {digest}\n")), "both have the same losses and bits: {digest}, {said}");
+    for (step, (expected, found)) in expected.iter().zip(&found).enumerate() {
         assert!((found / expected - 1.0).abs() < 1e-4, "step {step}: {found} by two, {expected} by one");
     }
 }
@@ -197,28 +244,10 @@ fn a_rank_that_stays_away_from_a_sum_ends_the_waiting_on_the_gpu() {
     if gpu(test).is_none() || !shares(test) {
         return;
     }
-    let (stop, clock) = (Stop::new(), Clock::real());
-    let errors = two(|key, communicator| {
-        let rank = communicator.rank().index();
-        let limits =
-            Limits { stop: stop.clone(), step: Duration::from_secs(if rank == 0 { 3 } else { 60 }), ..limits() };
-        let mut replica = one_of_two(key, communicator, &limits);
-        let mut step = |step| {
-            let (moment, batch) = (Moment { step, learning_rate: 1e-3 }, part(&batch(step), rank, 2));
-            replica.step(&batch, moment, &mut Phases::start(&clock)).map(|_| ())
-        };
-        // The third step is a graph that was recorded.
-        step(0).and_then(|()| step(1)).unwrap();
-        if rank == 0 {
-            let error = step(2).unwrap_err();
-            stop.set("rank 0 has given up");
-            return error.to_string();
-        }
-        while stop.reason().is_none() {
-            paceline_system::clock::sleep(Duration::from_millis(10));
-        }
-        step(2).unwrap_err().to_string()
-    });
-    assert!(errors[0].starts_with("rank 0 waited 3") && errors[0].contains("in nccl-all-reduce"), "{errors:?}");
-    assert!(errors[1].starts_with("rank 1") && errors[1].contains("rank 0 has given up"), "{errors:?}");
+    let (_other, communicator) = Other::start("away");
+    let mut replica = one_of_two(communicator, &Limits { step: Duration::from_secs(5), ..limits() });
+    // The third step is a graph that was recorded.
+    steps(&mut replica, 0, 0..2).unwrap();
+    let error = steps(&mut replica, 0, 2..3).unwrap_err().to_string();
+    assert!(error.starts_with("rank 0 waited 5") && error.contains("in nccl-all-reduce: deadline passed"), "{error}");
 }
