@@ -72,9 +72,13 @@ fn losses(replica: &mut Replica, rate: f32) -> Vec<f64> {
 }
 
 fn compare(model: &str, optimizer: Optimizer, rate: f32, precision: Precision, tolerance: f64) {
+    compare_with(model, options(optimizer, precision), rate, tolerance);
+}
+
+fn compare_with(model: &str, options: ReplicaOptions, rate: f32, tolerance: f64) {
     let Some(cuda) = gpu(&format!("{model}_follows_the_cpu")) else { return };
     let (entry, cpu) = (zoo::find(model).unwrap(), Arc::new(Cpu::new(4)));
-    let options = options(optimizer, precision);
+    let precision = options.precision;
     let mut here = Replica::new(entry, options, &cpu).unwrap();
     let mut there = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
     let (expected, found) = (losses(&mut here, rate), losses(&mut there, rate));
@@ -110,6 +114,12 @@ fn a_residual_net_follows_the_cpu() {
 fn a_net_with_biases_pooling_and_dropout_follows_the_cpu() {
     compare("vgg11", Optimizer::Adam, 1e-4, Precision::F32, 1e-3);
     compare("vgg11", Optimizer::Adam, 1e-4, Precision::Bf16, 2e-2);
+}
+
+#[test]
+fn a_batch_in_parts_follows_the_cpu() {
+    let options = options(Optimizer::Momentum, Precision::F32);
+    compare_with("resnet20", ReplicaOptions { micro_batch: BATCH / 4, accumulate: 4, ..options }, 0.002, 1e-3);
 }
 
 #[test]
