@@ -273,14 +273,8 @@ impl Replica {
     pub fn agree(&mut self, mut agreement: Agreement) {
         self.share = agreement.weight();
         self.dropout_seed = self.options.seed.wrapping_add(u64::from(agreement.rank().0) << 32);
-        let first = agreement.rank().0 == 0;
-        let own = std::iter::once(&mut self.store.parameters).chain(&mut self.optimizer_state);
-        for (own, mut common) in own.zip(agreement.memory().into_iter().flatten()) {
-            assert_eq!(own.len(), common.len(), "all ranks have the same parameters");
-            if first {
-                common.copy_from_slice(own);
-            }
-            *own = Buffer::lent(Box::new(common));
+        if let Some(memory) = agreement.memory() {
+            self.share_memory(memory, agreement.rank().0 == 0);
         }
         self.agreement = agreement;
     }

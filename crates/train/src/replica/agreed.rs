@@ -6,13 +6,13 @@
 
 use paceline_data::batch::Batch;
 use paceline_nn::optim::Moment;
-use paceline_parallel::agree::Shared;
+use paceline_parallel::agree::{Memory, Shared};
 use paceline_parallel::{Agreement, Brought};
 use paceline_system::clock::Clock;
 use paceline_tensor::execute::Turn;
-use paceline_tensor::{Pass, Store};
+use paceline_tensor::{Buffer, Pass, Store};
 
-use super::{Half, NotFinite, Replica, ReplicaOptions, Stepped, Updating, Votes, split};
+use super::{EVALUATES, Half, NotFinite, Replica, ReplicaOptions, Stepped, Updating, Votes, split};
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
@@ -128,6 +128,21 @@ impl Replica {
         self.votes = Votes { interrupted: interrupted as u32, time_limit: time_limit as u32 };
         let loss = f64::from(loss) + f64::from(rest);
         Tally { rows: rows as u64, loss, top1: top1 as u64, top5: top5 as u64 }
+    }
+
+    /// Uses memory that all replicas map; the first one's numbers are theirs all.
+    pub(super) fn share_memory(&mut self, memory: Memory, first: bool) {
+        let Memory { weights, optimizer, gradients } = memory;
+        let own = std::iter::once(&mut self.store.parameters).chain(&mut self.optimizer_state);
+        for (own, mut common) in own.zip(std::iter::once(weights).chain(optimizer)) {
+            assert_eq!(own.len(), common.len(), "all ranks have the same parameters");
+            if first {
+                common.copy_from_slice(own);
+            }
+            *own = Buffer::lent(Box::new(common));
+        }
+        let train = self.train.as_mut().expect(EVALUATES);
+        train.executor.keep_gradients(&mut self.store, Buffer::lent(Box::new(gradients)));
     }
 
     /// Takes over the weights, states and optimizer of rank 0, from this step on.
