@@ -21,6 +21,7 @@ use paceline::data::order::Shard;
 use paceline::parallel::Agreement;
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
 use paceline::system::signal::Stop;
+use paceline::train::replica::guard::Limits;
 use paceline::train::serve::{bucket_shapes, serve_parameters};
 use paceline::train::together::{Agree, Carry};
 use paceline::train::trainer::Watch;
@@ -190,7 +191,8 @@ impl Team {
         let one_machine = table.nodes().iter().all(|&node| node == 0);
         let membership = Membership { token, rank, world, generation: Generation::default() };
         let wait = Wait::new(CONNECT_MAX, self.control.stop());
-        let by_memory = config.carry == Carry::Shm || (config.carry == Carry::Auto && one_machine);
+        let by_memory =
+            config.carry == Carry::Shm || (matches!(config.carry, Carry::Auto | Carry::Nccl) && one_machine);
         let mut aside = None;
         let transport = match listener {
             #[cfg(feature = "mpi")]
@@ -233,6 +235,12 @@ impl Team {
         self.member.rank == Rank(0)
     }
 
+    /// This process's place among those of its machine.
+    pub fn local(&self) -> Shard {
+        let local = self.control.table().local(self.member.rank);
+        Shard { rank: local.rank, world: local.world }
+    }
+
     /// Says in heartbeats how far this process is.
     pub fn watch(&self) -> Watch {
         let progress = self.control.progress().clone();
@@ -258,8 +266,15 @@ impl Team {
 
     /// Makes a trainer one of the workers.
     pub fn join(&self, trainer: &mut Trainer) -> Result<(), Failure> {
-        let (shapes, config) = (bucket_shapes(trainer.replica()), trainer.config().clone());
-        let communicator = self.communicator.take().expect("a team has met");
+        let (mut shapes, config) = (bucket_shapes(trainer.replica()), trainer.config().clone());
+        let mut communicator = self.communicator.take().expect("a team has met");
+        if trainer.replica().is_on_gpu() {
+            let hosts: Vec<String> = self.control.table().entries().iter().map(|entry| entry.host.clone()).collect();
+            let limits = gpu_limits(self.control.stop());
+            self.guard(trainer.join_gpus(Some(&mut communicator), &hosts, &limits), None)?;
+            // Gradients stay on the GPUs; what else ranks tell each other goes the usual way.
+            shapes.clear();
+        }
         let agreement = match config.agree {
             Agree::AllReduce if communicator.shares_memory() && trainer.replica().steps_by_elements() => {
                 Agreement::shares(communicator, &shapes, trainer.replica().elements())
@@ -298,6 +313,11 @@ impl Team {
     pub fn finish(self) -> Result<(), Failure> {
         Ok(self.control.finish(FAREWELL)?)
     }
+}
+
+/// How long GPUs may wait for each other: to meet (connections of many take a while), and in a step, as any message.
+pub fn gpu_limits(stop: &paceline::comm::Stop) -> Limits {
+    Limits { stop: stop.clone(), meeting: 2 * CONNECT_MAX, step: MESSAGE_MAX }
 }
 
 /// How connections are kept secret: by the token, or by these files.

@@ -6,7 +6,9 @@
 //! summed) they are kept and the update follows at the end. The bits are the same.
 
 mod agreed;
+pub mod guard;
 mod half;
+mod joined;
 mod on_gpu;
 mod room;
 
@@ -16,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::{Half, Planned};
+pub use on_gpu::Albums;
 use on_gpu::OnGpu;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
@@ -201,12 +204,16 @@ impl Replica {
         Self::assemble(model, options, (device, Some(cuda)), Some(train))
     }
 
-    /// As [`Replica::new`], without the memory that only training needs; it can only evaluate.
+    /// As [`Replica::new`], without the memory that only training needs; it can only evaluate, on the CPU or on a GPU.
     ///
     /// # Errors
-    /// As [`Replica::new`].
-    pub fn for_evaluation(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, TrainError> {
-        Self::assemble(model, options, (device, None), None)
+    /// As [`Replica::new`] and [`Replica::on_gpu`].
+    pub fn for_evaluation(
+        model: &dyn Model,
+        options: ReplicaOptions,
+        (device, cuda): (&Arc<Cpu>, Option<&Arc<Cuda>>),
+    ) -> Result<Self, TrainError> {
+        Self::assemble(model, options, (device, cuda), None)
     }
 
     fn assemble(
@@ -333,8 +340,25 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<Stepped, TrainError> {
+        self.step_before(batch, moment, phases, &mut || None)
+    }
+
+    /// As [`Replica::step`]; a GPU asks for the `next` batch while it computes, and has it copied. [`Replica::take_coming`] gives it back.
+    ///
+    /// # Errors
+    /// As [`Replica::step`].
+    ///
+    /// # Panics
+    /// As [`Replica::step`].
+    pub fn step_before(
+        &mut self,
+        batch: &Batch,
+        moment: Moment,
+        phases: &mut Phases,
+        next: &mut dyn FnMut() -> Option<Batch>,
+    ) -> Result<Stepped, TrainError> {
         if self.gpu.is_some() {
-            return self.step_on_gpu(batch, moment, phases);
+            return self.step_on_gpu(batch, moment, phases, next);
         }
         let _bound = self.device.pool().enter();
         match (self.world(), self.plan().stores_gradients()) {

@@ -159,6 +159,7 @@ impl Replica {
             agreement.of_first(&mut store.parameters)?;
             optimizer_state.iter_mut().try_for_each(|buffer| agreement.of_first(buffer))?;
         }
+        self.changed();
         Ok(())
     }
 
@@ -203,10 +204,12 @@ impl Replica {
             }
         }
         // Statistics over all replicas are the same everywhere already.
-        if !self.plan().shares_statistics() {
+        if !self.plan().shares_statistics() && agreement.world() > 1 {
+            self.fetch()?;
             agreement.sum(&mut self.store.states)?;
             let factor = 1.0 / agreement.world() as f32;
             self.store.states.iter_mut().for_each(|state| *state *= factor);
+            self.changed();
         }
         agreement.last_weights(&mut self.store.parameters)?;
         agreement.optimizer_state(&mut self.optimizer_state)?;

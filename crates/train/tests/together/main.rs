@@ -18,6 +18,7 @@ use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
+use paceline_train::gpus::{Card, check, tell};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
 use paceline_train::serve::{Start, bucket_shapes, serve_model};
@@ -364,5 +365,51 @@ fn workers_of_an_asynchronous_parameter_server_learn() {
                 assert!(last < first, "{carry:?} {staleness:?}: {losses:?}");
             }
         }
+    }
+}
+
+/// Runs every rank of a world as a thread.
+fn ranks<T: Send>(carry: Carry, world: usize, rank: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = communicators(carry, world)
+            .into_iter()
+            .map(|communicator| scope.spawn(move || rank(communicator)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn every_rank_hears_whose_gpu_is_whose_and_a_shared_one_is_refused_alike_by_all() {
+    for carry in Carry::ALL {
+        let answers = ranks(carry, 4, |mut communicator| {
+            let own = Card { nccl: 22_803, gpu: [communicator.rank().0 as u8 % 3; 16] };
+            let cards = tell(&mut communicator, own).unwrap();
+            assert_eq!(cards[communicator.rank().index()], own);
+            check(&cards, &[]).unwrap_err()
+        });
+        assert!(answers[0].starts_with("rank 0 and rank 3 compute on one GPU"), "{answers:?}");
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{carry:?}: {answers:?}");
+    }
+}
+
+#[test]
+fn ranks_whose_gradients_travel_elsewhere_still_agree_on_the_rest() {
+    for carry in Carry::ALL {
+        let totals = ranks(carry, 3, |communicator| {
+            let rank = communicator.rank().0 as f32;
+            let mut agreement = Agreement::all_reduce(communicator, &[], TIMEOUT).unwrap();
+            let mut weights = [rank; 5];
+            agreement.of_first(&mut weights).unwrap();
+            let mut sum = 0.0;
+            for step in 0..10 {
+                let mut numbers = [rank, step as f32];
+                agreement.sum(&mut numbers).unwrap();
+                sum += numbers[0] + numbers[1];
+            }
+            (weights, agreement.weight(), sum)
+        });
+        assert!(totals.iter().all(|total| *total == ([0.0; 5], 1.0 / 3.0, 165.0)), "{carry:?}: {totals:?}");
     }
 }
