@@ -6,7 +6,7 @@
 
 use paceline_data::batch::Batch;
 use paceline_nn::optim::Moment;
-use paceline_parallel::agree::{Memory, Shared};
+use paceline_parallel::agree::{Elements, Memory, Shared};
 use paceline_parallel::{Agreement, Brought};
 use paceline_system::clock::Clock;
 use paceline_tensor::execute::Turn;
@@ -19,6 +19,31 @@ use crate::phases::Phases;
 use crate::serve::Start;
 
 impl Replica {
+    /// Trains together with others from now on. Each draws its own dropout.
+    pub fn agree(&mut self, mut agreement: Agreement) {
+        self.share = agreement.weight();
+        self.dropout_seed = self.options.seed.wrapping_add(u64::from(agreement.rank().0) << 32);
+        if let Some(memory) = agreement.memory() {
+            self.share_memory(memory, agreement.rank().0 == 0);
+        }
+        self.agreement = agreement;
+    }
+
+    /// How many replicas train together.
+    pub fn world(&self) -> usize {
+        self.agreement.world()
+    }
+
+    /// Whether a step can be made with some elements of a bucket by themselves: nothing looks at whole tensors or at all gradients.
+    pub fn steps_by_elements(&self) -> bool {
+        !self.plan().stores_gradients() && !self.options.rule.needs_whole_tensors()
+    }
+
+    /// What its weights and optimizer take.
+    pub fn elements(&self) -> Elements {
+        Elements { parameters: self.store.parameters.len(), slots: self.optimizer_state.len() }
+    }
+
     /// A step whose gradients travel while the backward pass runs.
     pub(super) fn step_overlapped(
         &mut self,
@@ -131,7 +156,7 @@ impl Replica {
     }
 
     /// Uses memory that all replicas map; the first one's numbers are theirs all.
-    pub(super) fn share_memory(&mut self, memory: Memory, first: bool) {
+    fn share_memory(&mut self, memory: Memory, first: bool) {
         let Memory { weights, optimizer, gradients } = memory;
         let own = std::iter::once(&mut self.store.parameters).chain(&mut self.optimizer_state);
         for (own, mut common) in own.zip(std::iter::once(weights).chain(optimizer)) {
