@@ -8,23 +8,24 @@ __device__ __forceinline__ int reflect(int at, int length) {
 }
 
 // A view: sample, top, left, 1 if mirrored and 2 more if reflected, first row and column of the hole, and those behind its last.
-KERNEL look(const unsigned char* pixels, const float* numbers, const int* views, long long rows,
-                                float* to, long long elements, int height, int width, int channels) {
-    long long index = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+template <typename T>
+__device__ __forceinline__ void look(const unsigned char* pixels, const float* numbers, const int* views, i64 rows, T* to,
+                                     i64 elements, int height, int width, int channels) {
+    i64 index = blockIdx.x * (i64)blockDim.x + threadIdx.x;
     if (index >= elements) return;
     int channel = index % channels;
-    long long rest = index / channels;
+    i64 rest = index / channels;
     int column = rest % width;
     rest /= width;
     int row = rest % height;
-    long long image = rest / height;
+    i64 image = rest / height;
     if (image >= rows) {
-        to[index] = 0.0f;
+        to[index] = from_float<T>(0.0f);
         return;
     }
     const int* view = views + 8 * image;
     if (row >= view[4] && row < view[6] && column >= view[5] && column < view[7]) {
-        to[index] = numbers[256 * channels + channel];
+        to[index] = from_float<T>(numbers[256 * channels + channel]);
         return;
     }
     int from_row = row + view[1], from_column = (view[3] & 1 ? width - 1 - column : column) + view[2];
@@ -33,6 +34,16 @@ KERNEL look(const unsigned char* pixels, const float* numbers, const int* views,
         from_column = reflect(from_column, width);
     }
     bool inside = from_row >= 0 && from_row < height && from_column >= 0 && from_column < width;
-    long long at = ((long long)view[0] * height + from_row) * width + from_column;
-    to[index] = numbers[256 * channel + (inside ? pixels[at * channels + channel] : 0)];
+    i64 at = ((i64)view[0] * height + from_row) * width + from_column;
+    to[index] = from_float<T>(numbers[256 * channel + (inside ? pixels[at * channels + channel] : 0)]);
+}
+
+KERNEL look_f32(const unsigned char* pixels, const float* numbers, const int* views, i64 rows, float* to, i64 elements,
+                int height, int width, int channels) {
+    look(pixels, numbers, views, rows, to, elements, height, width, channels);
+}
+
+KERNEL look_bf16(const unsigned char* pixels, const float* numbers, const int* views, i64 rows, bf16* to, i64 elements,
+                 int height, int width, int channels) {
+    look(pixels, numbers, views, rows, to, elements, height, width, channels);
 }

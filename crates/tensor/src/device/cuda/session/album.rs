@@ -2,8 +2,9 @@
 
 use crate::buffer::bytes_of;
 use crate::device::cuda::driver::Memory;
-use crate::device::cuda::program::BLOCK;
+use crate::device::cuda::program::{BLOCK, suffix};
 use crate::device::cuda::{Cuda, CudaError};
+use crate::dtype::DType;
 
 /// Images of one size.
 #[derive(Debug)]
@@ -60,11 +61,16 @@ impl Album {
     }
 
     /// Starts the kernel that writes `elements` numbers at `to`: those of the views, and zeros behind them.
-    pub(super) fn look(&self, cuda: &Cuda, views: (u64, usize), (to, elements): (u64, usize)) -> Result<(), CudaError> {
+    pub(super) fn look(
+        &self,
+        cuda: &Cuda,
+        views: (u64, usize),
+        (to, elements, dtype): (u64, usize, DType),
+    ) -> Result<(), CudaError> {
         let [height, width, channels] = self.size.map(|length| length as u64);
         let (pixels, numbers) = (self.pixels.address(), self.numbers.address());
         let arguments = [pixels, numbers, views.0, views.1 as u64, to, elements as u64, height, width, channels];
         let blocks = elements.div_ceil(BLOCK as usize) as u32;
-        cuda.stream().launch(cuda.function("look")?, [blocks, 1, 1], BLOCK, &arguments)
+        cuda.stream().launch(cuda.function(&format!("look_{}", suffix(dtype)))?, [blocks, 1, 1], BLOCK, &arguments)
     }
 }

@@ -3,10 +3,11 @@
 //! Nothing here waits for the GPU's work except [`Session::fill`], which has one place to copy from.
 
 use super::{AHEAD, Album, Half, Session};
+use crate::bf16::Bf16;
 use crate::buffer::bytes_of;
 use crate::device::cuda::driver::{Event, Memory, Pinned, Stream};
 use crate::device::cuda::{Cuda, CudaError};
-use crate::dtype::{DType, Element};
+use crate::dtype::DType;
 use crate::graph::Value;
 
 /// A batch, as the host has it. It may be smaller than planned.
@@ -19,14 +20,24 @@ pub enum Samples<'a> {
 }
 
 impl Samples<'_> {
-    fn bytes(&self, dtype: DType) -> &[u8] {
-        fn of<T: Element>(slice: &[T], dtype: DType) -> &[u8] {
-            assert_eq!(T::DTYPE, dtype, "the graph is fed with what it asks for");
-            bytes_of(slice)
-        }
+    /// Bytes as this type.
+    fn bytes(&self, dtype: DType) -> usize {
         match self {
-            Self::Images(images) => of(images, dtype),
-            Self::Tokens(tokens) => of(tokens, dtype),
+            Self::Images(images) => images.len() * dtype.bytes(),
+            Self::Tokens(tokens) => tokens.len() * dtype.bytes(),
+        }
+    }
+
+    /// Writes them as this type.
+    fn write(&self, dtype: DType, to: &mut [u8]) {
+        match (self, dtype) {
+            (Self::Images(images), DType::F32) => to.copy_from_slice(bytes_of(images)),
+            (Self::Images(images), DType::Bf16) => {
+                let (words, _) = to.as_chunks_mut::<2>();
+                words.iter_mut().zip(*images).for_each(|(to, &x)| *to = Bf16::from_f32(x).to_bits().to_ne_bytes());
+            }
+            (Self::Tokens(tokens), DType::I32) => to.copy_from_slice(bytes_of(tokens)),
+            _ => panic!("the graph is fed with what it asks for"),
         }
     }
 }
@@ -147,19 +158,20 @@ impl Session {
         let _alone = cuda.enter()?;
         let (half, stream) = (self.half(seed.is_some()), cuda.stream());
         let info = half.plan.graph().info(half.ends.x);
-        let (bytes, room, address) = (samples.bytes(info.dtype), info.bytes(), self.address(half, half.ends.x));
-        assert!(bytes.len() <= room, "no more samples than planned");
+        let (dtype, room, address) = (info.dtype, info.bytes(), self.address(half, half.ends.x));
+        let bytes = samples.bytes(dtype);
+        assert!(bytes <= room, "no more samples than planned");
         // The last copy from here is done.
         stream.wait()?;
         if self.input.direct.is_none() {
             self.input.direct = Some(Pinned::zeroed(cuda.context(), self.input.sample_bytes)?);
         }
         let direct = self.input.direct.as_mut().expect("taken above");
-        direct.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-        if bytes.len() < room {
+        samples.write(dtype, &mut direct.bytes_mut()[..bytes]);
+        if bytes < room {
             stream.fill(address, 0, room)?;
         }
-        stream.upload_part_later(address, direct, 0..bytes.len())?;
+        stream.upload_part_later(address, direct, 0..bytes)?;
         self.slip(targets, seed, &[])
     }
 
@@ -174,8 +186,9 @@ impl Session {
         let cuda = std::sync::Arc::clone(&self.cuda);
         cuda.context().enter()?;
         let (half, input) = (self.half(true), &self.input);
-        let bytes = samples.bytes(half.plan.graph().info(half.ends.x).dtype);
-        assert!(bytes.len() <= input.sample_bytes, "no more samples than planned");
+        let dtype = half.plan.graph().dtype(half.ends.x);
+        let bytes = samples.bytes(dtype);
+        assert!(bytes <= input.sample_bytes, "no more samples than planned");
         let input = &mut self.input;
         while input.trays.len() < 2 {
             let context = cuda.context();
@@ -191,11 +204,11 @@ impl Session {
         let tray = &mut input.trays[number];
         // Both were recorded long ago, or never: whoever brings a batch has taken over the one before.
         tray.arrived.wait()?;
-        tray.pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        samples.write(dtype, &mut tray.pinned.bytes_mut()[..bytes]);
         input.copies.wait_for(&tray.taken)?;
-        input.copies.upload_part_later(tray.memory.address(), &tray.pinned, 0..bytes.len())?;
+        input.copies.upload_part_later(tray.memory.address(), &tray.pinned, 0..bytes)?;
         tray.arrived.record(&input.copies)?;
-        tray.length = bytes.len();
+        tray.length = bytes;
         input.coming = Some(number);
         Ok(())
     }
@@ -234,13 +247,13 @@ impl Session {
         let _alone = cuda.enter()?;
         let half = self.half(seed.is_some());
         let (info, address) = (half.plan.graph().info(half.ends.x), self.address(half, half.ends.x));
-        assert!(info.dtype == DType::F32 && info.shape[1..] == album.size(), "images of the graph's size");
+        assert!(info.dtype.is_float() && info.shape[1..] == album.size(), "images of the graph's size");
         assert!(
             views.len() <= info.shape[0] && views.iter().all(|view| album.has(view[0])),
             "views of images there are"
         );
-        let elements = info.shape.elements();
+        let (elements, dtype) = (info.shape.elements(), info.dtype);
         self.slip(targets, seed, views)?;
-        album.look(&cuda, (self.input.views.address(), views.len()), (address, elements))
+        album.look(&cuda, (self.input.views.address(), views.len()), (address, elements, dtype))
     }
 }
