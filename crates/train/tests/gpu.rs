@@ -169,7 +169,7 @@ fn batches_come_to_a_gpu_in_three_ways() {
     };
     let albums = Albums { train: album(&train), val: album(&val) };
     let train = Arc::new(train);
-    let mut run = |ahead: bool, albums: Option<Albums>| {
+    let run = |ahead: bool, albums: Option<Albums>| {
         let mut replica = Replica::on_gpu(entry, options(Optimizer::Momentum, Precision::Bf16), &cpu, &cuda).unwrap();
         let views = albums.is_some();
         albums.into_iter().for_each(|albums| replica.hold(albums));
