@@ -201,7 +201,7 @@ impl Cuda {
     fn fill_with_noise(&self, address: u64, bytes: usize, dtype: DType) -> Result<(), CudaError> {
         let (elements, name) = (bytes / dtype.bytes(), format!("noise_{}", program::suffix(dtype)));
         let blocks = elements.div_ceil(256).clamp(1, 4096) as u32;
-        self.stream.launch(self.function(&name)?, [blocks, 1, 1], 256, &[address, elements as u64])
+        self.stream.launch(self.function(&name)?, [blocks, 1, 1], (256, 0), &[address, elements as u64])
     }
 }
 
