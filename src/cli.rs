@@ -94,7 +94,7 @@ pub struct Train {
     /// Insist on this number of classes
     #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Model and data")]
     pub classes: Option<usize>,
-    /// Training augmentation: none | standard
+    /// Training augmentation: none | standard | strong (standard, and a hole at a random place)
     #[arg(long, value_parser = parse::augment, help_heading = "Model and data")]
     pub augment: Option<AugmentChoice>,
     /// Subtracted from each channel (pixels count from 0 to 1), such as 0.485,0.456,0.406 [default: the data's own]
@@ -169,7 +169,7 @@ pub struct Train {
     /// How they agree on the weights: all-reduce | parameter-server
     #[arg(long, help_heading = "Many processes")]
     pub agree: Option<Agree>,
-    /// How bytes travel: auto | shm | tcp | mpi (if built with it)
+    /// How bytes travel: auto | shm | tcp | mpi (if built with it) | nccl (between GPUs)
     #[arg(long, help_heading = "Many processes")]
     pub carry: Option<together::Carry>,
     /// TCP connections between every two processes [default: 1; `paceline doctor` measures what helps]
@@ -241,6 +241,12 @@ pub struct Train {
     /// Threads that read, decode and augment
     #[arg(long, value_parser = parse::threads, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub loader_threads: Option<usize>,
+    /// Evaluate and save after every so many epochs, and at the end [default: 1]
+    #[arg(long, value_name = "EPOCHS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Machine and output")]
+    pub evaluate_every: Option<u64>,
+    /// Evaluate each image together with its mirror image, by the mean of their logits
+    #[arg(long, help_heading = "Machine and output")]
+    pub evaluate_mirrored: bool,
     /// Save every so many updates, besides every epoch's end
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub checkpoint_every: Option<u64>,
@@ -266,6 +272,12 @@ pub struct Evaluate {
     /// What activations are stored as: f32 | bf16 [default: as in training]
     #[arg(long)]
     pub dtype: Option<Precision>,
+    /// Where to compute: cpu | cuda | cuda:1 [default: as in training]
+    #[arg(long)]
+    pub device: Option<Compute>,
+    /// Answer each image together with its mirror image, by the mean of their logits [default: as in training]
+    #[arg(long)]
+    pub mirrored: bool,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -285,6 +297,9 @@ pub struct Predict {
     /// What activations are stored as: f32 | bf16
     #[arg(long, default_value_t = Precision::F32)]
     pub dtype: Precision,
+    /// Where to compute: cpu | cuda | cuda:1
+    #[arg(long, default_value_t = Compute::Cpu)]
+    pub device: Compute,
     /// Print one JSON object per image
     #[arg(long)]
     pub json: bool,

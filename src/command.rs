@@ -8,6 +8,8 @@ pub mod evaluate;
 pub mod export;
 pub mod launch;
 pub mod models;
+#[cfg(feature = "mpi")]
+mod mpi;
 pub mod plan;
 pub mod predict;
 pub mod report;

@@ -174,7 +174,7 @@ impl Display {
                 self.show_epoch(epoch, &line.event);
             }
             Event::Warning { message } => self.say(&format!("note    {message}")),
-            Event::Checkpoint { .. } | Event::RunFinished { .. } => {}
+            Event::Checkpoint { .. } | Event::Gpu(_) | Event::RunFinished { .. } => {}
         }
     }
 

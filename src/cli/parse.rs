@@ -101,7 +101,8 @@ pub fn augment(text: &str) -> Result<AugmentChoice, String> {
     match text {
         "none" => Ok(AugmentChoice::None),
         "standard" => Ok(AugmentChoice::Standard),
-        _ => Err("type none or standard".into()),
+        "strong" => Ok(AugmentChoice::Strong),
+        _ => Err("type none, standard or strong".into()),
     }
 }
 

@@ -73,6 +73,7 @@ fn replica(
         let tune = arguments.calibrate == Calibrate::On;
         let options_of_gpu = Options { tf32: arguments.tf32, deterministic: arguments.deterministic, tune };
         let folder = folder().filter(|_| arguments.calibrate != Calibrate::Off);
+        let number = number.unwrap_or(0);
         let gpu = Kept::open(&Disk::real(), folder.as_deref(), number, options_of_gpu).map_err(Failure::refused)?;
         gpu.warning.iter().for_each(|warning| eprintln!("warning: {warning}"));
         let replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;

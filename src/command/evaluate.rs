@@ -26,11 +26,13 @@ pub fn run(arguments: &Evaluate) -> Outcome {
         config.data.clone_from(data);
     }
     config.dtype = arguments.dtype.unwrap_or(config.dtype);
+    config.device = arguments.device.unwrap_or(config.device);
     let mut examined = prepare_evaluation(&weights, &config, &around)?;
     // As in training, so that the numbers are those of the run's own evaluation.
     calibrate(examined.replica.device(), examined.replica.plans(), Calibrate::Known);
     let start = around.clock.seconds();
-    let tally = evaluate(&mut examined.replica, &mut examined.val, |_, _| true)?;
+    config.evaluate_mirrored |= arguments.mirrored;
+    let tally = evaluate(&mut examined.replica, &mut examined.val, config.evaluate_mirrored, |_, _| true)?;
     let seconds = around.clock.seconds() - start;
     if tally.rows == 0 {
         return Err(Failure::refused("the validation set is empty"));

@@ -4,18 +4,31 @@ use std::process::ExitCode;
 
 use paceline::system::disk::Disk;
 use paceline::system::threads;
+use paceline::tensor::device::cuda::Options;
+use paceline::tensor::device::cuda::kept::Kept;
 use paceline::train::checkpoint::find_weights;
+use paceline::train::compute::Compute;
 use paceline::train::predict::Predictor;
 use serde_json::json;
 
+use super::calibrate::folder;
 use super::{Outcome, print};
 use crate::cli::Predict;
+use crate::failure::Failure;
 
 /// Runs the command.
 pub fn run(arguments: &Predict) -> Outcome {
     let disk = Disk::real();
     let weights = find_weights(&disk, &arguments.run)?;
-    let mut predictor = Predictor::open(&disk, &weights, threads::available(), arguments.dtype)?;
+    let gpu = match arguments.device {
+        Compute::Cpu => None,
+        Compute::Cuda(number) => {
+            let options = Options { tune: false, ..Options::default() };
+            Some(Kept::open(&disk, folder().as_deref(), number.unwrap_or(0), options).map_err(Failure::refused)?)
+        }
+    };
+    let place = (threads::available(), gpu.as_ref().map(|gpu| &gpu.cuda));
+    let mut predictor = Predictor::open(&disk, &weights, place, arguments.dtype)?;
     for image in &arguments.images {
         let guesses = predictor.predict(&disk, image, arguments.top)?;
         if arguments.json {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,8 +12,6 @@ use paceline::cluster::launch::group::{self, Ended, Start};
 use paceline::cluster::launch::{child, local, ssh};
 use paceline::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
 use paceline::cluster::{Control, Job, Log, Member, Phase, Seat, join};
-#[cfg(feature = "mpi")]
-use paceline::comm::transport::mpi;
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
 use paceline::comm::wire::Tls;
 use paceline::comm::{
@@ -23,6 +21,7 @@ use paceline::data::order::Shard;
 use paceline::parallel::Agreement;
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
 use paceline::system::signal::Stop;
+use paceline::train::replica::guard::Limits;
 use paceline::train::serve::{bucket_shapes, serve_parameters};
 use paceline::train::together::{Agree, Carry};
 use paceline::train::trainer::Watch;
@@ -147,6 +146,8 @@ pub struct Team {
     member: Member,
     control: Control,
     communicator: Cell<Option<Communicator>>,
+    /// For what cannot wait behind gradients, where that is of use.
+    urgent: Cell<Option<Communicator>>,
 }
 
 impl Team {
@@ -171,10 +172,11 @@ impl Team {
         let (sockets, report) = (config.sockets as u16, tcp::Report::new(seat.log.refusals()));
         let sockets = tcp::Config { sockets, tls: seat.tls.clone(), report, ..tcp::Config::default() };
         let (control, listener) = arrive(seat)?;
-        let team = Self { member, control, communicator: Cell::new(None) };
+        let team = Self { member, control, communicator: Cell::new(None), urgent: Cell::new(None) };
         let connected = team.connect(listener, token, config, sockets);
-        let communicator = team.guard(connected.map_err(TrainError::from), None)?;
+        let (communicator, urgent) = team.guard(connected.map_err(TrainError::from), None)?;
         team.communicator.set(Some(communicator));
+        team.urgent.set(urgent);
         Ok(team)
     }
 
@@ -183,29 +185,38 @@ impl Team {
         listener: Option<tcp::Listener>,
         token: Token,
         config: &Config,
-        sockets: tcp::Config,
-    ) -> Result<Communicator, CommError> {
+        mut sockets: tcp::Config,
+    ) -> Result<(Communicator, Option<Communicator>), CommError> {
         let (rank, world, table) = (self.member.rank, self.member.world, self.control.table());
         let one_machine = table.nodes().iter().all(|&node| node == 0);
         let membership = Membership { token, rank, world, generation: Generation::default() };
         let wait = Wait::new(CONNECT_MAX, self.control.stop());
-        let by_memory = config.carry == Carry::Shm || (config.carry == Carry::Auto && one_machine);
+        let by_memory =
+            config.carry == Carry::Shm || (matches!(config.carry, Carry::Auto | Carry::Nccl) && one_machine);
+        let mut aside = None;
         let transport = match listener {
             #[cfg(feature = "mpi")]
-            _ if config.carry == Carry::Mpi => Transport::Mpi(Box::new(mpi::connect(&membership)?)),
+            _ if config.carry == Carry::Mpi => Transport::Mpi(Box::new(super::mpi::connect(&membership, &wait)?)),
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
-                Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
+                // The sums of batch-norms are waited for; they have a connection of their own.
+                let spare = config.sync_batch_norm && config.agree == Agree::AllReduce;
+                sockets.sockets += u16::from(spare);
+                let mut port = tcp::connect(listener, &addresses, &membership, sockets, &wait)?;
+                aside = spare.then(|| port.split());
+                Transport::Tcp(port)
             }
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
         };
         let nodes = Nodes::new(table.nodes().iter().map(|&node| node as u32).collect());
         let options = Options { timeout: MESSAGE_MAX, stop: self.control.stop().clone(), choice: guess(nodes.clone()) };
-        let mut communicator = Communicator::new(transport, options);
+        let mut communicator = Communicator::new(transport, options.clone());
         let algorithm = config.algorithm.as_deref().and_then(Algorithm::from_name);
         let links = probe::links(&mut communicator, nodes)?;
-        communicator.set_choice(Choice::by_cost(links).forced(algorithm));
-        Ok(communicator)
+        let choice = Choice::by_cost(links).forced(algorithm);
+        communicator.set_choice(choice.clone());
+        let urgent = aside.map(|port| Communicator::new(Transport::Tcp(port), Options { choice, ..options }));
+        Ok((communicator, urgent))
     }
 
     /// The rank and world of those that compute.
@@ -222,6 +233,12 @@ impl Team {
     /// Whether this process tells the user about the run.
     pub fn speaks(&self) -> bool {
         self.member.rank == Rank(0)
+    }
+
+    /// This process's place among those of its machine.
+    pub fn local(&self) -> Shard {
+        let local = self.control.table().local(self.member.rank);
+        Shard { rank: local.rank, world: local.world }
     }
 
     /// Says in heartbeats how far this process is.
@@ -249,13 +266,26 @@ impl Team {
 
     /// Makes a trainer one of the workers.
     pub fn join(&self, trainer: &mut Trainer) -> Result<(), Failure> {
-        let (shapes, config) = (bucket_shapes(trainer.replica()), trainer.config().clone());
-        let communicator = self.communicator.take().expect("a team has met");
+        let (mut shapes, config) = (bucket_shapes(trainer.replica()), trainer.config().clone());
+        let mut communicator = self.communicator.take().expect("a team has met");
+        if trainer.replica().is_on_gpu() {
+            let hosts: Vec<String> = self.control.table().entries().iter().map(|entry| entry.host.clone()).collect();
+            let limits = gpu_limits(self.control.stop());
+            self.guard(trainer.join_gpus(Some(&mut communicator), &hosts, &limits), None)?;
+            // Gradients stay on the GPUs; what else ranks tell each other goes the usual way.
+            shapes.clear();
+        }
         let agreement = match config.agree {
             Agree::AllReduce if communicator.shares_memory() && trainer.replica().steps_by_elements() => {
-                Agreement::shares(communicator, &shapes)
+                Agreement::shares(communicator, &shapes, trainer.replica().elements())
             }
-            Agree::AllReduce => Agreement::all_reduce(communicator, &shapes, MESSAGE_MAX),
+            Agree::AllReduce => {
+                let agreement = Agreement::all_reduce(communicator, &shapes, MESSAGE_MAX);
+                match self.urgent.take() {
+                    Some(urgent) => agreement.map(|agreement| agreement.with_urgent(urgent)),
+                    None => agreement,
+                }
+            }
             Agree::ParameterServer => {
                 let pace = Pace::from_staleness(config.staleness.0);
                 Agreement::parameter_server(communicator, (self.roles(), pace), &shapes, MESSAGE_MAX)
@@ -285,6 +315,11 @@ impl Team {
     }
 }
 
+/// How long GPUs may wait for each other: to meet (connections of many take a while), and in a step, as any message.
+pub fn gpu_limits(stop: &paceline::comm::Stop) -> Limits {
+    Limits { stop: stop.clone(), meeting: 2 * CONNECT_MAX, step: MESSAGE_MAX }
+}
+
 /// How connections are kept secret: by the token, or by these files.
 fn secrecy(files: &str, token: &Token) -> Result<Tls, Failure> {
     if files.is_empty() {
@@ -306,8 +341,8 @@ fn secrecy(files: &str, token: &Token) -> Result<Tls, Failure> {
 pub fn arrive(seat: Seat) -> Result<(Control, Option<tcp::Listener>), Failure> {
     let rank = seat.member.rank;
     let mut listener = None;
-    let control = join(seat, |address: IpAddr| -> std::io::Result<Option<SocketAddr>> {
-        let opened = tcp::Listener::bind(rank, Some(address)).map_err(std::io::Error::other)?;
+    let control = join(seat, |address: SocketAddr| -> std::io::Result<Option<SocketAddr>> {
+        let opened = tcp::Listener::at(rank, address).map_err(std::io::Error::other)?;
         let address = opened.address();
         listener = Some(opened);
         Ok(Some(address))

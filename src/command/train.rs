@@ -3,14 +3,18 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use paceline::comm;
 use paceline::lab::{TensorBoard, report};
 use paceline::nn::schedule::WarmUp;
 use paceline::system::clock;
 use paceline::system::disk::Disk;
 use paceline::system::host::Host;
 use paceline::system::signal::Stop;
+use paceline::tensor::device::cuda;
+use paceline::train::compute::Compute;
+use paceline::train::together::Carry;
 use paceline::train::trainer::Surroundings;
-use paceline::train::{Config, Outcome as TrainOutcome, Reason, TrainError, Trainer};
+use paceline::train::{Config, Outcome as TrainOutcome, Reason, TrainError, Trainer, gpus};
 
 use super::calibrate::{Calibrate, calibrate, tell};
 use super::team::{self, Role, Team};
@@ -26,6 +30,12 @@ pub fn run(arguments: Train) -> Outcome {
         Role::Launcher(starts) => {
             config.check()?;
             config.check_world(config.workers)?;
+            if arguments.hosts.is_none() && config.device != Compute::Cpu {
+                let found = cuda::count();
+                let seen = *found.as_ref().unwrap_or(&usize::MAX);
+                gpus::enough(config.device, config.workers, seen).map_err(Failure::refused)?;
+                found.map_err(Failure::refused)?;
+            }
             team::launch(&starts)
         }
         Role::Alone => {
@@ -43,7 +53,8 @@ pub fn run(arguments: Train) -> Outcome {
             if team.serves() {
                 return team.serve(&config);
             }
-            let around = Surroundings { stop, shard: team.shard(), watch: team.watch(), ..surroundings() };
+            let (shard, local, watch) = (team.shard(), team.local(), team.watch());
+            let around = Surroundings { stop, shard, local, watch, ..surroundings() };
             train(&arguments, config, around, Some(team))
         }
     }
@@ -80,6 +91,8 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
     };
     if let Some(team) = &team {
         team.join(&mut trainer)?;
+    } else if trainer.config().carry == Carry::Nccl {
+        trainer.join_gpus(None, &[], &team::gpu_limits(&comm::Stop::new()))?;
     }
     let how = if trainer.replica().is_on_gpu() { Calibrate::Off } else { arguments.calibrate };
     let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), how);
@@ -188,6 +201,8 @@ fn apply(arguments: &Train, config: &mut Config) {
     set_some(&mut config.threads, &arguments.threads);
     set(&mut config.pin, &arguments.pin);
     set(&mut config.loader_threads, &arguments.loader_threads);
+    set(&mut config.evaluate_every, &arguments.evaluate_every);
+    config.evaluate_mirrored |= arguments.evaluate_mirrored;
     set_some(&mut config.checkpoint_every, &arguments.checkpoint_every);
     set(&mut config.keep, &arguments.keep);
     set_some(&mut config.clip_norm, &arguments.clip_norm);

@@ -29,10 +29,25 @@ fn a_gpu_that_is_not_there_is_refused() {
         return;
     }
     let place = Place::new();
-    for arguments in ["train --device cuda", "bench step --model resnet20 --device cuda"] {
+    for arguments in
+        ["train --device cuda", "bench step --model resnet20 --device cuda", "train --device cuda --workers 2"]
+    {
         place.refuses(arguments, &["GPU"]);
     }
-    place.refuses("train --device cuda --workers 2", &["one process trains on cuda", "type --workers 1"]);
+}
+
+#[test]
+fn gpus_that_cannot_train_together_are_refused_before_anything_starts() {
+    let place = Place::new();
+    for (arguments, words) in [
+        ("train --carry nccl", ["--carry nccl is for GPUs", "type --device cuda"]),
+        ("train --device cuda --workers 2 --carry tcp", ["--carry tcp takes gradients", "type --carry nccl"]),
+        ("train --device cuda --workers 2 --agree parameter-server", ["servers serve CPUs", "type --agree all-reduce"]),
+        ("train --device cuda --workers 2 --sync-batch-norm", ["its own batch", "leave --sync-batch-norm out"]),
+        ("train --device cuda:1 --workers 2", ["--device cuda:1 is one GPU", "type --device cuda,"]),
+    ] {
+        place.refuses(arguments, &words);
+    }
 }
 
 #[test]

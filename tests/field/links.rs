@@ -50,7 +50,7 @@ fn one_host() {
     let token = token::find(&variables).unwrap();
     let mut listener = None;
     let control = join(Seat::new(member, token.clone(), part.clone()), |address| {
-        let opened = tcp::Listener::bind(rank, Some(address)).map_err(std::io::Error::other)?;
+        let opened = tcp::Listener::at(rank, address).map_err(std::io::Error::other)?;
         let address = opened.address();
         listener = Some(opened);
         Ok(Some(address))

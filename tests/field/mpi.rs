@@ -32,7 +32,7 @@ mod over_mpi {
     use std::time::Duration;
 
     use crate::faults::{SOON, only_left, processes};
-    use crate::ground::{Ground, PATIENCE, TRAIN, has, signal, within};
+    use crate::ground::{Ground, PATIENCE, TRAIN, free_port, has, signal, within};
 
     /// The `mpirun` of the MPI that the binary was built with, and its options.
     fn mpirun(test: &str) -> Option<String> {
@@ -57,6 +57,23 @@ mod over_mpi {
         let alone = ground.finish(&format!("PACELINE {TRAIN} --carry mpi --workers 3 --run refused"));
         assert_eq!(alone.status.code(), Some(2), "{}", alone.said);
         assert!(alone.said.contains("mpirun -n 3 paceline train --carry mpi"), "{}", alone.said);
+    }
+
+    /// MPI waits for every process that `mpirun` has started; one of them is no Paceline and never comes.
+    #[test]
+    fn a_world_that_does_not_form_is_given_up() {
+        let Some(mpirun) = mpirun("over_mpi::a_world_that_does_not_form_is_given_up") else { return };
+        let ground = Ground::new();
+        let (launch, _) = mpirun.split_once(" PACELINE").expect("it starts Paceline");
+        let launch = launch.replace("-n 3", "-n 2");
+        // Two ranks meet each other by these variables, and MPI has three.
+        let ranks = "RANK=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1";
+        let script = format!("{ranks} MASTER_PORT={} exec \"$@\"\n", free_port());
+        std::fs::write(ground.path("rank.sh"), script).unwrap();
+        let command = format!("{launch} sh rank.sh PACELINE {TRAIN} --carry mpi --run run : -n 1 sleep 300");
+        let done = ground.finish(&command);
+        assert!(!done.status.success(), "{}", done.said);
+        assert!(done.said.contains("MPI_Init") && done.said.contains("check that mpirun starts"), "{}", done.said);
     }
 
     /// Stopped or killed, one rank takes all others with it, and the run can go on.

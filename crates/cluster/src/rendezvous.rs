@@ -21,7 +21,7 @@ use crate::error::refused;
 use crate::membership::Limits;
 use crate::message::{CONFIG_BYTES_MAX, Message};
 use crate::notice::Log;
-use crate::spec::Member;
+use crate::spec::{Address, Member};
 use crate::table::{Entry, Table};
 
 /// What a process brings to the rendezvous.
@@ -97,24 +97,28 @@ impl Seat {
     }
 }
 
-/// Meets the other members. `listen` is called once with the address that the others can reach this process at; it opens
-/// the listener for data there and returns where that is, if there is one.
+/// Meets the other members. `listen` is called once with the address that the others can reach this process at, with port 0 unless
+/// the member names its own; it opens the listener for data there and returns where that is, if there is one.
 ///
 /// # Errors
 /// When the port is taken, somebody does not come in time, the token, version or configuration is refused, or the wait is
 /// interrupted.
 pub fn join(
     seat: Seat,
-    listen: impl FnOnce(IpAddr) -> std::io::Result<Option<SocketAddr>>,
+    listen: impl FnOnce(SocketAddr) -> std::io::Result<Option<SocketAddr>>,
 ) -> Result<Control, ClusterError> {
     if seat.config.len() > CONFIG_BYTES_MAX {
         return refused(format!("a configuration of more than {CONFIG_BYTES_MAX} bytes cannot be compared"));
     }
-    let cannot_listen = |error: std::io::Error| ClusterError::Failed(format!("cannot listen for data: {error}"));
-    if seat.member.rank.index() == 0 {
+    let (rank, named) = (seat.member.rank, seat.member.data.clone());
+    let cannot_listen = |error: std::io::Error| {
+        let place = named.as_ref().map(|named| format!(" at {named}, as the cluster file says")).unwrap_or_default();
+        ClusterError::Failed(format!("{rank} cannot listen for data{place}: {error}"))
+    };
+    if rank.index() == 0 {
         let listener = open(&seat)?;
         let address = listener.local_addr().map_err(cannot_listen)?.ip();
-        let data = listen(address).map_err(cannot_listen)?;
+        let data = listen(SocketAddr::new(address, 0)).map_err(cannot_listen)?;
         return Control::hub(seat, listener, data);
     }
     let clock = Clock::real();
@@ -124,13 +128,23 @@ pub fn join(
         let stream = knock(&seat, &clock)?;
         if let Some(listen) = listen.take() {
             let address = stream.tcp().local_addr().map_err(cannot_listen)?.ip();
-            data = listen(address).map_err(cannot_listen)?;
+            data = data_place(&seat.member, address).and_then(listen).map_err(cannot_listen)?;
         }
         // None: the hub left before the run began; somebody may start it again.
         if let Some((connection, table)) = introduce(&seat, &clock, stream, data)? {
             return Control::spoke(seat, connection, table);
         }
     }
+}
+
+/// Where a member listens for data: at the address that it names, and otherwise on the one by which it has reached rank 0. So too where
+/// its own name means only itself here, and it has come from elsewhere.
+fn data_place(member: &Member, reached: IpAddr) -> std::io::Result<SocketAddr> {
+    let Some(Address { host, port }) = &member.data else { return Ok(SocketAddr::new(reached, 0)) };
+    let found = (host.as_str(), *port).to_socket_addrs()?.next();
+    let found = found.ok_or_else(|| std::io::Error::other("the name has no address"))?;
+    let only_here = found.ip().is_loopback() && !reached.is_loopback();
+    Ok(if only_here { SocketAddr::new(reached, *port) } else { found })
 }
 
 /// Opens rank 0's port: on the address that the member's rendezvous names, or on all if that is loopback only although

@@ -1,14 +1,14 @@
 //! Members in threads of one process, over real sockets: they meet, they end together, and strangers are kept out.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use paceline_cluster::membership::Cause;
-use paceline_cluster::spec::{Variables, from_environment};
-use paceline_cluster::{ClusterError, Control, Limits, Log, Phase, Seat, join};
+use paceline_cluster::spec::{ClusterFile, Variables, from_environment};
+use paceline_cluster::{ClusterError, Control, Job, Limits, Log, Phase, Seat, join};
 use paceline_comm::wire::Tls;
 use paceline_comm::{Rank, Token};
 
@@ -40,10 +40,42 @@ fn enter(seat: Seat) -> JoinHandle<Result<Control, ClusterError>> {
     let data = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7000 + seat.member.rank.0 as u16);
     thread::spawn(move || {
         join(seat, |address| {
-            assert_eq!(address, IpAddr::from(Ipv4Addr::LOCALHOST), "loopback unless asked");
+            assert_eq!(address, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), "loopback unless asked");
             Ok(Some(data))
         })
     })
+}
+
+#[test]
+fn members_of_a_cluster_file_listen_for_data_where_it_says() {
+    let [port, data] = [free_port(), free_port()];
+    let file = format!(r#"{{"worker": ["127.0.0.1:{port}", "localhost:{data}"]}}"#);
+    let file = ClusterFile::parse(&file).unwrap();
+    let token = Token::random();
+    let enter = |task: usize, taken: bool| {
+        let member = file.member(Job::Worker, task).unwrap();
+        let limits = Limits { gather: Duration::from_secs(3), ..Limits::default() };
+        let seat = Seat { limits, ..Seat::new(member, token.clone(), String::new()) };
+        thread::spawn(move || {
+            join(seat, |address| {
+                let asked = address.port();
+                assert_eq!(asked, if task == 0 { 0 } else { data });
+                if taken { Err(ErrorKind::AddrInUse.into()) } else { Ok(Some(address)) }
+            })
+        })
+    };
+    let [first, second] = [enter(0, false), enter(1, false)].map(|thread| thread.join().unwrap().unwrap());
+    assert_eq!(first.table().entry(Rank(1)).data.unwrap().port(), data);
+    let leaving = thread::spawn(move || second.finish(Duration::from_secs(5)));
+    first.finish(Duration::from_secs(5)).unwrap();
+    leaving.join().unwrap().unwrap();
+    let [first, second] = [enter(0, false), enter(1, true)].map(|thread| thread.join().unwrap().unwrap_err());
+    let said = second.to_string();
+    assert!(
+        said.contains(&format!("rank 1 cannot listen for data at localhost:{data}, as the cluster file")),
+        "{said}"
+    );
+    assert!(first.to_string().contains("rank 1"), "{first}");
 }
 
 fn meet(world: usize) -> (Vec<Control>, Vec<Said>) {

@@ -17,7 +17,8 @@ use crate::run::{Bytes, Job, run};
 use crate::shared::SharedBuffer;
 use crate::stop::Stop;
 use crate::transfer::{Action, Transfer, chunk};
-use crate::transport::{Interest, Transport, shm};
+use crate::transport::shm::{self, Common};
+use crate::transport::{Interest, Transport};
 use crate::wait::Wait;
 
 /// The code of messages between two ranks; collectives have their own, from 1.
@@ -157,15 +158,27 @@ impl Communicator {
         }
     }
 
+    /// Numbers that are no rank's own: each of the mappings leads to the same ones, on all ranks. None where the transport does not
+    /// share memory. Who may write which when, the callers agree on by the stages of shared buffers.
+    ///
+    /// # Errors
+    /// As [`Communicator::shared_buffer`].
+    pub fn common<const N: usize>(&mut self, length: usize) -> Result<Option<[Common; N]>, CommError> {
+        match &mut self.transport {
+            Transport::Shm(port) => port.common(length).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// Whether ranks can work on shared buffers by stages: where they map the same memory. See [`Communicator::come_to`].
     pub const fn shares_memory(&self) -> bool {
         matches!(self.transport, Transport::Shm(_))
     }
 
-    /// Says that this rank has come to a stage with a shared buffer. Three stages are a round: (1) this rank has filled its numbers;
-    /// (2) it has added up its chunk of all ranks' numbers ([`Communicator::sum_own`]), all of which had come to (1), and left
-    /// something in its place; (3) it has read what the others left ([`Communicator::part_of`]), all of which had come to (2). It
-    /// fills its numbers again once all have come to (3). Stages count on from round to round; no call waits unless it is asked to.
+    /// Says that this rank has come to a stage with a shared buffer: it has filled its numbers. Once all have
+    /// ([`Communicator::are_at`]), ranks take pieces of what is to be done with them ([`Communicator::take`]), and nobody fills its
+    /// numbers again before all pieces are finished. Stages and pieces count on from round to round. No call but
+    /// [`Communicator::watch`] waits.
     ///
     /// # Panics
     /// Here and below, when the buffer is not in shared memory.
@@ -174,14 +187,10 @@ impl Communicator {
         port.come_to(mapped, stage);
     }
 
-    /// Whether all other ranks have come to a stage; once they have, if this is to `wait`.
-    ///
-    /// # Errors
-    /// When one of them is gone, or too late.
-    pub fn all_at(&mut self, buffer: &mut SharedBuffer, stage: u64, wait: bool) -> Result<bool, CommError> {
-        let limit = wait.then(|| Wait::new(self.options.timeout, &self.options.stop));
+    /// Whether all other ranks have come to a stage.
+    pub fn are_at(&mut self, buffer: &mut SharedBuffer, stage: u64) -> bool {
         let (port, mapped) = self.mapped_mut(buffer);
-        port.all_at(mapped, stage, limit.as_ref())
+        port.are_at(mapped, stage)
     }
 
     /// The furthest stage of another rank.
@@ -190,28 +199,46 @@ impl Communicator {
         port.furthest(mapped)
     }
 
-    /// A range of this rank's chunk of a shared buffer, and there the sum of all ranks' numbers, which all have written by `stage`.
-    ///
-    /// # Panics
-    /// When not all are there, or the range is not in this rank's chunk.
-    pub fn sum_own<'a>(&mut self, buffer: &'a mut SharedBuffer, range: Range<usize>, stage: u64) -> &'a mut [f32] {
+    /// The number of a piece of work that this rank is to do, if there is one left below `end`.
+    pub fn take(&mut self, buffer: &mut SharedBuffer, end: u64) -> Option<u64> {
         let (port, mapped) = self.mapped_mut(buffer);
-        port.sum_own(mapped, range, stage)
+        port.take(mapped, end)
     }
 
-    /// A part of another rank's numbers in a shared buffer, which it has written by `stage`.
+    /// Says that a piece is done: what was written for it, in shared or common memory, can be read by all.
+    pub fn finish(&mut self, buffer: &mut SharedBuffer) {
+        let (port, mapped) = self.mapped_mut(buffer);
+        port.finish(mapped);
+    }
+
+    /// How many pieces are done.
+    pub fn finished(&mut self, buffer: &mut SharedBuffer) -> u64 {
+        let (port, mapped) = self.mapped_mut(buffer);
+        port.finished(mapped)
+    }
+
+    /// How long a call of this communicator may wait, from now on.
+    pub fn wait(&self) -> Wait {
+        Wait::new(self.options.timeout, &self.options.stop)
+    }
+
+    /// Waits until all others have come to a stage, if they had not, or so many pieces are done; comes back earlier when anything else
+    /// has happened, so that the caller can look whether there is something to do.
+    ///
+    /// # Errors
+    /// When another rank is gone, or too late.
+    pub fn watch(&mut self, buffer: &mut SharedBuffer, what: (u64, u64), wait: &Wait) -> Result<(), CommError> {
+        let (port, mapped) = self.mapped_mut(buffer);
+        port.watch(mapped, what, wait)
+    }
+
+    /// Writes the sum of a range of all ranks' numbers, which they have written by `stage`, added in the order of ranks.
     ///
     /// # Panics
-    /// When it is not there yet.
-    pub fn part_of<'a>(
-        &mut self,
-        buffer: &'a mut SharedBuffer,
-        rank: Rank,
-        range: Range<usize>,
-        stage: u64,
-    ) -> &'a [f32] {
+    /// When not all are there.
+    pub fn sum_into(&mut self, buffer: &mut SharedBuffer, range: Range<usize>, stage: u64, sums: &mut [f32]) {
         let (port, mapped) = self.mapped_mut(buffer);
-        port.part_of(mapped, rank, range, stage)
+        port.sum_into(mapped, range, stage, sums);
     }
 
     fn mapped_mut<'a, 'b>(&'a mut self, buffer: &'b mut SharedBuffer) -> (&'a mut shm::Port, &'b mut shm::Mapped) {

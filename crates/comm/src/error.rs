@@ -171,6 +171,16 @@ pub enum CommError {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// A library that moves bytes by itself has failed.
+    #[error("{rank} failed in {phase}: {what}")]
+    Failed {
+        /// Whom it happened to.
+        rank: Rank,
+        /// While doing what.
+        phase: &'static str,
+        /// What the library said.
+        what: String,
+    },
     /// The communicator failed before and cannot be used again: messages may be lost in the middle.
     #[error("{rank} cannot go on with {phase}: an earlier message failed")]
     Broken {
@@ -193,7 +203,7 @@ impl CommError {
                 Party::Rank(rank) => Some(*rank),
                 Party::Address(_) | Party::Anyone => None,
             },
-            Self::Stopped { .. } | Self::System { .. } | Self::Broken { .. } => None,
+            Self::Stopped { .. } | Self::System { .. } | Self::Failed { .. } | Self::Broken { .. } => None,
         }
     }
 

@@ -34,4 +34,5 @@ pub use stop::Stop;
 pub use token::Token;
 pub use transfer::{Action, Transfer};
 pub use transport::Transport;
+pub use transport::shm::Common;
 pub use wait::Wait;

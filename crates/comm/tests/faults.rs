@@ -86,7 +86,7 @@ fn garbage_and_silence_at_the_port_keep_nobody_waiting() {
     let token = Token::random();
     let listeners: Vec<_> = (0..2).map(|rank| tcp::Listener::bind(Rank(rank), None).unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(tcp::Listener::address).collect();
-    let mut strangers: Vec<TcpStream> = (0..10).map(|_| TcpStream::connect(addresses[0]).unwrap()).collect();
+    let mut strangers: Vec<TcpStream> = (0..10).map(|_| TcpStream::connect(addresses[1]).unwrap()).collect();
     for (nth, stranger) in strangers.iter_mut().enumerate().take(8) {
         stranger.write_all(&vec![nth as u8; 1000]).unwrap();
     }
@@ -118,14 +118,77 @@ fn a_wrong_token_is_refused_and_a_missing_rank_is_named() {
     thread::scope(|scope| {
         let wait = || Wait::new(Duration::from_millis(800), &Stop::new());
         let config = tcp::Config::default;
-        let right = member(&Token::random(), 0, 2);
+        let right = member(&Token::random(), 1, 2);
         let addresses = &addresses;
-        let waiting = scope.spawn(move || tcp::connect(listener, addresses, &right, config(), &wait()).unwrap_err());
-        let wrong = member(&Token::random(), 1, 2);
-        let refused = tcp::connect(other, addresses, &wrong, config(), &wait()).unwrap_err();
+        let waiting = scope.spawn(move || tcp::connect(other, addresses, &right, config(), &wait()).unwrap_err());
+        let wrong = member(&Token::random(), 0, 2);
+        let refused = tcp::connect(listener, addresses, &wrong, config(), &wait()).unwrap_err();
         assert!(refused.is_refusal(), "{refused}");
         let late = waiting.join().unwrap();
-        assert!(matches!(late, CommError::DeadlinePassed { .. }) && late.peer() == Some(Rank(1)), "{late}");
+        assert!(matches!(late, CommError::DeadlinePassed { .. }) && late.peer() == Some(Rank(0)), "{late}");
+    });
+}
+
+#[test]
+fn rank_0_dials_the_others_and_needs_no_port_that_they_know() {
+    let token = Token::random();
+    let mut listeners: Vec<_> = (0..3).map(|rank| tcp::Listener::bind(Rank(rank), None).unwrap()).collect();
+    // The others listen where they were told to; rank 0's address leads nowhere.
+    for rank in 1..3 {
+        let told = listeners.remove(rank).address();
+        listeners.insert(rank, tcp::Listener::at(Rank::at(rank), told).unwrap());
+    }
+    let mut addresses: Vec<_> = listeners.iter().map(tcp::Listener::address).collect();
+    addresses[0].set_port(1);
+    let taken = tcp::Listener::at(Rank(1), addresses[1]).unwrap_err().to_string();
+    assert!(taken.contains("listen for other ranks"), "{taken}");
+    thread::scope(|scope| {
+        for (rank, listener) in (0u32..).zip(listeners) {
+            let (member, addresses) = (member(&token, rank, 3), &addresses);
+            scope.spawn(move || {
+                let wait = Wait::new(TIMEOUT, &Stop::new());
+                let port = tcp::connect(listener, addresses, &member, tcp::Config::default(), &wait).unwrap();
+                Communicator::new(Transport::Tcp(port), options(3, None, TIMEOUT)).barrier().unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn a_connection_taken_aside_does_not_wait_for_the_others() {
+    let token = Token::random();
+    let listeners: Vec<_> = (0..2).map(|rank| tcp::Listener::bind(Rank(rank), None).unwrap()).collect();
+    let addresses: Vec<_> = listeners.iter().map(tcp::Listener::address).collect();
+    let ends = thread::scope(|scope| {
+        let connect = |(rank, listener)| {
+            let (member, addresses) = (member(&token, rank, 2), &addresses);
+            scope.spawn(move || {
+                let (config, wait) =
+                    (tcp::Config { sockets: 3, ..tcp::Config::default() }, Wait::new(TIMEOUT, &Stop::new()));
+                let mut port = tcp::connect(listener, addresses, &member, config, &wait).unwrap();
+                let aside = port.split();
+                [port, aside].map(|port| Communicator::new(Transport::Tcp(port), options(2, None, TIMEOUT)))
+            })
+        };
+        let threads: Vec<_> = (0u32..).zip(listeners).map(connect).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    // Rank 0 sends more than a socket takes, and rank 1 receives it only after both have met beside it.
+    thread::scope(|scope| {
+        for (rank, [mut bulk, mut aside]) in ends.into_iter().enumerate() {
+            scope.spawn(move || {
+                let mut bytes = vec![rank as u8; 30 << 20];
+                if rank == 0 {
+                    let sending = thread::spawn(move || bulk.send(Rank(1), 7, &bytes).unwrap());
+                    aside.barrier().unwrap();
+                    sending.join().unwrap();
+                } else {
+                    aside.barrier().unwrap();
+                    bulk.recv(Rank(0), 7, &mut bytes).unwrap();
+                    assert!(bytes.iter().all(|&byte| byte == 0));
+                }
+            });
+        }
     });
 }
 

@@ -109,22 +109,22 @@ fn files_that_cannot_be_used_are_named() {
 #[test]
 fn data_connections_that_were_turned_away_are_reported() {
     let token = Token::random();
-    let listener = tcp::Listener::bind(Rank(0), None).unwrap();
+    let listener = tcp::Listener::bind(Rank(1), None).unwrap();
     let address = listener.address();
     let (told, heard) = std::sync::mpsc::channel();
     let report = tcp::Report::new(move |sentence| told.send(sentence.to_owned()).unwrap());
     let config = tcp::Config { report, tls: Some(Tls::from_token(&token)), ..tcp::Config::default() };
-    let member = Membership { token, rank: Rank(0), world: 2, generation: Generation(0) };
+    let member = Membership { token, rank: Rank(1), world: 2, generation: Generation(0) };
     let wait = Wait::new(Duration::from_secs(2), &Stop::new());
     thread::scope(|scope| {
         let waiting = scope.spawn(|| tcp::connect(listener, &[address, address], &member, config, &wait));
         // A stranger, and one who holds the token but does not encrypt.
         let mut plain = Socket::Plain(TcpStream::connect(address).unwrap());
-        let identity = Identity::new(&member.token, Purpose::Data, Rank(1), 2);
+        let identity = Identity::new(&member.token, Purpose::Data, Rank(0), 2);
         assert!(greet(&mut plain, &identity, &wait).is_err());
         let said = heard.recv_timeout(Duration::from_secs(2)).unwrap();
         assert!(said.contains("refused 127.0.0.1:") && said.contains("do not encrypt alike"), "{said}");
         let error = waiting.join().unwrap().unwrap_err();
-        assert!(error.to_string().contains("waited") && error.peer() == Some(Rank(1)), "{error}");
+        assert!(error.to_string().contains("waited") && error.peer() == Some(Rank(0)), "{error}");
     });
 }

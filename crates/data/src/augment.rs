@@ -4,8 +4,12 @@
 //! choice is drawn from the stream named by (seed, epoch, sample), so an image is changed in the same way whichever
 //! thread, rank or resumed run meets it.
 
+mod view;
+
 use paceline_system::random::Random;
 use serde::{Deserialize, Serialize};
+
+pub use view::View;
 
 use crate::DataError;
 use crate::dataset::{Info, SampleKind, Source};
@@ -14,6 +18,9 @@ use crate::resize::Resizer;
 
 /// Names the stream of augmentation, apart from those of shuffles and generated data.
 const AUGMENT: u64 = 0x4155_474D;
+
+/// Names the stream that says in which epochs images are mirrored.
+const ALTERNATE: u64 = 0x464C_4950;
 
 /// The largest side images may be brought to: a bound on what a mistyped number can allocate.
 const SIDE_MAX: usize = 8192;
@@ -31,6 +38,9 @@ pub enum AugmentChoice {
     /// What is customary for the set: see [`Augment::training`].
     #[default]
     Standard,
+    /// For few epochs: as standard, but what lies outside is the image reflected, an image is mirrored in every other epoch instead of by
+    /// chance (Jordan, 2024), and a square of a quarter of its side is painted over at a random place (DeVries and Taylor, 2017).
+    Strong,
 }
 
 /// One operation on an image.
@@ -39,6 +49,11 @@ pub enum AugmentChoice {
 pub enum Op {
     /// Adds `pad` black pixels on every side, then takes a random window of the old size.
     RandomCrop {
+        /// Pixels per side.
+        pad: usize,
+    },
+    /// The same, with the image reflected at its edges instead of black.
+    ReflectedCrop {
         /// Pixels per side.
         pad: usize,
     },
@@ -74,6 +89,13 @@ pub enum Op {
     },
     /// Mirrors every other image, by chance.
     HorizontalFlip,
+    /// Mirrors an image in every other epoch; a draw of its own says in which.
+    AlternatingFlip,
+    /// Paints a square around a random pixel in the mean colour; what reaches over the edge is cut off.
+    Cutout {
+        /// Its side in pixels.
+        side: usize,
+    },
     /// (value ÷ 255 − mean) ÷ std for each channel. The last operation of every list.
     Normalise {
         /// One mean per channel.
@@ -94,12 +116,25 @@ pub struct Moment {
     pub sample: usize,
 }
 
+impl Moment {
+    fn random(self) -> Random {
+        Random::new(&[AUGMENT, self.seed, self.epoch, self.sample as u64])
+    }
+
+    /// Whether this is one of the epochs in which an image that alternates is mirrored.
+    fn is_mirrored(self) -> bool {
+        Random::new(&[ALTERNATE, self.seed, self.sample as u64]).chance(0.5) ^ self.epoch.is_multiple_of(2)
+    }
+}
+
 /// A checked list of operations.
 #[derive(Clone, Debug)]
 pub struct Augment {
     ops: Vec<Op>,
     /// What each byte becomes, per channel: a look-up per value, and exactly (v/255 − μ)/σ rounded once per step.
     tables: Vec<[f32; 256]>,
+    /// The colour of holes: the byte nearest to the mean, per channel.
+    hole: Vec<u8>,
 }
 
 impl Augment {
@@ -118,6 +153,7 @@ impl Augment {
                     "resizes to 0 pixels"
                 }
                 Op::CentreCrop { height: 0, .. } | Op::CentreCrop { width: 0, .. } => "crops to 0 pixels",
+                Op::Cutout { side: 0 } => "cuts out nothing",
                 Op::RandomResizedCrop { height, width, scale, ratio }
                     if *height == 0
                         || *width == 0
@@ -135,13 +171,15 @@ impl Augment {
         }
         let table = |(mean, std): (&f32, &f32)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std);
         let tables = mean.iter().zip(std).map(table).collect();
-        Ok(Self { ops, tables })
+        let hole = mean.iter().map(|mean| (mean * 255.0).round().clamp(0.0, 255.0) as u8).collect();
+        Ok(Self { ops, tables, hole })
     }
 
     /// The list for training on a set, at its own size or at `size` × `size`.
     ///
     /// Standard is: CIFAR-10 pad 4, random crop, flip · shapes pad 2, random crop, flip · MNIST pad 2, random crop ·
-    /// folders random resized crop and flip as torchvision's reference · synthetic nothing.
+    /// folders random resized crop and flip as torchvision's reference · synthetic nothing. Strong changes these as
+    /// [`AugmentChoice::Strong`] says.
     ///
     /// # Errors
     /// When the size is no size of an image.
@@ -161,6 +199,9 @@ impl Augment {
             }
             Source::Synthetic | Source::Text => Vec::new(),
         };
+        if choice == AugmentChoice::Strong {
+            strengthen(&mut ops, info, size);
+        }
         if info.source != Source::Folder {
             ops.extend(resize_to(info, size));
         }
@@ -197,7 +238,18 @@ impl Augment {
 
     /// Whether images of any size come out in one size.
     pub fn fixes_size(&self) -> bool {
-        let keeps = |op: &&Op| matches!(op, Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Normalise { .. });
+        let keeps = |op: &&Op| {
+            use Op::{AlternatingFlip, Cutout, HorizontalFlip, Normalise, RandomCrop, ReflectedCrop};
+            matches!(
+                op,
+                RandomCrop { .. }
+                    | ReflectedCrop { .. }
+                    | HorizontalFlip
+                    | AlternatingFlip
+                    | Cutout { .. }
+                    | Normalise { .. }
+            )
+        };
         let last = self.ops.iter().rev().find(|op| !keeps(op));
         matches!(last, Some(Op::Resize { .. } | Op::CentreCrop { .. } | Op::RandomResizedCrop { .. }))
     }
@@ -211,7 +263,7 @@ impl Augment {
                 | Op::Resize { height: h, width: w }
                 | Op::CentreCrop { height: h, width: w } => (height, width) = (h, w),
                 Op::ResizeShorter { side } => [height, width] = shorter_to(height, width, side),
-                Op::RandomCrop { .. } | Op::HorizontalFlip | Op::Normalise { .. } => {}
+                _ => {}
             }
         }
         Some([height, width, channels])
@@ -222,9 +274,9 @@ impl Augment {
     /// # Panics
     /// When `out` has another length, or the image other channels than the list was made for.
     pub fn apply(&self, scratch: &mut Scratch, moment: Moment, out: &mut [f32]) {
-        let mut random = Random::new(&[AUGMENT, moment.seed, moment.epoch, moment.sample as u64]);
+        let mut random = moment.random();
         for op in &self.ops {
-            apply_one(op, scratch, &mut random);
+            apply_one(op, scratch, (&mut random, moment), &self.hole);
         }
         let image = &scratch.image;
         assert_eq!(
@@ -273,15 +325,21 @@ impl Scratch {
     }
 }
 
-fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random) {
+fn apply_one(op: &Op, scratch: &mut Scratch, (random, moment): (&mut Random, Moment), hole: &[u8]) {
     let (rows, columns) = (scratch.image.height, scratch.image.width);
     let whole = Window { top: 0, left: 0, height: rows, width: columns };
     match *op {
         Op::RandomCrop { pad } => {
-            let mut shift = || random.below(2 * pad + 1) as isize - pad as isize;
-            let (top, left) = (shift(), shift());
+            let (top, left) = shift(pad, random);
             if (top, left) != (0, 0) {
                 scratch.crop(Window { top, left, ..whole });
+            }
+        }
+        Op::ReflectedCrop { pad } => {
+            let (top, left) = shift(pad, random);
+            if (top, left) != (0, 0) {
+                scratch.next.reflected_window_of(&scratch.image, (top, left));
+                std::mem::swap(&mut scratch.image, &mut scratch.next);
             }
         }
         Op::RandomResizedCrop { height, width, scale, ratio } => {
@@ -305,8 +363,46 @@ fn apply_one(op: &Op, scratch: &mut Scratch, random: &mut Random) {
                 scratch.image.flip();
             }
         }
+        Op::AlternatingFlip => {
+            if moment.is_mirrored() {
+                scratch.image.flip();
+            }
+        }
+        Op::Cutout { side } => scratch.image.paint(square(side, rows, columns, random), hole),
         Op::Normalise { .. } => {}
     }
+}
+
+/// Makes a standard list a strong one.
+fn strengthen(ops: &mut Vec<Op>, info: &Info, size: Option<usize>) {
+    if ops.is_empty() {
+        return;
+    }
+    for op in &mut *ops {
+        *op = match op.clone() {
+            Op::RandomCrop { pad } => Op::ReflectedCrop { pad },
+            Op::HorizontalFlip => Op::AlternatingFlip,
+            op => op,
+        };
+    }
+    let [height, width] = match (info.source, info.kind) {
+        (Source::Folder, _) => target_size(info, size),
+        (_, SampleKind::Image { height, width, .. }) => [height, width],
+        (_, SampleKind::Tokens { .. }) => [0, 0],
+    };
+    ops.push(Op::Cutout { side: (height.min(width) / 4).max(1) });
+}
+
+/// Where a random crop begins.
+fn shift(pad: usize, random: &mut Random) -> (isize, isize) {
+    let mut draw = || random.below(2 * pad + 1) as isize - pad as isize;
+    (draw(), draw())
+}
+
+/// A square around a random pixel.
+fn square(side: usize, rows: usize, columns: usize, random: &mut Random) -> Window {
+    let mut start = |most: usize| random.below(most.max(1)) as isize - (side / 2) as isize;
+    Window { top: start(rows), left: start(columns), height: side, width: side }
 }
 
 /// A window of random area and aspect ratio, ten times tried as torchvision does; then the largest allowed middle.

@@ -1,14 +1,16 @@
 //! A batch: what one rank feeds to one step, as plain slices. Buffers are filled again and again; see [`crate::loader`].
 
 use crate::DataError;
-use crate::augment::{Augment, Moment, Scratch};
+use crate::augment::{Augment, Moment, Scratch, View};
 use crate::dataset::{Dataset, SampleKind};
 
-/// Samples laid out for the engine. Of `images` and `tokens` one is empty.
+/// Samples laid out for the engine. Of `images`, `views` and `tokens` one is filled.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// Images: sample × height × width × channels, normalised.
     pub images: Vec<f32>,
+    /// How to look at images that the device has.
+    pub views: Vec<View>,
     /// Token sequences: sample × position.
     pub tokens: Vec<i32>,
     /// Classes, one per image; or the next token, one per token.
@@ -30,6 +32,8 @@ pub struct Recipe<'a> {
     pub seed: u64,
     /// The epoch.
     pub epoch: u64,
+    /// Whether the device has the images, so that it is only said how to look at them.
+    pub views: bool,
 }
 
 impl Batch {
@@ -38,7 +42,8 @@ impl Batch {
     /// # Errors
     /// When a file cannot be read or too many are damaged.
     pub fn fill(&mut self, recipe: &Recipe, samples: &[u32], scratch: &mut Scratch) -> Result<(), DataError> {
-        let Recipe { dataset, augment, seed, epoch } = *recipe;
+        let Recipe { dataset, augment, seed, epoch, views } = *recipe;
+        self.views.clear();
         self.size = samples.len();
         self.samples.clear();
         self.samples.extend(samples.iter().map(|&sample| sample as usize));
@@ -51,6 +56,15 @@ impl Batch {
                 for ((tokens, targets), &sample) in rows.zip(&self.samples) {
                     dataset.read_tokens(sample, tokens, targets);
                 }
+            }
+            SampleKind::Image { height, width, .. } if views => {
+                self.images.clear();
+                self.tokens.clear();
+                self.targets.clear();
+                self.targets
+                    .extend(self.samples.iter().map(|&sample| dataset.label(sample).expect("an image has a class")));
+                let view = |&sample: &usize| augment.view([height, width], Moment { seed, epoch, sample });
+                self.views.extend(self.samples.iter().map(view));
             }
             kind @ SampleKind::Image { .. } => {
                 let length: usize = augment.output(kind).expect("images give images").iter().product();

@@ -209,6 +209,26 @@ impl Dataset {
         }
     }
 
+    /// Bytes of all images, where they have one size.
+    pub fn image_bytes(&self) -> Option<usize> {
+        let SampleKind::Image { height, width, channels } = self.info().kind else { return None };
+        (!self.sizes_vary()).then(|| self.len() * height * width * channels)
+    }
+
+    /// All images one after the other, where they have one size.
+    ///
+    /// # Errors
+    /// As [`Dataset::read_image`].
+    pub fn images(&self) -> Result<Option<Vec<u8>>, DataError> {
+        let Some(bytes) = self.image_bytes() else { return Ok(None) };
+        let (mut all, mut image) = (Vec::with_capacity(bytes), Pixels::default());
+        for sample in 0..self.len() {
+            self.read_image(sample, &mut image)?;
+            all.extend_from_slice(&image.data);
+        }
+        Ok(Some(all))
+    }
+
     /// Copies one window of a text, and the same window one token later.
     ///
     /// # Panics

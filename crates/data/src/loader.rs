@@ -52,13 +52,15 @@ pub struct LoaderOptions {
     pub deadline: Duration,
     /// What ends a wait before its deadline.
     pub stop: Option<Stop>,
+    /// Whether the device has the images: batches then say how to look at them.
+    pub views: bool,
 }
 
 impl LoaderOptions {
     /// For training: shuffled, full batches only.
     pub fn training(batch: usize, seed: u64) -> Self {
         let (shard, last, deadline) = (Shard::WHOLE, LastBatch::Drop, Duration::from_secs(600));
-        Self { seed, batch, shard, shuffle: true, last, threads: 1, prefetch: 4, deadline, stop: None }
+        Self { seed, batch, shard, shuffle: true, last, threads: 1, prefetch: 4, deadline, stop: None, views: false }
     }
 
     /// For evaluation: in file order, every sample once.
@@ -133,6 +135,7 @@ impl Loader {
                 "images of many sizes do not stack; add a resize or a crop to the augmentation",
             ));
         }
+        assert!(!options.views || augment.is_view(), "views are for augmentations that are one");
         let order = Order { seed: options.seed, len: dataset.len(), shuffle: options.shuffle };
         let count = options.threads.max(1);
         let (desk, work, ready) = (Mutex::default(), Condvar::new(), Condvar::new());
@@ -179,6 +182,32 @@ impl Loader {
     /// Seconds that training has waited for batches since the loader was made.
     pub fn waited_s(&self) -> f64 {
         self.waited.as_secs_f64()
+    }
+
+    /// The batch with its images, where it only says how to look at them.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn with_images(&self, epoch: u64, mut batch: Batch) -> Result<Batch, DataError> {
+        if batch.views.is_empty() {
+            return Ok(batch);
+        }
+        let Shared { dataset, augment, options, .. } = &*self.shared;
+        let samples: Vec<u32> = batch.samples.iter().map(|&sample| sample as u32).collect();
+        let recipe = Recipe { dataset, augment, seed: options.seed, epoch, views: false };
+        batch.fill(&recipe, &samples, &mut Scratch::default())?;
+        Ok(batch)
+    }
+
+    /// Swaps left and right of a batch's images. Tokens stay as they are.
+    pub fn mirror(&self, batch: &mut Batch) {
+        batch.views.iter_mut().for_each(|view| view.mirrored = !view.mirrored);
+        if let Some([_, width, channels]) = self.shared.augment.output(self.shared.dataset.info().kind) {
+            for row in batch.images.chunks_exact_mut(width * channels) {
+                row.reverse();
+                row.chunks_exact_mut(channels).for_each(<[f32]>::reverse);
+            }
+        }
     }
 
     fn take(&mut self, epoch: u64, step: usize) -> Result<Batch, DataError> {
@@ -239,6 +268,17 @@ pub struct Epoch<'a> {
 }
 
 impl Epoch<'_> {
+    /// The next batch, if it is made already and nothing went wrong.
+    pub fn next_if_ready(&mut self) -> Option<Batch> {
+        let ready = self.step < self.steps && matches!(self.loader.shared.lock().shelf.get(&self.step), Some(Ok(_)));
+        ready.then(|| self.next()).flatten().and_then(Result::ok)
+    }
+
+    /// As [`Loader::mirror`].
+    pub fn mirror(&self, batch: &mut Batch) {
+        self.loader.mirror(batch);
+    }
+
     /// The step of the next batch.
     pub fn step(&self) -> usize {
         self.first_step + self.step
@@ -344,7 +384,8 @@ impl Shared {
     /// Makes the batch of one step, and names that step in what can go wrong on the way.
     fn make(&self, job: &Job, step: usize, batch: &mut Batch, scratch: &mut Scratch) -> Result<(), DataError> {
         let (epoch, named) = (job.number, job.first_step + step);
-        let recipe = Recipe { dataset: &self.dataset, augment: &self.augment, seed: self.options.seed, epoch };
+        let LoaderOptions { seed, views, .. } = self.options;
+        let recipe = Recipe { dataset: &self.dataset, augment: &self.augment, seed, epoch, views };
         let samples = job.order.batch(&self.layout, step);
         // Unwind safe: after an error nobody reads the batch, and every image is written anew into the scratch.
         let made = catch_unwind(AssertUnwindSafe(|| batch.fill(&recipe, samples, scratch)));

@@ -51,6 +51,35 @@ impl Pixels {
         }
     }
 
+    /// Gives the pixels of a window one colour; what is outside the image is left out.
+    pub fn paint(&mut self, window: Window, colour: &[u8]) {
+        assert_eq!(colour.len(), self.channels, "a colour has a value per channel");
+        let cut = |from: isize, length: usize, most: usize| {
+            let end = (from + length as isize).clamp(0, most as isize) as usize;
+            (from.clamp(0, most as isize) as usize).min(end)..end
+        };
+        let (rows, columns) = (cut(window.top, window.height, self.height), cut(window.left, window.width, self.width));
+        for row in rows {
+            let start = row * self.row_bytes();
+            let line = &mut self.data[start + columns.start * colour.len()..start + columns.end * colour.len()];
+            line.chunks_exact_mut(colour.len()).for_each(|pixel| pixel.copy_from_slice(colour));
+        }
+    }
+
+    /// Becomes `source` moved up and left by so many pixels, which may be negative; what comes in is the image reflected at its edge.
+    pub fn reflected_window_of(&mut self, source: &Pixels, (top, left): (isize, isize)) {
+        let (channels, bytes) = (source.channels, source.row_bytes());
+        self.reshape(source.height, source.width, channels);
+        for row in 0..source.height {
+            let line = &source.data[reflect(row as isize + top, source.height) * bytes..][..bytes];
+            for column in 0..source.width {
+                let from = reflect(column as isize + left, source.width) * channels;
+                let to = row * bytes + column * channels;
+                self.data[to..to + channels].copy_from_slice(&line[from..from + channels]);
+            }
+        }
+    }
+
     /// Becomes the `height` × `width` window of `source` whose upper left corner is at (`top`, `left`), which may lie
     /// outside; what is outside is black.
     pub fn window_of(&mut self, source: &Pixels, window: Window) {
@@ -73,6 +102,13 @@ impl Pixels {
             target[before + inside..].fill(0);
         }
     }
+}
+
+/// Where a place is found in an image of so many pixels that goes on as in a mirror; the pixel at the edge is not repeated.
+fn reflect(at: isize, length: usize) -> usize {
+    let last = length.max(1) as isize - 1;
+    let there = at.abs();
+    (if there > last { 2 * last - there } else { there }).clamp(0, last) as usize
 }
 
 /// A rectangle of an image, possibly reaching outside it.

@@ -9,6 +9,8 @@
 use paceline_system::event::{Event, Line};
 use paceline_system::host::Host;
 
+use crate::gpu::GpuTotals;
+
 /// Phases told apart in a step; time in any further ones is shown as the rest.
 pub(crate) const PHASES_MAX: usize = 8;
 
@@ -112,6 +114,8 @@ pub(crate) struct History {
     /// Warnings beyond [`WARNINGS_MAX`] different ones.
     pub warnings_more: u64,
     pub phase_names: Vec<String>,
+    /// None if nothing was told of a GPU.
+    pub gpu: Option<GpuTotals>,
 }
 
 impl History {
@@ -131,7 +135,7 @@ impl History {
             self.processes.push(Process::default());
         }
         let process = self.processes.last_mut().expect("pushed above");
-        process.last_time_s = line.time_s;
+        process.last_time_s = process.last_time_s.max(line.time_s);
         match &line.event {
             Event::RunStarted { .. } => process.start = start(&line.event),
             Event::RunFinished { .. } => process.finish = finish(&line.event),
@@ -144,6 +148,7 @@ impl History {
                 self.checkpoints.retain(|known| known.path != *path);
                 self.checkpoints.push(Checkpoint { step: *step, path: path.clone(), best: *best, seconds: *seconds });
             }
+            Event::Gpu(seen) => self.gpu.get_or_insert_default().add(seen),
             Event::Warning { message } => self.push_warning(line.time_s, message),
         }
     }

@@ -8,6 +8,7 @@
 //! report would have to fetch.
 
 pub mod error;
+mod gpu;
 mod history;
 pub mod log;
 mod quantity;

@@ -72,6 +72,7 @@ fn render(histories: &[History]) -> String {
     page.push_str(&tables::warnings(histories));
     page.push_str(&tables::epochs(history, &summary));
     page.push_str(&tables::ranks(histories));
+    page.push_str(&tables::gpus(histories));
     page.push_str(&tables::processes(history));
     page.push_str(&tables::checkpoints(history));
     if let Some(start) = history.start().filter(|start| !start.config.trim().is_empty()) {

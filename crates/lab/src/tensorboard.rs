@@ -96,7 +96,7 @@ impl TensorBoard {
                     self.push(line.time_s, *step, What::Summary(proto::Summary { value }));
                 }
             }
-            Event::Checkpoint { .. } | Event::Warning { .. } | Event::RunFinished { .. } => {}
+            Event::Checkpoint { .. } | Event::Gpu(_) | Event::Warning { .. } | Event::RunFinished { .. } => {}
         }
         let is_step = matches!(line.event, Event::Step { .. });
         let is_due = self.buffer.len() >= BUFFER_BYTES_MAX || line.time_s - self.flushed_s >= BUFFER_SECONDS_MAX;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use paceline_system::event::{Event, Line, SCHEMA_VERSION};
+use paceline_system::event::{Event, GpuUse, Line, SCHEMA_VERSION};
 use paceline_system::host::Host;
 
 const DOC: &str = include_str!("../../../docs/events.md");
@@ -19,7 +19,7 @@ fn all_events() -> Vec<Event> {
             parameters: 0,
             resumed_step: 0,
             steps_total: 0,
-            host: Host::default(),
+            host: Host { gpu: Some(String::new()), ..Host::default() },
             config: String::new(),
         },
         Event::Step {
@@ -45,6 +45,13 @@ fn all_events() -> Vec<Event> {
             data_wait_s: 0.0,
         },
         Event::Checkpoint { step: 0, path: String::new(), best: false, seconds: 0.0 },
+        Event::Gpu(GpuUse {
+            busy: Some(0.0),
+            memory_used_bytes: Some(0),
+            memory_bytes: Some(0),
+            power_w: Some(0.0),
+            temperature_c: Some(0.0),
+        }),
         Event::Warning { message: String::new() },
         Event::RunFinished {
             step: 0,
@@ -61,6 +68,7 @@ fn all_events() -> Vec<Event> {
             | Event::Step { .. }
             | Event::Epoch { .. }
             | Event::Checkpoint { .. }
+            | Event::Gpu(_)
             | Event::Warning { .. }
             | Event::RunFinished { .. } => {}
         }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use paceline_lab::{LabError, report};
 use paceline_system::disk::Disk;
-use paceline_system::event::{Event, Line};
+use paceline_system::event::{Event, GpuUse, Line};
 
 #[path = "../examples/specimen/log.rs"]
 mod specimen;
@@ -74,6 +74,30 @@ fn a_finished_run_shows_its_numbers_and_its_curves() {
         assert!(html.contains(&format!("<figure class=\"chart\" id=\"{chart}\">")), "{chart}");
     }
     assert!(!html.contains("Nothing was logged") && !html.contains("id=\"processes\""));
+}
+
+#[test]
+fn a_run_on_a_gpu_shows_what_the_gpu_was_doing() {
+    let mut lines = specimen::lines(1, None, Some(specimen::done(390)));
+    assert!(!report_of(&lines).contains("id=\"gpus\""), "nothing is said of a GPU that is not there");
+    if let Event::RunStarted { host, .. } = &mut lines[0].event {
+        host.gpu = Some("NVIDIA <H200>".into());
+    }
+    for (busy, power_w) in [(0.9, 500.0), (1.0, 700.0)] {
+        let seen = GpuUse {
+            busy: Some(busy),
+            memory_used_bytes: Some(12 << 30),
+            memory_bytes: Some(140 << 30),
+            power_w: Some(power_w),
+            temperature_c: None,
+        };
+        lines.insert(9, Line { time_s: 1.0, rank: 0, event: Event::Gpu(seen) });
+    }
+    let html = report_of(&lines);
+    for part in ["NVIDIA &lt;H200&gt;", "95.0%", "12.0 GiB of 140.0 GiB", "600 W", "700 W", "<td class=\"n\">–</td>"]
+    {
+        assert!(html.contains(part), "{part}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub use courier::BucketShape;
 use courier::Courier;
 pub use facts::{FACTS, Facts};
-use paceline_comm::{CommError, Communicator, Rank};
+use paceline_comm::{CommError, Common, Communicator, Rank};
 use parameter_server::{Pace, Roles};
 use shares::Shares;
 
@@ -31,16 +31,25 @@ pub struct Agreement(Kind);
 enum Kind {
     /// There are no others.
     Alone,
-    /// Every rank gets the sum of all gradients and makes the same step.
-    AllReduce(Courier),
-    /// The same steps, of which every rank makes its share.
-    Shares(Shares),
+    /// Every rank gets the sum of all gradients and makes the same step; with a way of its own for what cannot wait, if there is one.
+    AllReduce(Courier, Option<Box<Communicator>>),
+    /// The same steps, on one copy of the weights, made by whoever has time.
+    Shares(Box<Shares>),
     /// Servers make the steps; whether they do so for all workers together.
     ParameterServer(Courier, Pace),
 }
 
-/// Makes the step of a range of a bucket: which, the sum of all ranks' gradients there, and what they are the gradients of.
-pub type Apply<'a, E> = dyn FnMut(Range<usize>, &mut [f32], &mut [f32]) -> Result<(), E> + 'a;
+/// Makes the step of a range of a bucket: which of which, the sum of all ranks' gradients there, and what they are the gradients of.
+pub type Apply<'a, E> = dyn FnMut((usize, Range<usize>), &mut [f32], &mut [f32]) -> Result<(), E> + 'a;
+
+/// How much memory a replica's weights and optimizer take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elements {
+    /// All parameters, with the gaps between them.
+    pub parameters: usize,
+    /// How many buffers of that length the optimizer keeps.
+    pub slots: usize,
+}
 
 /// What became of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,15 +60,6 @@ pub enum Brought {
     NotYet,
     /// Another rank could not make its share of the step.
     Spoilt,
-}
-
-/// What travelled in a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Traffic {
-    /// Bytes of gradients that were reduced, or of gradients and weights that were exchanged.
-    pub bytes: u64,
-    /// Seconds in which messages were under way.
-    pub busy_s: f64,
 }
 
 impl Agreement {
@@ -77,19 +77,44 @@ impl Agreement {
         buckets: &[BucketShape],
         deadline: Duration,
     ) -> Result<Self, CommError> {
-        all_reduce::start(communicator, buckets, deadline).map(|courier| Self(Kind::AllReduce(courier)))
+        all_reduce::start(communicator, buckets, deadline).map(|courier| Self(Kind::AllReduce(courier, None)))
     }
 
-    /// As [`Agreement::all_reduce`], where ranks share memory and a step can be made element by element: the bits are the same.
+    /// Has numbers that somebody waits for ([`Agreement::sum`]) travel by a communicator of their own, and not behind gradients: by
+    /// other connections, so that nobody's order of messages depends on the other's. All ranks do so, or none; for an all-reduce.
+    #[must_use]
+    pub fn with_urgent(mut self, communicator: Communicator) -> Self {
+        if let Kind::AllReduce(_, urgent) = &mut self.0 {
+            *urgent = Some(Box::new(communicator));
+        }
+        self
+    }
+
+    /// As [`Agreement::all_reduce`], where ranks share memory and a step can be made element by element: the bits are the same. All
+    /// ranks work on one copy of the weights and the optimizer's state, which [`Agreement::memory`] gives out.
     ///
     /// # Errors
     /// When the operating system refuses memory.
     ///
     /// # Panics
     /// When the ranks do not share memory ([`Communicator::shares_memory`]).
-    pub fn shares(communicator: Communicator, buckets: &[BucketShape]) -> Result<Self, CommError> {
+    pub fn shares(communicator: Communicator, buckets: &[BucketShape], size: Elements) -> Result<Self, CommError> {
         assert!(communicator.shares_memory(), "steps are made by shares where ranks share memory");
-        Shares::start(communicator, buckets).map(|shares| Self(Kind::Shares(shares)))
+        Shares::start(communicator, buckets, size).map(|shares| Self(Kind::Shares(Box::new(shares))))
+    }
+
+    /// The memory of all ranks for the weights and for each of the optimizer's buffers, once, where they have it in common: this rank
+    /// is to use it from now on instead of its own. Rank 0 fills it before [`Agreement::begin`].
+    pub fn memory(&mut self) -> Option<Vec<Common>> {
+        match &mut self.0 {
+            Kind::Shares(shares) => shares.memory.take(),
+            _ => None,
+        }
+    }
+
+    /// Whether ranks have one copy of the weights.
+    pub const fn is_common(&self) -> bool {
+        matches!(self.0, Kind::Shares(_))
     }
 
     /// Servers make the steps ([`parameter_server::server::serve`]); this rank is one of the workers.
@@ -109,7 +134,7 @@ impl Agreement {
     fn courier(&mut self) -> Option<&mut Courier> {
         match &mut self.0 {
             Kind::Alone | Kind::Shares(_) => None,
-            Kind::AllReduce(courier) | Kind::ParameterServer(courier, _) => Some(courier),
+            Kind::AllReduce(courier, _) | Kind::ParameterServer(courier, _) => Some(courier),
         }
     }
 
@@ -118,7 +143,7 @@ impl Agreement {
         match &self.0 {
             Kind::Alone => 1,
             Kind::Shares(shares) => shares.world(),
-            Kind::AllReduce(courier) | Kind::ParameterServer(courier, _) => courier.world,
+            Kind::AllReduce(courier, _) | Kind::ParameterServer(courier, _) => courier.world,
         }
     }
 
@@ -127,7 +152,7 @@ impl Agreement {
         match &self.0 {
             Kind::Alone => Rank(0),
             Kind::Shares(shares) => shares.rank(),
-            Kind::AllReduce(courier) | Kind::ParameterServer(courier, _) => courier.rank,
+            Kind::AllReduce(courier, _) | Kind::ParameterServer(courier, _) => courier.rank,
         }
     }
 
@@ -168,13 +193,17 @@ impl Agreement {
     /// As [`Agreement::share`].
     pub fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError> {
         match &mut self.0 {
-            Kind::Shares(shares) => shares.send(bucket, gradients),
+            Kind::Shares(shares) => {
+                shares.send(bucket, gradients);
+                Ok(())
+            }
             _ => self.courier().map_or(Ok(()), |courier| courier.send(bucket, gradients)),
         }
     }
 
     /// Brings the parameters of a bucket that was sent up to date, once, with what came back for it: new weights, or gradients that
-    /// `apply` makes a step with. Waits for it if asked.
+    /// `apply` makes a step with. Waits for it if asked; where ranks have one copy of the weights, `apply` may be called for other
+    /// buckets meanwhile.
     ///
     /// # Errors
     /// As [`Agreement::share`], and the first that `apply` gives.
@@ -187,10 +216,10 @@ impl Agreement {
     ) -> Result<Brought, E> {
         match &mut self.0 {
             Kind::Alone => Ok(Brought::NotYet),
-            Kind::Shares(shares) => shares.bring(bucket, wait, parameters, apply),
-            Kind::AllReduce(courier) => {
+            Kind::Shares(shares) => shares.bring(bucket, wait, apply),
+            Kind::AllReduce(courier, _) => {
                 let Some(sums) = courier.take(bucket, wait)? else { return Ok(Brought::NotYet) };
-                apply(0..sums.len(), sums, parameters).map(|()| Brought::Done)
+                apply((bucket, 0..sums.len()), sums, parameters).map(|()| Brought::Done)
             }
             Kind::ParameterServer(courier, _) => {
                 let Some(weights) = courier.take(bucket, wait)? else { return Ok(Brought::NotYet) };
@@ -201,7 +230,7 @@ impl Agreement {
     }
 
     /// Adds up numbers over all ranks, which do so at the same point; with parameter servers, between steps. They travel behind the
-    /// gradients that were given before.
+    /// gradients that were given before, unless they have a way of their own ([`Agreement::with_urgent`]).
     ///
     /// # Errors
     /// As [`Agreement::share`].
@@ -209,6 +238,7 @@ impl Agreement {
         match &mut self.0 {
             _ if numbers.is_empty() => Ok(()),
             Kind::Shares(shares) => shares.sum(numbers),
+            Kind::AllReduce(_, Some(urgent)) => urgent.all_reduce(numbers),
             _ => self.courier().map_or(Ok(()), |courier| courier.sum(numbers)),
         }
     }
@@ -251,23 +281,17 @@ impl Agreement {
         }
     }
 
-    /// Brings the optimizer's state to rank 0, where servers or all ranks together have it; between steps.
+    /// Brings the optimizer's state to rank 0, where servers have it; between steps.
     ///
     /// # Errors
     /// As [`Agreement::share`].
     pub fn optimizer_state(&mut self, state: &mut [impl std::ops::DerefMut<Target = [f32]>]) -> Result<(), CommError> {
         let courier = match &mut self.0 {
-            Kind::Shares(shares) => return state.iter_mut().try_for_each(|slot| shares.gather(slot)),
             Kind::ParameterServer(courier, _) => courier,
-            Kind::Alone | Kind::AllReduce(_) => return Ok(()),
+            Kind::Alone | Kind::AllReduce(..) | Kind::Shares(_) => return Ok(()),
         };
         let found = courier.state(state.iter().map(|slot| slot.to_vec()).collect())?;
         state.iter_mut().zip(found).for_each(|(slot, found)| slot.copy_from_slice(&found));
         Ok(())
-    }
-
-    /// What travelled since the last call.
-    pub fn traffic(&mut self) -> Traffic {
-        self.courier().map_or(Traffic::default(), Courier::traffic)
     }
 }

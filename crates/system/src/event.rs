@@ -110,6 +110,8 @@ pub enum Event {
         /// What writing took.
         seconds: f64,
     },
+    /// What the GPU that this rank computes on was doing: about once a second, where the machine can tell.
+    Gpu(GpuUse),
     /// Something the user should know; the run goes on.
     Warning {
         /// What it is.
@@ -129,6 +131,26 @@ pub enum Event {
         /// The most memory the process held.
         peak_memory_bytes: u64,
     },
+}
+
+/// What a GPU was doing at one moment. What it does not tell is left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GpuUse {
+    /// Share of the last moment in which it computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy: Option<f64>,
+    /// Memory taken, by all processes that use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_used_bytes: Option<u64>,
+    /// Memory there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// What it draws.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_w: Option<f64>,
+    /// How hot the chip is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_c: Option<f64>,
 }
 
 /// Where a rank's events go.
@@ -161,7 +183,15 @@ impl EventLog {
     /// # Errors
     /// When the disk is full or refuses.
     pub fn write(&mut self, event: Event) -> Result<Line, DiskError> {
-        let line = Line { time_s: self.clock.seconds(), rank: self.rank, event };
+        self.write_at(self.clock.seconds(), event)
+    }
+
+    /// As [`EventLog::write`], of something that happened at another time of the same clock.
+    ///
+    /// # Errors
+    /// As [`EventLog::write`].
+    pub fn write_at(&mut self, time_s: f64, event: Event) -> Result<Line, DiskError> {
+        let line = Line { time_s, rank: self.rank, event };
         let mut text = serde_json::to_string(&line).expect("events hold nothing that JSON cannot");
         text.push('\n');
         self.target.write(text.as_bytes())?;

@@ -18,6 +18,9 @@ pub struct Host {
     pub memory_bytes: u64,
     /// Operating system and architecture.
     pub system: String,
+    /// The GPU that the process computes on, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
 }
 
 impl Host {
@@ -30,6 +33,7 @@ impl Host {
             cores: crate::threads::available(),
             memory_bytes: kilobytes("/proc/meminfo", "MemTotal"),
             system: format!("{} {}", uname.sysname().to_string_lossy(), uname.machine().to_string_lossy()),
+            gpu: None,
         }
     }
 }

@@ -31,7 +31,13 @@ pub struct Buffer {
 enum Memory {
     Lines(Vec<CacheLine>),
     Pages(Pages),
+    Lent(Box<dyn Lent>),
 }
+
+/// Numbers that somebody else keeps, say in memory that several processes map.
+pub trait Lent: DerefMut<Target = [f32]> + Send + Sync {}
+
+impl<T: DerefMut<Target = [f32]> + Send + Sync> Lent for T {}
 
 impl Buffer {
     /// So many zeros.
@@ -47,13 +53,29 @@ impl Buffer {
         Self { memory, length }
     }
 
+    /// These numbers, wherever they are.
+    ///
+    /// # Panics
+    /// When they do not start on a cache line.
+    pub fn lent(mut memory: Box<dyn Lent>) -> Self {
+        let length = on_a_line(&mut memory).len();
+        Self { memory: Memory::Lent(memory), length }
+    }
+
     /// The address of the first element, for devices that hand out parts of a buffer by plan.
     pub(crate) fn pointer(&mut self) -> *mut f32 {
         match &mut self.memory {
             Memory::Lines(lines) => lines.as_mut_ptr().cast(),
             Memory::Pages(pages) => pages.start.as_ptr(),
+            // Whoever lends could give out other memory each time; too little of it ends here.
+            Memory::Lent(memory) => on_a_line(&mut memory[..self.length]).as_mut_ptr(),
         }
     }
+}
+
+fn on_a_line(numbers: &mut [f32]) -> &mut [f32] {
+    assert!(numbers.as_ptr().addr().is_multiple_of(ALIGNMENT_BYTES), "a buffer starts on a cache line");
+    numbers
 }
 
 /// Anonymous memory of the system.
@@ -116,6 +138,7 @@ impl Deref for Buffer {
         let pointer = match &self.memory {
             Memory::Lines(lines) => lines.as_ptr().cast(),
             Memory::Pages(pages) => pages.start.as_ptr().cast_const(),
+            Memory::Lent(memory) => return &memory[..self.length],
         };
         // SAFETY: lines (repr(C), no padding) and pages hold at least `length` f32 one after the other, all initialised.
         unsafe { std::slice::from_raw_parts(pointer, self.length) }
@@ -125,7 +148,7 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
         let (pointer, length) = (self.pointer(), self.length);
-        // SAFETY: as in `deref`, and `self` is borrowed mutably.
+        // SAFETY: as in `deref`; what is lent was found to have this length; and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(pointer, length) }
     }
 }

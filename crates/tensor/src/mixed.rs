@@ -46,9 +46,16 @@ impl std::str::FromStr for Precision {
     }
 }
 
-/// The same computation with bf16 activations; `wanted` values stay f32.
-pub fn mix(mut graph: Graph, wanted: &[Value]) -> Graph {
+/// The same computation with bf16 activations; `wanted` values stay f32. Of the inputs, the `narrow` ones are given in bf16 if nothing needs
+/// them in f32; the others are cast.
+pub fn mix(mut graph: Graph, wanted: &[Value], narrow: &[Value]) -> Graph {
     let full = full_values(&graph, wanted);
+    for input in narrow {
+        let info = &mut graph.values[input.index()];
+        if info.dtype == DType::F32 && !full[input.index()] {
+            info.dtype = DType::Bf16;
+        }
+    }
     let nodes = std::mem::take(&mut graph.nodes);
     let mut mixing = Mixing { graph, full, casts: HashMap::new() };
     nodes.into_iter().for_each(|node| mixing.node(node));

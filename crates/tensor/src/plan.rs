@@ -60,6 +60,8 @@ pub struct Wanted {
     pub moments_from: usize,
     /// What activations and their gradients are stored as.
     pub precision: Precision,
+    /// Inputs that are given in the type of activations, unless something reads them in f32.
+    pub narrow_inputs: Vec<Value>,
     /// Whether what is cheap to make again is kept.
     pub memory: MemoryUse,
     /// Whether batch normalisations take their statistics over the batches of all replicas: the step then stops to have numbers
@@ -156,7 +158,7 @@ impl Plan {
         let graph = if wanted.unfused { graph } else { fuse::moments(graph, wanted.moments_from) };
         let graph = match wanted.precision {
             Precision::F32 => graph,
-            Precision::Bf16 => mixed::mix(graph, &keep),
+            Precision::Bf16 => mixed::mix(graph, &keep, &wanted.narrow_inputs),
         };
         memory::check_gradients(&graph, &wanted.gradients);
         let forward_nodes = forward_nodes(&graph, &wanted.outputs);

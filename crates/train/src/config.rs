@@ -112,6 +112,10 @@ pub struct Config {
     /// Parameters whose names start like this keep their random start although a weights file is given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub weights_except: Vec<String>,
+    /// Evaluate and save after every so many epochs, and at the end.
+    pub evaluate_every: u64,
+    /// Whether evaluations answer an image with the mean of the logits for it and for its mirror image.
+    pub evaluate_mirrored: bool,
     /// Save every so many updates, besides every epoch's end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_every: Option<u64>,
@@ -164,6 +168,8 @@ impl Default for Config {
             loader_threads: 1,
             weights: None,
             weights_except: Vec::new(),
+            evaluate_every: 1,
+            evaluate_mirrored: false,
             checkpoint_every: None,
             keep: 2,
             learning_rate: LearningRate { schedule: Schedule::Cosine { end: 0.0 }, ..LearningRate::constant(0.002) },
@@ -202,6 +208,7 @@ impl Config {
             ("--classes", self.classes.map(|classes| classes as u64)),
             ("--threads", self.threads.map(|threads| threads as u64)),
             ("--loader-threads", Some(self.loader_threads as u64)),
+            ("--evaluate-every", Some(self.evaluate_every)),
             ("--checkpoint-every", self.checkpoint_every),
             ("--keep", Some(self.keep as u64)),
             ("--workers", Some(self.workers as u64)),
@@ -253,6 +260,9 @@ impl Config {
             let names = Algorithm::ALL.map(Algorithm::name).join(", ");
             return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
         }
+        if self.carry == Carry::Nccl && self.device == Compute::Cpu {
+            return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());
+        }
         if self.agree != Agree::ParameterServer {
             if self.staleness != Staleness::default() {
                 return refuse(
@@ -286,10 +296,7 @@ impl Config {
     /// When their parts would not be equal; the sentence says what to type.
     pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
         if world > 1 && self.device != Compute::Cpu {
-            return refuse(format!(
-                "one process trains on {}; type --workers 1, or --device cpu for more",
-                self.device
-            ));
+            self.check_gpus()?;
         }
         let unit = world * self.accumulate;
         if self.batch.is_multiple_of(unit) {
@@ -302,6 +309,27 @@ impl Config {
             "--batch {} cannot be shared equally by {world} workers{parts}; type --batch {what}",
             self.batch
         ))
+    }
+
+    /// Whether workers on GPUs can agree in the way asked for.
+    fn check_gpus(&self) -> Result<(), TrainError> {
+        if self.agree != Agree::AllReduce {
+            return refuse("parameter servers serve CPUs; type --agree all-reduce, or --device cpu".into());
+        }
+        if !matches!(self.carry, Carry::Auto | Carry::Nccl) {
+            let carry = self.carry.name();
+            return refuse(format!(
+                "--carry {carry} takes gradients from the memory of CPUs; with --device {} type --carry nccl, or leave it out",
+                self.device
+            ));
+        }
+        if self.sync_batch_norm {
+            return refuse(
+                "a GPU takes the statistics of a batch-norm over its own batch; leave --sync-batch-norm out, or type --device cpu"
+                    .into(),
+            );
+        }
+        Ok(())
     }
 
     /// Samples that are computed at once by all workers.
@@ -338,6 +366,24 @@ mod tests {
         assert!(Config { batch: 10, accumulate: 4, ..Config::default() }.check().is_err());
         assert!(Config { time_limit_s: Some(f64::NAN), ..Config::default() }.check().is_err());
         assert!(Config::default().check().is_ok());
+    }
+
+    #[test]
+    fn workers_on_gpus_agree_by_nccl_and_say_what_to_type_otherwise() {
+        let gpus = Config { device: Compute::Cuda(None), workers: 2, ..Config::default() };
+        assert!(gpus.check_world(2).is_ok());
+        assert!(Config { carry: Carry::Nccl, ..gpus.clone() }.check_world(2).is_ok());
+        let refused = [
+            (Config { carry: Carry::Tcp, ..gpus.clone() }, "with --device cuda type --carry nccl, or leave it out"),
+            (Config { agree: Agree::ParameterServer, ..gpus.clone() }, "type --agree all-reduce, or --device cpu"),
+            (Config { sync_batch_norm: true, ..gpus.clone() }, "leave --sync-batch-norm out"),
+        ];
+        for (config, sentence) in refused {
+            let error = config.check_world(2).unwrap_err().to_string();
+            assert!(error.contains(sentence), "{error}");
+        }
+        let error = Config { carry: Carry::Nccl, ..Config::default() }.check().unwrap_err().to_string();
+        assert_eq!(error, "--carry nccl is for GPUs; type --device cuda, or another --carry");
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod compute;
 pub mod config;
 pub mod error;
 pub mod evaluate;
+pub mod gpus;
 pub mod metrics;
 pub mod phases;
 pub mod predict;

@@ -11,6 +11,7 @@ use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::{Input, zoo};
 use paceline_system::disk::Disk;
 use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::{MemoryUse, Precision};
 
 use crate::checkpoint::{Card, load_weights, read_card};
@@ -39,11 +40,16 @@ pub struct Guess {
 }
 
 impl Predictor {
-    /// Builds the model that a weights file of a run describes.
+    /// Builds the model that a weights file of a run describes, on so many threads or on a GPU.
     ///
     /// # Errors
     /// When the file does not say which model it is for, or the model does not read images.
-    pub fn open(disk: &Disk, weights: &Path, threads: usize, precision: Precision) -> Result<Self, TrainError> {
+    pub fn open(
+        disk: &Disk,
+        weights: &Path,
+        (threads, cuda): (usize, Option<&Arc<Cuda>>),
+        precision: Precision,
+    ) -> Result<Self, TrainError> {
         let card = read_card(disk, weights)?;
         let Input::Image { channels, .. } = card.input()? else {
             return Err(TrainError::Refused(format!("{} reads text; predict works on images", card.model)));
@@ -69,7 +75,7 @@ impl Predictor {
             clip_norm: None,
             sync_batch_norm: false,
         };
-        let mut replica = Replica::for_evaluation(entry, options, &Arc::new(Cpu::new(threads)))?;
+        let mut replica = Replica::for_evaluation(entry, options, (&Arc::new(Cpu::new(threads)), cuda))?;
         load_weights(disk, weights, &mut replica, &[])?;
         let augment = evaluation_of(&card)?;
         Ok(Self { replica, card, augment, scratch: Scratch::default() })

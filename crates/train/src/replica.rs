@@ -6,7 +6,9 @@
 //! summed) they are kept and the update follows at the end. The bits are the same.
 
 mod agreed;
+pub mod guard;
 mod half;
+mod joined;
 mod on_gpu;
 mod room;
 
@@ -16,11 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::{Half, Planned};
+pub use on_gpu::Albums;
 use on_gpu::OnGpu;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
 use paceline_parallel::Agreement;
+use paceline_parallel::agree::Elements;
 use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
@@ -200,12 +204,16 @@ impl Replica {
         Self::assemble(model, options, (device, Some(cuda)), Some(train))
     }
 
-    /// As [`Replica::new`], without the memory that only training needs; it can only evaluate.
+    /// As [`Replica::new`], without the memory that only training needs; it can only evaluate, on the CPU or on a GPU.
     ///
     /// # Errors
-    /// As [`Replica::new`].
-    pub fn for_evaluation(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, TrainError> {
-        Self::assemble(model, options, (device, None), None)
+    /// As [`Replica::new`] and [`Replica::on_gpu`].
+    pub fn for_evaluation(
+        model: &dyn Model,
+        options: ReplicaOptions,
+        (device, cuda): (&Arc<Cpu>, Option<&Arc<Cuda>>),
+    ) -> Result<Self, TrainError> {
+        Self::assemble(model, options, (device, cuda), None)
     }
 
     fn assemble(
@@ -269,9 +277,18 @@ impl Replica {
     }
 
     /// Trains together with others from now on. Each draws its own dropout.
-    pub fn agree(&mut self, agreement: Agreement) {
+    pub fn agree(&mut self, mut agreement: Agreement) {
         self.share = agreement.weight();
         self.dropout_seed = self.options.seed.wrapping_add(u64::from(agreement.rank().0) << 32);
+        let first = agreement.rank().0 == 0;
+        let own = std::iter::once(&mut self.store.parameters).chain(&mut self.optimizer_state);
+        for (own, mut common) in own.zip(agreement.memory().into_iter().flatten()) {
+            assert_eq!(own.len(), common.len(), "all ranks have the same parameters");
+            if first {
+                common.copy_from_slice(own);
+            }
+            *own = Buffer::lent(Box::new(common));
+        }
         self.agreement = agreement;
     }
 
@@ -283,6 +300,11 @@ impl Replica {
     /// Whether a step can be made with some elements of a bucket by themselves: nothing looks at whole tensors or at all gradients.
     pub fn steps_by_elements(&self) -> bool {
         !self.plan().stores_gradients() && !self.options.rule.needs_whole_tensors()
+    }
+
+    /// What its weights and optimizer take.
+    pub fn elements(&self) -> Elements {
+        Elements { parameters: self.store.parameters.len(), slots: self.optimizer_state.len() }
     }
 
     /// The buckets of gradients.
@@ -324,8 +346,25 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<Stepped, TrainError> {
+        self.step_before(batch, moment, phases, &mut || None)
+    }
+
+    /// As [`Replica::step`]; a GPU asks for the `next` batch while it computes, and has it copied. [`Replica::take_coming`] gives it back.
+    ///
+    /// # Errors
+    /// As [`Replica::step`].
+    ///
+    /// # Panics
+    /// As [`Replica::step`].
+    pub fn step_before(
+        &mut self,
+        batch: &Batch,
+        moment: Moment,
+        phases: &mut Phases,
+        next: &mut dyn FnMut() -> Option<Batch>,
+    ) -> Result<Stepped, TrainError> {
         if self.gpu.is_some() {
-            return self.step_on_gpu(batch, moment, phases);
+            return self.step_on_gpu(batch, moment, phases, next);
         }
         let _bound = self.device.pool().enter();
         match (self.world(), self.plan().stores_gradients()) {

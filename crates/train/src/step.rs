@@ -54,12 +54,14 @@ pub fn step(
     rules.watch.enter("data", step);
 
     // data: the loader has decoded and augmented ahead; usually the batch is waiting.
-    let Some(batch) = phases.time("data", || epoch.next()).transpose()? else { return Ok(None) };
+    let coming = replica.take_coming().map(Ok);
+    let Some(batch) = phases.time("data", || coming.or_else(|| epoch.next())).transpose()? else { return Ok(None) };
 
     // nn + tensor + parallel: the planned graph, forward and backward; gradients travel and are applied as they become final.
     let learning_rate = rules.learning_rate.rate(step, rules.length);
     rules.watch.enter("compute", step);
-    let (tally, updated) = replica.step(&batch, Moment { step, learning_rate }, &mut phases)?;
+    let mut next = || epoch.next_if_ready();
+    let (tally, updated) = replica.step_before(&batch, Moment { step, learning_rate }, &mut phases, &mut next)?;
 
     let samples = batch.size as u64 * replica.world() as u64;
     let not_finite = match updated {

@@ -20,7 +20,7 @@ pub enum Agree {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Carry {
-    /// Shared memory where all ranks are on one machine, else sockets.
+    /// NCCL between GPUs; otherwise shared memory where all ranks are on one machine, else sockets.
     #[default]
     Auto,
     /// Shared memory.
@@ -29,6 +29,8 @@ pub enum Carry {
     Tcp,
     /// The MPI library that the binary was built with.
     Mpi,
+    /// Between GPUs, by NCCL.
+    Nccl,
 }
 
 /// Steps that a worker of a parameter server may be ahead of the slowest.
@@ -107,6 +109,7 @@ impl Carry {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Mpi => "mpi",
+            Self::Nccl => "nccl",
         }
     }
 }
@@ -115,7 +118,7 @@ impl FromStr for Carry {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Auto, Self::Shm, Self::Tcp, Self::Mpi];
-        all.into_iter().find(|carry| carry.name() == text).ok_or_else(|| "type auto, shm, tcp or mpi".into())
+        let all = [Self::Auto, Self::Shm, Self::Tcp, Self::Mpi, Self::Nccl];
+        all.into_iter().find(|carry| carry.name() == text).ok_or_else(|| "type auto, shm, tcp, mpi or nccl".into())
     }
 }

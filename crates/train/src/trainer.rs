@@ -1,11 +1,13 @@
 //! The loop around the step: epochs, evaluation, checkpoints, and every way a run can end.
 
+mod gauge;
 mod journal;
 mod setup;
 
 use std::path::{Path, PathBuf};
 
 use journal::Journal;
+use paceline_comm::Communicator;
 use paceline_data::DataError;
 use paceline_data::batch::Batch;
 use paceline_data::loader::Loader;
@@ -20,6 +22,7 @@ use crate::config::Config;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::metrics::Tally;
+use crate::replica::guard::Limits;
 use crate::replica::{NotFinite, Replica};
 use crate::run::{RunDir, read_config};
 use crate::step::{Rules, Stepped, step};
@@ -148,7 +151,8 @@ impl Trainer {
         let total_steps = config.epochs.saturating_mul(steps_per_epoch);
         let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
         let samples = train.dataset().len() as u64;
-        let journal = Journal::open(config, around, card, run, (length, samples))?;
+        let mut journal = Journal::open(config, around, card, run, (length, samples))?;
+        journal.watch_gpu(replica.gpu());
         Ok(Self { replica, train, val, journal, notes })
     }
 
@@ -159,6 +163,22 @@ impl Trainer {
     pub fn agree(&mut self, agreement: Agreement) -> Result<(), TrainError> {
         self.replica.agree(agreement);
         self.replica.begin_together(self.journal.position.step, self.journal.length.steps_per_epoch)
+    }
+
+    /// Adds up gradients with the other ranks' GPUs by NCCL from now on; before [`Trainer::agree`].
+    ///
+    /// # Errors
+    /// When the GPUs cannot train together (a refusal), or another rank, or the way to it, has failed.
+    ///
+    /// # Panics
+    /// When the run does not compute on a GPU.
+    pub fn join_gpus(
+        &mut self,
+        communicator: Option<&mut Communicator>,
+        hosts: &[String],
+        limits: &Limits,
+    ) -> Result<(), TrainError> {
+        self.replica.join_gpus(communicator, hosts, limits)
     }
 
     /// Adds a listener to the events of the run.
@@ -220,9 +240,20 @@ impl Trainer {
                 self.journal.save(&mut self.replica, false)?;
                 return Ok((reason, evaluation));
             }
+            if !self.journal.is_evaluation_due() {
+                self.journal.end_epoch(None)?;
+                match self.journal.ends_after_epoch(self.replica.votes) {
+                    None => continue,
+                    Some(reason) => {
+                        self.journal.save(&mut self.replica, false)?;
+                        return Ok((reason, evaluation));
+                    }
+                }
+            }
             let stop = self.journal.stop.clone();
             self.journal.watch.enter("evaluate", self.journal.position.step);
-            let tally = match evaluate(&mut self.replica, &mut self.val, |_, _| !stop.requested()) {
+            let mirrored = self.journal.config.evaluate_mirrored;
+            let tally = match evaluate(&mut self.replica, &mut self.val, mirrored, |_, _| !stop.requested()) {
                 Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
                 tally => tally?,
             };
@@ -233,7 +264,7 @@ impl Trainer {
                 self.journal.save(&mut self.replica, false)?;
                 return Ok((Reason::Interrupted, evaluation));
             }
-            let best = self.journal.end_epoch(&tally)?;
+            let best = self.journal.end_epoch(Some(&tally))?;
             evaluation = Some(tally);
             self.journal.save(&mut self.replica, best)?;
             if let Some(reason) = self.journal.ends_after_epoch(self.replica.votes) {
@@ -250,6 +281,8 @@ impl Trainer {
         let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, watch: &watch };
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
+        // A batch that an epoch left behind belongs to none.
+        drop(replica.take_coming());
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
         loop {
             replica.votes = journal.votes();
@@ -262,6 +295,8 @@ impl Trainer {
             let Stepped { event, tally, not_finite } = stepped;
             if let Some((batch, what)) = not_finite {
                 journal.tell(event)?;
+                drop(epoch);
+                let batch = train.with_images(done / per_epoch, batch)?;
                 return Err(not_a_number(replica, &batch, what, journal));
             }
             journal.after_step(event, &tally)?;

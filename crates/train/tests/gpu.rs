@@ -4,16 +4,21 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use paceline_data::augment::{Augment, Op};
 use paceline_data::batch::Batch;
+use paceline_data::dataset::OpenOptions;
+use paceline_data::{Dataset, Loader, LoaderOptions, Spec};
 use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::{Input, zoo};
 use paceline_system::clock::Clock;
+use paceline_system::disk::Disk;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::device::cuda::session::Album;
 use paceline_tensor::device::cuda::{self, Cuda, Options};
 use paceline_tensor::{MemoryUse, Precision};
 use paceline_train::phases::Phases;
-use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
+use paceline_train::replica::{Albums, NotFinite, Replica, ReplicaOptions};
 
 const CLASSES: usize = 10;
 const BATCH: usize = 16;
@@ -172,4 +177,58 @@ fn a_gradient_that_is_not_a_number_changes_nothing_on_a_gpu() {
     assert_eq!(result, Err(NotFinite::Loss));
     replica.fetch().unwrap();
     assert!(replica.store.parameters.iter().map(|x| x.to_bits()).eq(before));
+}
+
+/// Losses of steps whose batches come in three ways: copied before the step, copied while the step before computes, and looked at on the GPU.
+#[test]
+fn batches_come_to_a_gpu_in_three_ways() {
+    let Some(cuda) = gpu("batches_come_to_a_gpu_in_three_ways") else { return };
+    let (entry, cpu, clock) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)), Clock::real());
+    let spec: Spec = "synthetic:32x32x3/10/200".parse().unwrap();
+    let (train, val) = Dataset::open(&spec, &OpenOptions::default(), &Disk::real()).unwrap();
+    let normalise = Op::Normalise { mean: vec![0.5; 3], std: vec![0.25; 3] };
+    let ops = vec![Op::RandomCrop { pad: 4 }, Op::HorizontalFlip, Op::Cutout { side: 8 }, normalise];
+    let augment = Augment::new(ops).unwrap();
+    let album = |set: &Dataset| {
+        let images = set.images().unwrap().unwrap();
+        Album::new(&cuda, &images, [32, 32, 3], (augment.tables(), augment.hole())).unwrap()
+    };
+    let albums = Albums { train: album(&train), val: album(&val) };
+    let train = Arc::new(train);
+    let mut run = |ahead: bool, albums: Option<Albums>| {
+        let mut replica = Replica::on_gpu(entry, options(Optimizer::Momentum, Precision::Bf16), &cpu, &cuda).unwrap();
+        let views = albums.is_some();
+        albums.into_iter().for_each(|albums| replica.hold(albums));
+        let options = LoaderOptions { views, threads: 2, ..LoaderOptions::training(BATCH, 3) };
+        let mut loader = Loader::new(Arc::clone(&train), augment.clone(), options, clock.clone()).unwrap();
+        let mut losses = Vec::new();
+        for number in 0..2 {
+            let mut epoch = loader.epoch(number, 0);
+            while let Some(batch) = replica.take_coming().or_else(|| epoch.next().map(Result::unwrap)) {
+                let moment = Moment { step: losses.len() as u64, learning_rate: 0.01 };
+                let mut next = || if ahead { epoch.next_if_ready() } else { None };
+                let (tally, result) =
+                    replica.step_before(&batch, moment, &mut Phases::start(&clock), &mut next).unwrap();
+                assert_eq!(result, Ok(()));
+                losses.push(tally.loss);
+            }
+        }
+        losses
+    };
+    let expected = run(false, None);
+    assert_eq!(expected.len(), 24);
+    assert_eq!(run(true, None), expected, "copied ahead");
+    assert_eq!(run(false, Some(albums)), expected, "looked at");
+}
+
+#[test]
+fn a_model_is_evaluated_on_a_gpu_as_on_the_cpu() {
+    let Some(cuda) = gpu("a_model_is_evaluated_on_a_gpu_as_on_the_cpu") else { return };
+    let (entry, cpu) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)));
+    let options = options(Optimizer::Sgd, Precision::F32);
+    let mut there = Replica::for_evaluation(entry, options, (&cpu, Some(&cuda))).unwrap();
+    let mut here = Replica::for_evaluation(entry, options, (&cpu, None)).unwrap();
+    let (found, expected) = (there.evaluate(&batch(1)).unwrap(), here.evaluate(&batch(1)).unwrap());
+    let most = expected.0.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    assert!(found.0.iter().zip(&expected.0).all(|(a, b)| (a - b).abs() < 1e-4 * most), "{found:?} is not {expected:?}");
 }

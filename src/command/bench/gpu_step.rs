@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use paceline::nn::optim::Moment;
 use paceline::nn::zoo;
 use paceline::system::clock::Clock;
+use paceline::system::threads;
 use paceline::train::replica::Replica;
 use serde_json::json;
 
@@ -24,7 +25,7 @@ const STEPS: usize = 8;
 struct Times {
     /// Of one step, by repeat.
     seconds: Vec<f64>,
-    /// What the host needs to start one, by repeat.
+    /// What a core of the host works to start one, by repeat.
     starting: Vec<f64>,
     loss: f64,
 }
@@ -49,14 +50,12 @@ fn time(replica: &mut Replica, repeats: usize, batch: usize) -> Result<Times, Fa
     let mut times = Times { seconds: Vec::new(), starting: Vec::new(), loss: f64::NAN };
     let mut step = 0;
     for repeat in 0..=repeats {
-        let begin = clock.seconds();
-        let mut started = begin;
-        for number in 0..STEPS {
+        let (begin, busy) = (clock.seconds(), threads::cpu_seconds());
+        for _ in 0..STEPS {
             replica.start_on_gpu(Moment { step, learning_rate: LEARNING_RATE })?;
             step += 1;
-            // Later ones may wait for room in the driver's queue, which is no work.
-            started = if number == 0 { clock.seconds() } else { started };
         }
+        let starting = (threads::cpu_seconds() - busy) / STEPS as f64;
         let found = replica.session().expect("it is on a GPU").finish().map_err(Failure::failed)?;
         let end = clock.seconds();
         if !found.loss_is_finite || !found.gradients_are_finite {
@@ -64,7 +63,7 @@ fn time(replica: &mut Replica, repeats: usize, batch: usize) -> Result<Times, Fa
         }
         if repeat > 0 {
             times.seconds.push((end - begin) / STEPS as f64);
-            times.starting.push(started - begin);
+            times.starting.push(starting);
         }
         times.loss = found.loss / batch as f64;
     }
@@ -86,6 +85,7 @@ fn show(arguments: &BenchStep, replica: &mut Replica, times: &mut Times, input: 
             "step_s": median, "step_s_min": times.seconds[0], "step_s_max": times.seconds[times.seconds.len() - 1],
             "images_per_s": images_per_s, "start_s": starting, "calls": calls, "loss": times.loss,
             "step_gflop": report.flops as f64 / 1e9, "peak_bytes": bytes, "arena_bytes": report.arena_bytes,
+            "memory_bytes": session.memory().into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         });
         if let Some(profile) = profile {
             value["profile"] = profile.to_json();
@@ -105,7 +105,7 @@ fn show(arguments: &BenchStep, replica: &mut Replica, times: &mut Times, input: 
         bytes as f64 / 1e9,
         times.loss
     ));
-    print(&format!("{calls} calls in one graph; the host starts a step in {:.0} µs\n", starting * 1e6));
+    print(&format!("{calls} calls in one graph; the host works {:.0} µs to start a step\n", starting * 1e6));
     if let Some(profile) = profile {
         profile.show(replica.plan().graph());
     }

@@ -28,8 +28,8 @@ mod stages;
 
 pub use connect::connect;
 use layout::{Layout, STATE, State};
-pub use memory::Mapped;
 use memory::Memory;
+pub use memory::{Common, Mapped};
 
 /// One rank's end. Dropping it tells the others that the rank is gone.
 #[derive(Debug)]
@@ -127,15 +127,35 @@ impl Port {
     /// Memory of this rank that all ranks map; all call this in the same order with the same length.
     pub(crate) fn shared_buffer(&mut self, length: usize) -> Result<Mapped, CommError> {
         let stride = Mapped::stride(length);
-        let bytes = stride * self.world;
-        let failed = |what, source| CommError::System { rank: Rank::at(self.rank), what, source };
-        if self.buffers_end + bytes as u64 > layout::FILE_BYTES {
-            return Err(failed("map a shared buffer", std::io::ErrorKind::OutOfMemory.into()));
+        let start = self.reserve(stride * self.world)?;
+        Ok(Mapped::new(self.map(start, stride * self.world)?, stride, self.rank, length))
+    }
+
+    /// Memory that is no rank's own, mapped so many times: each mapping leads to the same numbers. As [`Port::shared_buffer`].
+    pub(crate) fn common<const N: usize>(&mut self, length: usize) -> Result<[Common; N], CommError> {
+        let start = self.reserve(Common::bytes(length))?;
+        let mut mappings = Vec::with_capacity(N);
+        for _ in 0..N {
+            mappings.push(Common::new(self.map(start, Common::bytes(length))?, length));
         }
-        let memory = Memory::map(&self.file, self.buffers_end, bytes)
-            .map_err(|error| failed("map a shared buffer", error.into()))?;
+        Ok(mappings.try_into().expect("as many as were asked for"))
+    }
+
+    fn failed(&self, source: std::io::Error) -> CommError {
+        CommError::System { rank: Rank::at(self.rank), what: "map shared memory", source }
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<u64, CommError> {
+        let start = self.buffers_end;
+        if start + bytes as u64 > layout::FILE_BYTES {
+            return Err(self.failed(std::io::ErrorKind::OutOfMemory.into()));
+        }
         self.buffers_end += bytes as u64;
-        Ok(Mapped::new(memory, stride, self.rank, length))
+        Ok(start)
+    }
+
+    fn map(&self, start: u64, bytes: usize) -> Result<Memory, CommError> {
+        Memory::map(&self.file, start, bytes).map_err(|error| self.failed(error.into()))
     }
 }
 

@@ -99,6 +99,23 @@ impl Port {
         self.cables.len()
     }
 
+    /// Takes one connection to each peer away, for what must not wait behind this port's messages. Before the first of them, and on
+    /// all ranks.
+    ///
+    /// # Panics
+    /// When there is only one, or something was sent.
+    pub fn split(&mut self) -> Self {
+        let take = |cable: &mut Cable| {
+            assert!(
+                cable.sockets.len() > 1 && (cable.sent, cable.received) == (0, 0),
+                "a spare connection, not used yet"
+            );
+            Cable::new(cable.sockets.pop().into_iter().collect())
+        };
+        let cables = self.cables.iter_mut().map(|cable| cable.as_mut().map(take)).collect();
+        Self { rank: self.rank, cables }
+    }
+
     fn cable(&mut self, peer: Rank) -> &mut Cable {
         self.cables[peer.index()].as_mut().expect("a rank has no cable to itself")
     }

@@ -166,3 +166,71 @@ fn nonsense_is_refused() {
     assert!(Augment::new(vec![Op::Resize { height: 0, width: 3 }, PLAIN()]).is_err());
     assert!(Augment::new(vec![Op::Normalise { mean: vec![0.0], std: vec![0.0] }]).is_err());
 }
+
+#[test]
+fn a_view_says_what_applying_does() {
+    let (image, kind) = (numbered(9, 7), SampleKind::Image { height: 9, width: 7, channels: 3 });
+    let normalise = || Op::Normalise { mean: vec![0.4, 0.5, 0.6], std: vec![0.2; 3] };
+    for ops in [
+        vec![normalise()],
+        vec![Op::RandomCrop { pad: 3 }, normalise()],
+        vec![Op::HorizontalFlip, Op::Cutout { side: 4 }, normalise()],
+        vec![Op::RandomCrop { pad: 3 }, Op::HorizontalFlip, Op::Cutout { side: 3 }, normalise()],
+        vec![Op::ReflectedCrop { pad: 6 }, Op::AlternatingFlip, Op::Cutout { side: 3 }, normalise()],
+    ] {
+        let augment = Augment::new(ops.clone()).unwrap();
+        assert!(augment.is_view() && augment.output(kind) == Some([9, 7, 3]));
+        for sample in 0..200 {
+            let moment = moment(2, sample);
+            let [_, top, left, mirrored, first_row, first_column, last_row, last_column] =
+                augment.view([9, 7], moment).words();
+            let value = |(row, column, channel): (i32, i32, usize)| {
+                let hole = (first_row..last_row).contains(&row) && (first_column..last_column).contains(&column);
+                let mut at = (row + top, if mirrored & 1 == 1 { 6 - column } else { column } + left);
+                if mirrored & 2 == 2 {
+                    let reflect = |at: i32, last: i32| last - (last - at.abs()).abs();
+                    at = (reflect(at.0, 8), reflect(at.1, 6));
+                }
+                let inside = (0..9).contains(&at.0) && (0..7).contains(&at.1);
+                let byte = match (hole, inside) {
+                    (true, _) => augment.hole()[channel],
+                    (false, true) => image.data[((at.0 * 7 + at.1) * 3) as usize + channel],
+                    (false, false) => 0,
+                };
+                augment.tables()[channel][usize::from(byte)]
+            };
+            let pixels = (0..9).flat_map(|row| (0..7).map(move |column| (row, column)));
+            let looked: Vec<f32> =
+                pixels.flat_map(|(row, column)| (0..3).map(move |channel| (row, column, channel))).map(value).collect();
+            assert_eq!(looked, apply(ops.clone(), &image, moment), "{ops:?}, sample {sample}");
+        }
+    }
+    let resized = Augment::new(vec![Op::HorizontalFlip, Op::Resize { height: 4, width: 4 }, normalise()]).unwrap();
+    assert!(!resized.is_view());
+    let twice = Augment::new(vec![Op::RandomCrop { pad: 1 }, Op::RandomCrop { pad: 1 }, normalise()]).unwrap();
+    assert!(!twice.is_view(), "what the first crop left out would be seen by the second");
+}
+
+#[test]
+fn an_alternating_image_is_mirrored_in_every_other_epoch() {
+    let image = numbered(3, 4);
+    let seen = |epoch, sample| apply(vec![Op::AlternatingFlip, PLAIN()], &image, moment(epoch, sample));
+    let first: Vec<_> = (0..32).map(|sample| seen(0, sample)).collect();
+    assert!(first.iter().any(|image| *image != first[0]), "not all begin alike");
+    for (sample, first) in first.iter().enumerate() {
+        assert!(seen(1, sample) != *first && seen(2, sample) == *first && seen(3, sample) == seen(1, sample));
+    }
+}
+
+#[test]
+fn a_hole_is_a_square_of_the_mean_colour() {
+    let mut image = Pixels::default();
+    image.reshape(8, 8, 3);
+    let ops = vec![Op::Cutout { side: 3 }, Op::Normalise { mean: vec![0.2; 3], std: vec![1.0; 3] }];
+    let mut areas = std::collections::BTreeSet::new();
+    for sample in 0..500 {
+        let out = apply(ops.clone(), &image, moment(0, sample));
+        areas.insert(out.iter().filter(|value| value.abs() < 1e-3).count() / 3);
+    }
+    assert_eq!(areas.into_iter().collect::<Vec<_>>(), [4, 6, 9], "whole, cut by an edge, cut by a corner");
+}

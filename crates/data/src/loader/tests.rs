@@ -251,3 +251,49 @@ fn impossible_wishes_are_refused() {
         Loader::new(synthetic(100), crops(), options, Clock::real()).unwrap_err().to_string().contains("--batch 100")
     );
 }
+
+#[test]
+fn batches_of_views_are_those_of_images() {
+    let mut with_images = loader(50, LoaderOptions::training(8, 3));
+    let mut with_views = loader(50, LoaderOptions { views: true, ..LoaderOptions::training(8, 3) });
+    let expected = batches(&mut with_images, 1, 0);
+    let found = batches(&mut with_views, 1, 0);
+    for (found, expected) in found.into_iter().zip(expected) {
+        assert!(found.images.is_empty() && found.views.len() == 8);
+        assert_eq!(with_views.with_images(1, found).unwrap(), expected);
+    }
+}
+
+#[test]
+fn a_mirrored_batch_has_its_images_mirrored() {
+    let flips = |chance: bool| {
+        let normalise = Op::Normalise { mean: vec![0.5; 3], std: vec![0.25; 3] };
+        let ops = if chance { vec![Op::AlternatingFlip, normalise] } else { vec![normalise] };
+        Loader::new(synthetic(40), Augment::new(ops).unwrap(), LoaderOptions::evaluation(40), Clock::real()).unwrap()
+    };
+    let (mut plain, mut alternating) = (flips(false), flips(true));
+    let straight = batches(&mut plain, 0, 0).remove(0);
+    let mut mirrored = straight.clone();
+    plain.mirror(&mut mirrored);
+    let (even, odd) = (batches(&mut alternating, 0, 0).remove(0), batches(&mut alternating, 1, 0).remove(0));
+    let length = 6 * 4 * 3;
+    for at in (0..40 * length).step_by(length) {
+        let [straight, mirrored, even, odd] =
+            [&straight, &mirrored, &even, &odd].map(|batch| &batch.images[at..at + length]);
+        assert!((straight, mirrored) == (even, odd) || (straight, mirrored) == (odd, even));
+    }
+}
+
+#[test]
+fn the_next_batch_is_given_only_if_it_is_there() {
+    let mut loader = loader(32, LoaderOptions::training(8, 3));
+    let expected = batches(&mut loader, 0, 0);
+    let mut epoch = loader.epoch(0, 0);
+    let mut found = vec![epoch.next().unwrap().unwrap()];
+    while found.len() < 4 {
+        found.extend(epoch.next_if_ready());
+    }
+    assert!(epoch.next_if_ready().is_none() && epoch.next().is_none());
+    drop(epoch);
+    assert!(found == expected);
+}

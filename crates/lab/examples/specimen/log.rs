@@ -55,6 +55,7 @@ impl Log {
             cores: 8,
             memory_bytes: 32 << 30,
             system: "Linux x86_64".into(),
+            gpu: None,
         };
         let config = "model = \"resnet20\"\ndata = \"cifar10:data/cifar-10-batches-bin\"\nbatch = 128\nepochs = 10\nseed = 7\n\n\
                       [optimizer]\nname = \"nesterov\"\nmomentum = 0.9\nweight_decay = 5e-4\n\n\

@@ -157,6 +157,36 @@ pub(crate) fn ranks(histories: &[History]) -> String {
     section("ranks", "Ranks", &out)
 }
 
+/// What the GPUs of all ranks were doing, where that is known.
+pub(crate) fn gpus(histories: &[History]) -> String {
+    if histories.iter().all(|history| history.gpu.is_none()) {
+        return String::new();
+    }
+    let mut out = String::from(
+        "<div class=\"scroll\"><table>\n<thead><tr><th class=\"n\">Rank</th><th>GPU</th><th class=\"n\">Busy</th>\
+         <th class=\"n\">Memory, most</th><th class=\"n\">Power</th><th class=\"n\">Power, most</th>\
+         <th class=\"n\">Temperature, most</th></tr></thead>\n<tbody>\n",
+    );
+    for (history, gpu) in histories.iter().filter_map(|history| Some((history, history.gpu?))) {
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+        let name = history.start().and_then(|start| start.host.gpu.as_deref()).unwrap_or_default();
+        let _ = writeln!(
+            out,
+            "<tr><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+             <td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+            history.rank,
+            escape(name),
+            or_dash(gpu.busy().map(percent_short)),
+            or_dash(gpu.memory().map(|(used, all)| format!("{} of {}", bytes(used), bytes(all)))),
+            or_dash(gpu.power().map(|(mean, _)| format!("{mean:.0} W"))),
+            or_dash(gpu.power().map(|(_, most)| format!("{most:.0} W"))),
+            or_dash(gpu.temperature().map(|celsius| format!("{celsius:.0} °C"))),
+        );
+    }
+    out.push_str("</tbody>\n</table></div>\n");
+    section("gpus", "GPUs", &out)
+}
+
 /// Warnings of all ranks.
 pub(crate) fn warnings(histories: &[History]) -> String {
     let all = || histories.iter().flat_map(|history| history.warnings.iter().map(move |warning| (history, warning)));
@@ -242,6 +272,7 @@ pub(crate) fn environment(history: &History, summary: &Summary) -> String {
         ("Machine", escape(&start.host.name)),
         ("Processor", escape(&start.host.cpu)),
         ("Cores", count(start.host.cores as u64)),
+        ("GPU", escape(start.host.gpu.as_deref().unwrap_or_default())),
         ("Memory", bytes(start.host.memory_bytes)),
         ("System", escape(&start.host.system)),
         ("Paceline", escape(&start.version)),

@@ -9,7 +9,6 @@ use std::time::Duration;
 use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
 use paceline_system::clock::Clock;
 
-use super::Traffic;
 use super::courier::{Answer, BucketShape, Courier, Ends, Job};
 use crate::schedule::{Expected, Message, Pace, schedule};
 
@@ -41,7 +40,7 @@ struct Step {
     order: Vec<Message>,
     /// The next message.
     next: usize,
-    buckets: Vec<Option<(SharedBuffer, Traffic)>>,
+    buckets: Vec<Option<SharedBuffer>>,
     /// Elements that were carried, in how many seconds.
     carried: (usize, f64),
 }
@@ -71,7 +70,7 @@ impl Carrier {
                 }
                 Job::State(state) => ends.answer(Answer::State(state)),
                 Job::Weights(weights) => ends.answer(Answer::Numbers(weights)),
-                Job::Bucket(bucket, memory) => step.buckets[bucket] = Some((memory, Traffic::default())),
+                Job::Bucket(bucket, memory) => step.buckets[bucket] = Some(memory),
             }
             while self.carry(&mut step, ends)? {}
         }
@@ -81,18 +80,16 @@ impl Carrier {
     /// Carries the next message if its bucket is there; whether it was.
     fn carry(&mut self, step: &mut Step, ends: &Ends) -> Result<bool, CommError> {
         let Some(Message { bucket, range }) = step.order.get(step.next) else { return Ok(false) };
-        let Some((memory, traffic)) = &mut step.buckets[*bucket] else { return Ok(false) };
+        let Some(memory) = &mut step.buckets[*bucket] else { return Ok(false) };
         let start = self.clock.seconds();
         self.communicator.all_reduce_shared(memory, range.clone())?;
         let seconds = self.clock.seconds() - start;
-        traffic.bytes += (range.len() * size_of::<f32>()) as u64;
-        traffic.busy_s += seconds;
         step.carried = (step.carried.0 + range.len(), step.carried.1 + seconds);
         step.next += 1;
         if range.end == self.buckets[*bucket].elements
-            && let Some((memory, traffic)) = step.buckets[*bucket].take()
+            && let Some(memory) = step.buckets[*bucket].take()
         {
-            ends.answer(Answer::Bucket(*bucket, memory, traffic));
+            ends.answer(Answer::Bucket(*bucket, memory));
         }
         Ok(true)
     }

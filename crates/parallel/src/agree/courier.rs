@@ -12,7 +12,7 @@ use paceline_comm::{CommError, Rank, SharedBuffer};
 use paceline_system::clock::Clock;
 use paceline_system::threads;
 
-use super::{Shared, Traffic};
+use super::Shared;
 
 /// After how many steps the order of messages is made from measured times: the first ones warm caches and links up.
 const MEASURED_STEPS: u64 = 3;
@@ -51,7 +51,7 @@ pub(super) enum Job {
 /// What it gives back.
 pub(super) enum Answer {
     Shared(Shared),
-    Bucket(usize, SharedBuffer, Traffic),
+    Bucket(usize, SharedBuffer),
     Numbers(Vec<f32>),
     State(Vec<Vec<f32>>),
     Failed(CommError),
@@ -99,7 +99,6 @@ pub(super) struct Courier {
     began: f64,
     ready: Vec<f32>,
     steps: u64,
-    traffic: Traffic,
 }
 
 impl Courier {
@@ -139,12 +138,7 @@ impl Courier {
             clock,
             ready,
             steps: 0,
-            traffic: Traffic::default(),
         })
-    }
-
-    pub fn traffic(&mut self) -> Traffic {
-        std::mem::take(&mut self.traffic)
     }
 
     pub fn share(&mut self, numbers: Shared) -> Result<(), CommError> {
@@ -268,11 +262,7 @@ impl Courier {
         };
         match answer {
             Answer::Shared(numbers) => self.shared = Some(numbers),
-            Answer::Bucket(bucket, memory, traffic) => {
-                self.slots[bucket] = Slot::Landed(memory);
-                self.traffic.bytes += traffic.bytes;
-                self.traffic.busy_s += traffic.busy_s;
-            }
+            Answer::Bucket(bucket, memory) => self.slots[bucket] = Slot::Landed(memory),
             Answer::Numbers(numbers) => self.numbers = Some(numbers),
             Answer::State(state) => self.state = Some(state),
             Answer::Failed(error) => return Err(error),

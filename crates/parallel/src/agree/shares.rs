@@ -1,35 +1,38 @@
-//! All-reduce by shares, for ranks that map the same memory: each rank makes the step for its chunk of every bucket, and all take
-//! over the weights that the others made.
+//! All-reduce where ranks map the same memory: one copy of the weights and of the optimizer's state, and steps made by whoever has time.
 //!
-//! A bucket goes through three stages on every rank: its gradients lie in shared memory; the rank has added up its chunk of all
-//! ranks' gradients, stepped with it, and put the new weights in its place; it has read the other ranks' new weights. So the
-//! optimizer's state of an element is touched by one rank and not by all, and per rank, with p ranks, S·(1 + 5/p + 2(p−1)/p) bytes are
-//! read and written after the gradients are in place, against 7·S where every rank adds up for all and steps everywhere. There is
-//! no thread: a rank looks how far the others are when the turn of a bucket comes, and waits only for what it needs to go on.
+//! A rank puts the gradients of a bucket into shared memory and says so once it does not read the bucket's weights any more. When all
+//! have said so, the bucket's step is cut into pieces. A rank takes a piece, adds up all ranks' gradients of it, in the order of ranks,
+//! and steps with the sum, all in its cache. A rank takes its share of the pieces when its own gradients are there, leaves even that to
+//! the others where it is behind them, takes what is left when the bucket is offered again, and whatever there is while it waits: a
+//! rank that was disturbed catches up, because the others make its steps. Who makes which does not change a bit.
 //!
-//! All ranks hold the same weights, bit for bit those of an all-reduce: one rank has made each. Rules that look at whole tensors
-//! (LARS), or at all gradients at once (clipping), cannot step by shares.
+//! Per rank, with p ranks, the gradients are written once, and S·(1 + 4/p) bytes are read and written for the step, against 7·S where
+//! every rank adds up for all and steps everywhere. There is no thread, and no weight is copied: forward passes begin with the
+//! weights when all pieces of a bucket are done.
+//!
+//! Rules that look at whole tensors (LARS), or at all gradients at once (clipping), cannot step by pieces.
 
-use std::ops::Range;
-
-use paceline_comm::transfer::chunk;
-use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
+use paceline_comm::error::Party;
+use paceline_comm::{CommError, Common, Communicator, Rank, SharedBuffer};
 
 use super::courier::BucketShape;
-use super::{Apply, Brought, SHARED, Shared};
+use super::{Apply, Brought, Elements, SHARED, Shared};
 
 /// The stage of a rank that cannot go on: its step would have spoilt the weights.
 const SPOILT: u64 = u64::MAX;
 
-/// Elements that are added up and stepped with at once: with weights and state they stay in a core's cache of 1 MiB.
+/// Elements of a piece: sums, weights and state stay in a core's cache of 1 MiB.
 const PIECE_ELEMENTS: usize = 64 << 10;
 
 /// A bucket's way through a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
+    /// Its weights are up to date.
     Home,
+    /// Its gradients lie in shared memory.
     Sent,
-    Stepped,
+    /// And its weights may be changed, as far as this rank is concerned.
+    Released,
 }
 
 #[derive(Debug)]
@@ -37,15 +40,19 @@ struct Bucket {
     memory: SharedBuffer,
     /// Where it begins among all parameters.
     start: usize,
-    /// How often it was sent.
+    /// How often it was sent; the stage of a rank that has released it.
     rounds: u64,
     at: At,
 }
 
 impl Bucket {
-    /// The stage at which this round's gradients are there; the next two follow it.
-    fn sent(&self) -> u64 {
-        3 * self.rounds - 2
+    fn pieces(&self) -> u64 {
+        self.memory.as_slice().len().div_ceil(PIECE_ELEMENTS) as u64
+    }
+
+    /// How many pieces are done when this round is.
+    fn end(&self) -> u64 {
+        self.rounds * self.pieces()
     }
 }
 
@@ -54,6 +61,14 @@ impl Bucket {
 pub(super) struct Shares {
     communicator: Communicator,
     buckets: Vec<Bucket>,
+    /// The buckets in the order in which a forward pass needs them.
+    needs: Vec<usize>,
+    /// The bucket that was released last.
+    last: usize,
+    weights: Common,
+    /// Weights and the optimizer's state, until the replica takes them.
+    pub memory: Option<Vec<Common>>,
+    sums: Box<[f32]>,
     numbers: SharedBuffer,
     /// How often numbers were shared.
     rounds: u64,
@@ -61,14 +76,25 @@ pub(super) struct Shares {
 
 impl Shares {
     /// Joins; all ranks have the same buckets.
-    pub fn start(mut communicator: Communicator, buckets: &[BucketShape]) -> Result<Self, CommError> {
+    pub fn start(mut communicator: Communicator, buckets: &[BucketShape], size: Elements) -> Result<Self, CommError> {
+        let Elements { parameters, slots } = size;
+        let mut needs: Vec<usize> = (0..buckets.len()).collect();
+        needs.sort_by_key(|&index| buckets[index].needed_before);
         let bucket = |shape: &BucketShape| -> Result<Bucket, CommError> {
+            assert!(shape.start + shape.elements <= parameters, "a bucket is part of the parameters");
             let memory = communicator.shared_buffer(shape.elements)?;
             Ok(Bucket { memory, start: shape.start, rounds: 0, at: At::Home })
         };
         let buckets = buckets.iter().map(bucket).collect::<Result<_, _>>()?;
         let numbers = communicator.shared_buffer(SHARED)?;
-        Ok(Self { communicator, buckets, numbers, rounds: 0 })
+        let [weights, lent] = communicator.common(parameters)?.expect("ranks share memory");
+        let mut memory = vec![lent];
+        for _ in 0..slots {
+            let [slot] = communicator.common(parameters)?.expect("ranks share memory");
+            memory.push(slot);
+        }
+        let sums = vec![0.0; PIECE_ELEMENTS].into();
+        Ok(Self { communicator, buckets, needs, last: 0, weights, memory: Some(memory), sums, numbers, rounds: 0 })
     }
 
     pub fn rank(&self) -> Rank {
@@ -81,7 +107,7 @@ impl Shares {
 
     /// Leaves this rank's numbers for the others.
     pub fn share(&mut self, numbers: Shared) -> Result<(), CommError> {
-        self.communicator.all_at(&mut self.numbers, 2 * self.rounds, true)?;
+        self.numbers_at(2 * self.rounds)?;
         self.rounds += 1;
         self.numbers.as_mut_slice().copy_from_slice(&numbers);
         self.communicator.come_to(&mut self.numbers, 2 * self.rounds - 1);
@@ -91,82 +117,124 @@ impl Shares {
     /// The sum of all ranks' numbers.
     pub fn shared(&mut self) -> Result<Shared, CommError> {
         let stage = 2 * self.rounds - 1;
-        self.communicator.all_at(&mut self.numbers, stage, true)?;
+        self.numbers_at(stage)?;
         let mut sums = [0.0; SHARED];
-        for rank in 0..self.world() {
-            let numbers = self.communicator.part_of(&mut self.numbers, Rank::at(rank), 0..SHARED, stage);
-            sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
-        }
+        self.communicator.sum_into(&mut self.numbers, 0..SHARED, stage, &mut sums);
         self.communicator.come_to(&mut self.numbers, stage + 1);
         Ok(sums)
     }
 
+    /// Waits until all others have come to a stage with the numbers.
+    fn numbers_at(&mut self, stage: u64) -> Result<(), CommError> {
+        let Self { communicator, numbers, .. } = self;
+        let wait = communicator.wait();
+        while !communicator.are_at(numbers, stage) {
+            communicator.watch(numbers, (stage, u64::MAX), &wait)?;
+        }
+        Ok(())
+    }
+
     /// Puts the gradients of a bucket where all can read them.
-    pub fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError> {
-        let Self { communicator, buckets, .. } = self;
-        let bucket = &mut buckets[bucket];
-        assert!(bucket.at == At::Home, "a bucket is sent once, after what came back was taken");
-        communicator.all_at(&mut bucket.memory, 3 * bucket.rounds, true)?;
+    pub fn send(&mut self, bucket: usize, gradients: &[f32]) {
+        let bucket = &mut self.buckets[bucket];
+        assert!(bucket.at == At::Home, "a bucket is sent once, after its last step was seen to be done");
         if !gradients.is_empty() {
             bucket.memory.as_mut_slice().copy_from_slice(gradients);
         }
         (bucket.rounds, bucket.at) = (bucket.rounds + 1, At::Sent);
-        let stage = bucket.sent();
-        communicator.come_to(&mut bucket.memory, stage);
-        Ok(())
     }
 
-    /// Steps with this rank's chunk of a bucket and takes over the others', as far as they are.
+    /// Makes pieces of steps until the weights of a bucket are up to date, or, unless it is to `wait`, as many as are this rank's.
     pub fn bring<E: From<CommError>>(
         &mut self,
         index: usize,
         wait: bool,
-        parameters: &mut [f32],
         apply: &mut Apply<'_, E>,
     ) -> Result<Brought, E> {
-        let (world, bucket) = (self.world(), &self.buckets[index]);
-        if bucket.at == At::Home {
-            return Ok(Brought::NotYet);
-        }
-        let sent = bucket.sent();
-        let Self { communicator, buckets, .. } = self;
-        let Bucket { memory, at, .. } = &mut buckets[index];
-        if *at == At::Sent {
-            if !communicator.all_at(memory, sent, wait)? {
-                return Ok(Brought::NotYet);
+        let (world, Self { communicator, buckets, .. }) = (self.world(), &mut *self);
+        let bucket = &mut buckets[index];
+        let (pieces, end, stage) = (bucket.pieces(), bucket.end(), bucket.rounds);
+        let mut left = match bucket.at {
+            At::Home => return Ok(Brought::NotYet),
+            At::Sent => {
+                communicator.come_to(&mut bucket.memory, stage);
+                (bucket.at, self.last) = (At::Released, index);
+                pieces.div_ceil(world as u64)
             }
+            At::Released => pieces,
+        };
+        if !wait && self.is_behind(stage) {
+            left = 0;
+        }
+        let limit = self.communicator.wait();
+        loop {
+            let Self { communicator, buckets, .. } = self;
+            let memory = &mut buckets[index].memory;
             if communicator.furthest(memory) == SPOILT {
                 return Ok(Brought::Spoilt);
             }
-            let own = chunk(memory.as_slice().len(), world, communicator.rank().index());
-            for start in own.clone().step_by(PIECE_ELEMENTS) {
-                let piece = start..(start + PIECE_ELEMENTS).min(own.end);
-                let gradients = communicator.sum_own(memory, piece.clone(), sent);
-                let weights = &mut parameters[piece.clone()];
-                if let Err(error) = apply(piece, gradients, weights) {
-                    buckets.iter_mut().for_each(|bucket| communicator.come_to(&mut bucket.memory, SPOILT));
-                    return Err(error);
-                }
-                gradients.copy_from_slice(weights);
+            if communicator.finished(memory) >= end {
+                buckets[index].at = At::Home;
+                return Ok(Brought::Done);
             }
-            communicator.come_to(memory, sent + 1);
-            *at = At::Stepped;
+            if !wait {
+                if left == 0 || !self.work(index, apply)? {
+                    return Ok(Brought::NotYet);
+                }
+                left -= 1;
+            } else if !self.work_on_any(index, apply)? {
+                let Self { communicator, buckets, .. } = self;
+                communicator.watch(&mut buckets[index].memory, (stage, end), &limit)?;
+            }
         }
-        if !communicator.all_at(memory, sent + 1, wait)? {
-            return Ok(Brought::NotYet);
+    }
+
+    /// Whether another rank has released a bucket that this one has still to come to, in the same step.
+    fn is_behind(&mut self, round: u64) -> bool {
+        let Self { communicator, buckets, last, .. } = self;
+        let next = buckets.get_mut(*last + 1).filter(|next| next.at != At::Released);
+        next.is_some_and(|next| communicator.furthest(&mut next.memory) >= round)
+    }
+
+    /// Makes a piece of this bucket's step, or of another's; whether there was one.
+    fn work_on_any<E: From<CommError>>(&mut self, first: usize, apply: &mut Apply<'_, E>) -> Result<bool, E> {
+        if self.work(first, apply)? {
+            return Ok(true);
         }
-        if communicator.furthest(memory) == SPOILT {
-            return Ok(Brought::Spoilt);
+        for nth in 0..self.needs.len() {
+            let index = self.needs[nth];
+            if self.buckets[index].at == At::Released && self.work(index, apply)? {
+                return Ok(true);
+            }
         }
-        let own = communicator.rank().index();
-        for rank in (0..world).filter(|&rank| rank != own) {
-            let part = chunk(memory.as_slice().len(), world, rank);
-            let weights = communicator.part_of(memory, Rank::at(rank), part.clone(), sent + 1);
-            parameters[part].copy_from_slice(weights);
+        Ok(false)
+    }
+
+    /// Makes a piece of a bucket's step; whether there was one left, and all have released it.
+    fn work<E: From<CommError>>(&mut self, index: usize, apply: &mut Apply<'_, E>) -> Result<bool, E> {
+        let Self { communicator, buckets, weights, sums, .. } = self;
+        let bucket = &mut buckets[index];
+        let (round, end, pieces, length) =
+            (bucket.rounds, bucket.end(), bucket.pieces(), bucket.memory.as_slice().len());
+        if !communicator.are_at(&mut bucket.memory, round) || communicator.furthest(&mut bucket.memory) == SPOILT {
+            return Ok(false);
         }
-        communicator.come_to(memory, sent + 2);
-        *at = At::Home;
-        Ok(Brought::Done)
+        let Some(number) = communicator.take(&mut bucket.memory, end) else { return Ok(false) };
+        let Some(piece) = number.checked_sub(end - pieces) else {
+            let (rank, what) = (communicator.rank(), "pieces were taken that there are not".to_owned());
+            return Err(CommError::Protocol { rank, peer: Party::Anyone, phase: "share", what }.into());
+        };
+        let start = piece as usize * PIECE_ELEMENTS;
+        let range = start..(start + PIECE_ELEMENTS).min(length);
+        let sums = &mut sums[..range.len()];
+        communicator.sum_into(&mut bucket.memory, range.clone(), round, sums);
+        let weights = &mut weights[bucket.start + range.start..bucket.start + range.end];
+        if let Err(error) = apply((index, range), sums, weights) {
+            buckets.iter_mut().for_each(|bucket| communicator.come_to(&mut bucket.memory, SPOILT));
+            return Err(error);
+        }
+        communicator.finish(&mut bucket.memory);
+        Ok(true)
     }
 
     /// Replaces numbers by their sum over all ranks, which come here at the same point.
@@ -177,20 +245,5 @@ impl Shares {
     /// Replaces numbers by those of rank 0.
     pub fn of_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
         self.communicator.broadcast(Rank(0), numbers)
-    }
-
-    /// Gives every rank the whole of a buffer of which each has its chunks.
-    pub fn gather(&mut self, buffer: &mut [f32]) -> Result<(), CommError> {
-        let (world, rank) = (self.world(), self.rank().index());
-        let mut whole = vec![0.0; buffer.len()];
-        for bucket in &self.buckets {
-            let Range { start, end } = chunk(bucket.memory.as_slice().len(), world, rank);
-            let own = bucket.start + start..bucket.start + end;
-            whole[own.clone()].copy_from_slice(&buffer[own]);
-        }
-        // One rank has each element, and the others zero: nothing is rounded.
-        self.communicator.all_reduce(&mut whole)?;
-        buffer.copy_from_slice(&whole);
-        Ok(())
     }
 }

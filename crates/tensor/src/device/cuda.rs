@@ -11,10 +11,13 @@ mod compile;
 mod convolution;
 mod cudnn;
 mod driver;
+mod graph;
 mod join;
 pub mod kept;
 pub mod library;
 mod lower;
+pub mod nccl;
+pub mod nvml;
 mod peak;
 mod product;
 mod program;
@@ -67,6 +70,7 @@ pub struct Cuda {
     stream: Stream,
     context: Arc<Context>,
     name: String,
+    bus: String,
     multiprocessors: usize,
 }
 
@@ -115,6 +119,7 @@ impl Cuda {
             blas: Blas::new(&stream)?,
             module,
             name: context.name()?,
+            bus: context.bus()?,
             multiprocessors: context.multiprocessors()?,
             stream,
             context,
@@ -134,6 +139,24 @@ impl Cuda {
             driver_version: self.context.driver_version()?,
             cudnn_version: self.cudnn.version(),
         })
+    }
+
+    /// Its place on the bus, by which other libraries know it.
+    pub fn bus(&self) -> &str {
+        &self.bus
+    }
+
+    /// What tells it from every other GPU, wherever that is.
+    ///
+    /// # Errors
+    /// When the driver does not answer.
+    pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
+        self.context.uuid()
+    }
+
+    /// The vendor's name of it.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// How it computes.
@@ -201,7 +224,7 @@ impl Cuda {
     fn fill_with_noise(&self, address: u64, bytes: usize, dtype: DType) -> Result<(), CudaError> {
         let (elements, name) = (bytes / dtype.bytes(), format!("noise_{}", program::suffix(dtype)));
         let blocks = elements.div_ceil(256).clamp(1, 4096) as u32;
-        self.stream.launch(self.function(&name)?, [blocks, 1, 1], (256, 0), &[address, elements as u64])
+        self.stream.launch(self.function(&name)?, [blocks, 1, 1], 256, &[address, elements as u64])
     }
 }
 

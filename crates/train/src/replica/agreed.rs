@@ -138,11 +138,13 @@ impl Replica {
         let Self { agreement, store, optimizer_state, options, .. } = self;
         let ReplicaOptions { input, classes, .. } = *options;
         agreement.begin(Start { step, steps_per_epoch, input, classes }.facts())?;
-        agreement.of_first(&mut store.parameters)?;
         agreement.of_first(&mut store.states)?;
-        for buffer in optimizer_state {
-            agreement.of_first(buffer)?;
+        // Where there is one copy, rank 0 has filled it before it said what it begins with.
+        if !agreement.is_common() {
+            agreement.of_first(&mut store.parameters)?;
+            optimizer_state.iter_mut().try_for_each(|buffer| agreement.of_first(buffer))?;
         }
+        self.changed();
         Ok(())
     }
 
@@ -187,10 +189,12 @@ impl Replica {
             }
         }
         // Statistics over all replicas are the same everywhere already.
-        if !self.plan().shares_statistics() {
+        if !self.plan().shares_statistics() && agreement.world() > 1 {
+            self.fetch()?;
             agreement.sum(&mut self.store.states)?;
             let factor = 1.0 / agreement.world() as f32;
             self.store.states.iter_mut().for_each(|state| *state *= factor);
+            self.changed();
         }
         agreement.last_weights(&mut self.store.parameters)?;
         agreement.optimizer_state(&mut self.optimizer_state)?;
@@ -219,9 +223,9 @@ impl Updating<'_> {
         parameters: &mut [f32],
         timed: &mut dyn FnMut(&mut dyn FnMut()),
     ) -> Result<(), Failed> {
-        let brought = agreement.bring(bucket, wait, parameters, &mut |range, gradients, parameters| {
+        let brought = agreement.bring(bucket, wait, parameters, &mut |part, gradients, parameters| {
             let mut applied = Ok(());
-            timed(&mut || applied = self.apply(moment, (bucket, range.clone()), gradients, parameters));
+            timed(&mut || applied = self.apply(moment, part.clone(), gradients, parameters));
             applied.map_err(Failed::NotFinite)
         })?;
         match brought {

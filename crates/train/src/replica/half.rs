@@ -22,7 +22,10 @@ impl Planned {
         let ReplicaOptions { precision, memory, sync_batch_norm, .. } = *options;
         let wanted = wanted(&network, updates);
         let moments_from = if on_gpu { usize::MAX } else { wanted.moments_from };
-        let wanted = Wanted { precision, memory, shares_statistics: sync_batch_norm, moments_from, ..wanted };
+        // A GPU is given less to copy and to keep.
+        let narrow_inputs = if on_gpu { vec![network.x] } else { Vec::new() };
+        let wanted =
+            Wanted { narrow_inputs, precision, memory, shares_statistics: sync_batch_norm, moments_from, ..wanted };
         Self { plan: Plan::new(network.graph, &wanted), ends }
     }
 }

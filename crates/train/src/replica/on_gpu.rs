@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Segment};
-use paceline_tensor::device::cuda::session::{self, Blueprint, Found, Samples, Session};
+use paceline_tensor::device::cuda::session::{self, Album, Blueprint, Found, Samples, Session};
 use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::Profile;
 use paceline_tensor::{Buffer, Store};
 
+use super::guard::Guard;
 use super::half::{Ends, Planned};
 use super::{NotFinite, Replica, ReplicaOptions, Stepped, is_finite};
 use crate::error::TrainError;
@@ -18,10 +19,29 @@ use crate::phases::Phases;
 /// The model on the GPU, and which copy is the newer one.
 #[derive(Debug)]
 pub(super) struct OnGpu {
-    session: Session,
+    pub(super) session: Session,
     host_is_newer: bool,
     gpu_is_newer: bool,
+    albums: Option<Albums>,
+    /// The batch that comes while another is computed, and whether its samples are on their way.
+    coming: Option<Batch>,
+    is_coming: bool,
+    /// Whether there is room for batches to come.
+    has_room: bool,
+    /// Looks after the way to other GPUs, where there are some.
+    pub(super) guard: Option<Guard>,
 }
+
+/// The images of both halves of a data set, on the GPU.
+#[derive(Debug)]
+pub struct Albums {
+    /// For training.
+    pub train: Album,
+    /// For evaluation.
+    pub val: Album,
+}
+
+const NO_ALBUM: &str = "a batch of views belongs to images that are on the GPU";
 
 /// What a GPU cannot do from the start is a refusal: nothing has begun.
 fn refused(error: CudaError) -> TrainError {
@@ -68,7 +88,32 @@ impl OnGpu {
             slots,
             decays: &decays,
         };
-        Ok(Self { session: Session::new(cuda, &blueprint).map_err(refused)?, host_is_newer: true, gpu_is_newer: false })
+        let session = Session::new(cuda, &blueprint).map_err(refused)?;
+        let (host_is_newer, gpu_is_newer, albums, coming) = (true, false, None, None);
+        Ok(Self { session, host_is_newer, gpu_is_newer, albums, coming, is_coming: false, has_room: true, guard: None })
+    }
+
+    /// Brings a batch to the GPU, in the way that fits it.
+    fn fill(&mut self, batch: &Batch, seed: Option<f32>) -> Result<(), CudaError> {
+        if !batch.views.is_empty() {
+            let albums = self.albums.as_ref().expect(NO_ALBUM);
+            let album = if seed.is_some() { &albums.train } else { &albums.val };
+            let views: Vec<_> = batch.views.iter().map(paceline_data::augment::View::words).collect();
+            return self.session.look(album, &views, &batch.targets, seed);
+        }
+        match seed {
+            Some(seed) if std::mem::take(&mut self.is_coming) => self.session.fill_coming(&batch.targets, seed),
+            seed => self.session.fill(samples(batch), &batch.targets, seed),
+        }
+    }
+
+    /// Has the next batch brought while this one is computed.
+    pub(super) fn bring(&mut self, next: &mut dyn FnMut() -> Option<Batch>) {
+        self.coming = next();
+        if let Some(batch) = self.coming.as_ref().filter(|batch| self.has_room && batch.views.is_empty()) {
+            // Without room it is copied when its turn comes. Other failures show in the step that is under way.
+            self.has_room = self.session.bring(samples(batch)).is_ok();
+        }
     }
 
     fn give(&mut self, store: &Store, slots: &[Buffer]) -> Result<(), CudaError> {
@@ -86,7 +131,7 @@ impl OnGpu {
     /// Answers a batch.
     pub fn evaluate(&mut self, batch: &Batch, store: &Store, slots: &[Buffer]) -> Result<(Vec<f32>, Tally), CudaError> {
         self.give(store, slots)?;
-        self.session.fill(samples(batch), &batch.targets, None)?;
+        self.fill(batch, None)?;
         let (logits, found) = self.session.evaluate()?;
         Ok((logits, tally(found, batch.targets.len())))
     }
@@ -98,9 +143,33 @@ impl Replica {
         self.gpu.is_some()
     }
 
+    /// The GPU it computes on, if it does.
+    pub fn gpu(&self) -> Option<&Cuda> {
+        self.gpu.as_ref().map(|gpu| &**gpu.session.cuda())
+    }
+
     /// The GPU's session, if it computes on one.
     pub fn session(&mut self) -> Option<&mut Session> {
         self.gpu.as_mut().map(|gpu| &mut gpu.session)
+    }
+
+    /// Gives a replica on a GPU the images that batches of views look at.
+    pub fn hold(&mut self, albums: Albums) {
+        if let Some(gpu) = &mut self.gpu {
+            gpu.albums = Some(albums);
+        }
+    }
+
+    /// Whether it has images that batches of views look at.
+    pub fn holds_images(&self) -> bool {
+        self.gpu.as_ref().is_some_and(|gpu| gpu.albums.is_some())
+    }
+
+    /// The batch that the last step took ahead of its turn: the next step's.
+    pub fn take_coming(&mut self) -> Option<Batch> {
+        let gpu = self.gpu.as_mut()?;
+        gpu.is_coming = gpu.has_room && gpu.coming.as_ref().is_some_and(|batch| batch.views.is_empty());
+        gpu.coming.take()
     }
 
     /// Brings the host's copy of weights, states and optimizer up to date.
@@ -129,7 +198,7 @@ impl Replica {
     pub fn fill_gpu(&mut self, batch: &Batch) -> Result<(), TrainError> {
         let Some(gpu) = &mut self.gpu else { return Ok(()) };
         gpu.give(&self.store, &self.optimizer_state)?;
-        Ok(gpu.session.fill(samples(batch), &batch.targets, Some(self.share))?)
+        Ok(gpu.fill(batch, Some(self.share))?)
     }
 
     /// Starts a step on the batch that is there, without waiting for it; does nothing where there is no GPU.
@@ -149,15 +218,13 @@ impl Replica {
         batch: &Batch,
         moment: Moment,
         phases: &mut Phases,
+        next: &mut dyn FnMut() -> Option<Batch>,
     ) -> Result<Stepped, TrainError> {
         phases.time("copy", || self.fill_gpu(batch))?;
-        let found = phases.time("compute", || {
-            self.start_on_gpu(moment)?;
-            let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
-            Ok::<Found, TrainError>(gpu.session.finish()?)
-        })?;
+        let found = phases.time("compute", || self.compute_on_gpu(moment, next))?;
         let tally = tally(found, batch.targets.len());
-        if !found.loss_is_finite {
+        let tally = if self.world() > 1 { phases.time("wait", || self.total(tally))? } else { tally };
+        if !found.loss_is_finite || !tally.loss.is_finite() {
             return Ok((tally, Err(NotFinite::Loss)));
         }
         if !found.gradients_are_finite {

@@ -7,7 +7,9 @@ use paceline_system::disk::Disk;
 use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
 use paceline_system::host::{self, Host};
 use paceline_system::signal::Stop;
+use paceline_tensor::device::cuda::Cuda;
 
+use super::gauge::Gauge;
 use super::{Observer, Reason, Surroundings, Watch};
 use crate::checkpoint::{Card, Checkpoints, Position};
 use crate::config::Config;
@@ -35,6 +37,8 @@ pub(super) struct Journal {
     saved: Option<Position>,
     /// Damaged samples that were told of already.
     damage_told: usize,
+    /// The name of the GPU, and what looks at it.
+    gpu: Option<(String, Option<Gauge>)>,
 }
 
 impl Journal {
@@ -65,7 +69,13 @@ impl Journal {
             log,
             saved: None,
             damage_told: 0,
+            gpu: None,
         })
+    }
+
+    /// Looks at the GPU that the run computes on, if it does, from now on.
+    pub fn watch_gpu(&mut self, gpu: Option<&Cuda>) {
+        self.gpu = gpu.map(|gpu| (gpu.name().to_owned(), Gauge::of_gpu(gpu.bus(), &self.clock)));
     }
 
     /// Loads the newest checkpoint, and keeps the configuration as it was changed.
@@ -106,8 +116,13 @@ impl Journal {
 
     /// Logs an event and tells it to everybody who listens.
     pub fn tell(&mut self, event: Event) -> Result<(), TrainError> {
-        let written = self.log.write(event);
-        let told = written.and_then(|line| self.observers.iter_mut().try_for_each(|observer| observer(&line)));
+        let Self { log, observers, gpu, clock, .. } = self;
+        let seen = gpu.iter().filter_map(|(_, gauge)| gauge.as_ref()).flat_map(Gauge::take);
+        let seen = seen.map(|(time_s, seen)| (time_s, Event::Gpu(seen)));
+        let told = seen.chain([(clock.seconds(), event)]).try_for_each(|(time_s, event)| {
+            let line = log.write_at(time_s, event)?;
+            observers.iter_mut().try_for_each(|observer| observer(&line))
+        });
         told.map_err(|source| {
             let (step, survivor) = (self.position.step, self.checkpoints.survivor());
             TrainError::EventNotWritten { step, source, survivor, run: self.run.path().to_owned() }
@@ -124,7 +139,7 @@ impl Journal {
             parameters,
             resumed_step: self.position.step,
             steps_total: self.steps_total(),
-            host: Host::look(),
+            host: Host { gpu: self.gpu.as_ref().map(|(name, _)| name.clone()), ..Host::look() },
             config: self.config.to_toml(),
         })?;
         notes.into_iter().try_for_each(|message| self.tell(Event::Warning { message }))
@@ -155,27 +170,28 @@ impl Journal {
     }
 
     /// Tells the epoch's figures and starts the next one's; whether the accuracy is the best so far.
-    pub fn end_epoch(&mut self, evaluation: &Tally) -> Result<bool, TrainError> {
+    pub fn end_epoch(&mut self, evaluation: Option<&Tally>) -> Result<bool, TrainError> {
         let Position { step, tally, epoch_s, data_wait_s, best_top1, .. } = self.position.clone();
         let samples = (self.length.steps_per_epoch * self.config.batch as u64) as f64;
-        let best = best_top1.is_none_or(|best| evaluation.accuracy() > best);
+        let top1 = evaluation.map(Tally::accuracy);
+        let best = top1.is_some_and(|top1| best_top1.is_none_or(|best| top1 > best));
         self.tell(Event::Epoch {
             epoch: step / self.length.steps_per_epoch - 1,
             step,
             train_loss: tally.mean_loss(),
             train_accuracy: tally.accuracy(),
-            val_loss: Some(evaluation.mean_loss()),
-            val_top1: Some(evaluation.accuracy()),
-            val_top5: Some(evaluation.top5_accuracy()),
+            val_loss: evaluation.map(Tally::mean_loss),
+            val_top1: top1,
+            val_top5: evaluation.map(Tally::top5_accuracy),
             seconds: epoch_s,
             samples_per_s: samples / epoch_s.max(1e-9),
             data_wait_s,
         })?;
         self.position = Position {
             step,
-            best_top1: if best { Some(evaluation.accuracy()) } else { best_top1 },
+            best_top1: if best { top1 } else { best_top1 },
             best_step: if best { Some(step) } else { self.position.best_step },
-            stale_epochs: if best { 0 } else { self.position.stale_epochs + 1 },
+            stale_epochs: if best { 0 } else { self.position.stale_epochs + u64::from(top1.is_some()) },
             samples: self.position.samples,
             ..Position::default()
         };
@@ -202,6 +218,13 @@ impl Journal {
     /// Whether an epoch is trained and not evaluated: where a run stands that was interrupted at just that moment.
     pub fn awaits_evaluation(&self) -> bool {
         self.position.tally.rows > 0 && self.position.step.is_multiple_of(self.length.steps_per_epoch)
+    }
+
+    /// Whether the epoch that is trained is one after which the run is evaluated and saved.
+    pub fn is_evaluation_due(&self) -> bool {
+        let step = self.position.step;
+        let epoch = step / self.length.steps_per_epoch;
+        epoch.is_multiple_of(self.config.evaluate_every) || step >= self.steps_total()
     }
 
     pub fn is_checkpoint_due(&self) -> bool {

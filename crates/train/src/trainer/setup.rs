@@ -15,14 +15,16 @@ use paceline_system::disk::Disk;
 use paceline_system::signal::Stop;
 use paceline_system::threads;
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::device::cuda::Options;
 use paceline_tensor::device::cuda::kept::Kept;
+use paceline_tensor::device::cuda::session::Album;
+use paceline_tensor::device::cuda::{self, Cuda, CudaError, Options};
 
 use crate::checkpoint::{Card, find_weights, load_weights, read_card};
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::TrainError;
-use crate::replica::{Replica, ReplicaOptions};
+use crate::gpus;
+use crate::replica::{Albums, Replica, ReplicaOptions};
 use crate::sizing::{self, Sizing};
 
 /// The world around a run.
@@ -38,6 +40,8 @@ pub struct Surroundings {
     pub data_home: Option<PathBuf>,
     /// Which rank of how many this process is.
     pub shard: Shard,
+    /// Which process of how many it is on its machine.
+    pub local: Shard,
     /// Hears of every phase of a step.
     pub watch: Watch,
     /// The folder in which it is kept what was found out about this machine's devices.
@@ -52,6 +56,7 @@ impl Default for Surroundings {
             stop: Stop::new(),
             data_home: None,
             shard: Shard::WHOLE,
+            local: Shard::WHOLE,
             watch: Watch::default(),
             cache: None,
         }
@@ -189,7 +194,8 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     cpu.allow_winograd(config.winograd);
-    let mut replica = Replica::for_evaluation(entry, options, &cpu)?;
+    let gpu = open_gpu(config, around)?;
+    let mut replica = Replica::for_evaluation(entry, options, (&cpu, gpu.as_ref().map(|gpu| &gpu.cuda)))?;
     load_weights(&around.disk, weights, &mut replica, &[])?;
     Ok(Examined { replica, val })
 }
@@ -224,30 +230,29 @@ fn assemble(
     let training = Augment::training(config.augment, &info, sizing.resize)?;
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
+    let options = options(config, around.shard.world, (sizing.input, info.classes))?;
+    let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
+    cpu.allow_winograd(config.winograd);
+    let mut notes: Vec<String> = sizing.note.into_iter().collect();
+    let mut replica = match open_gpu(config, around)? {
+        None => Replica::new(model, options, &cpu)?,
+        Some(gpu) => {
+            let mut replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;
+            notes.extend(gpu.warning.clone());
+            notes.extend(gpu.keep().err().map(|error| format!("what was chosen for the GPU is not kept: {error}")));
+            let albums = albums(&gpu.cuda, [(&train, &training), (&val, &evaluation)])?;
+            albums.into_iter().for_each(|albums| replica.hold(albums));
+            replica
+        }
+    };
     let loader = |dataset: Dataset, augment, options: LoaderOptions| {
-        let (threads, shard) = (config.loader_threads, around.shard);
-        let options = LoaderOptions { threads, shard, stop: Some(around.stop.clone()), ..options };
+        let (threads, shard, views) = (config.loader_threads, around.shard, replica.holds_images());
+        let options = LoaderOptions { threads, shard, views, stop: Some(around.stop.clone()), ..options };
         Loader::new(Arc::new(dataset), augment, options, around.clock.clone())
     };
     let train = loader(train, training, LoaderOptions::training(config.batch / around.shard.world, config.seed))?;
     let micro_batch = config.micro_batch() / around.shard.world;
     let val = loader(val, evaluation, LoaderOptions::evaluation(micro_batch))?;
-    let options = options(config, around.shard.world, (sizing.input, info.classes))?;
-    let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
-    cpu.allow_winograd(config.winograd);
-    let mut notes: Vec<String> = sizing.note.into_iter().collect();
-    let mut replica = match config.device {
-        Compute::Cpu => Replica::new(model, options, &cpu)?,
-        Compute::Cuda(number) => {
-            let gpu_options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
-            let gpu = Kept::open(&around.disk, around.cache.as_deref(), number, gpu_options)
-                .map_err(|error| TrainError::Refused(error.to_string()))?;
-            let replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;
-            notes.extend(gpu.warning.clone());
-            notes.extend(gpu.keep().err().map(|error| format!("what was chosen for the GPU is not kept: {error}")));
-            replica
-        }
-    };
     if config.sync_batch_norm && replica.plan().nodes_with_sums().next().is_none() {
         let name = &config.model;
         return Err(TrainError::Refused(format!(
@@ -263,6 +268,34 @@ fn assemble(
         }
     }
     Ok(Prepared { replica, train, val, card, notes })
+}
+
+/// The GPU that a configuration asks for.
+fn open_gpu(config: &Config, around: &Surroundings) -> Result<Option<Kept>, TrainError> {
+    if config.device == Compute::Cpu {
+        return Ok(None);
+    }
+    let found = cuda::count().unwrap_or(0);
+    let number = gpus::choose(config.device, around.local, found).map_err(TrainError::Refused)?.unwrap_or(0);
+    let options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
+    let opened = Kept::open(&around.disk, around.cache.as_deref(), number, options);
+    opened.map(Some).map_err(|error| TrainError::Refused(error.to_string()))
+}
+
+/// Both halves of the data on the GPU, if their images have one size, are only looked at, and take less than half of the memory that is left.
+fn albums(cuda: &Cuda, halves: [(&Dataset, &Augment); 2]) -> Result<Option<Albums>, TrainError> {
+    let refused = |error: CudaError| TrainError::Refused(error.to_string());
+    let bytes: Option<usize> = halves.iter().map(|(set, _)| set.image_bytes()).sum();
+    let (free, _) = cuda.describe().map_err(refused)?.memory_bytes;
+    if halves.iter().any(|(_, augment)| !augment.is_view()) || bytes.is_none_or(|bytes| bytes > free / 2) {
+        return Ok(None);
+    }
+    let album = |(set, augment): (&Dataset, &Augment)| -> Result<Option<Album>, TrainError> {
+        let (Some(images), Some(size)) = (set.images()?, augment.output(set.info().kind)) else { return Ok(None) };
+        Album::new(cuda, &images, size, (augment.tables(), augment.hole())).map(Some).map_err(refused)
+    };
+    let [train, val] = halves.map(album);
+    Ok(train?.zip(val?).map(|(train, val)| Albums { train, val }))
 }
 
 /// How the replicas of a run with so many workers are built.

@@ -2,6 +2,7 @@
 
 mod world;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use paceline_comm::{CommError, Communicator, Rank};
@@ -10,13 +11,14 @@ use paceline_nn::layer::{Conv, Window};
 use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_nn::{Input, Model, Net};
-use paceline_parallel::agree::BucketShape;
 use paceline_parallel::agree::parameter_server::{Pace, Roles};
+use paceline_parallel::agree::{BucketShape, Elements};
 use paceline_parallel::{Agreement, Brought};
 use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
+use paceline_train::gpus::{Card, check, tell};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
 use paceline_train::serve::{Start, bucket_shapes, serve_model};
@@ -135,6 +137,8 @@ struct Case {
     sync_batch_norm: bool,
     /// Every rank makes the step for its share.
     by_shares: bool,
+    /// Sums of batch-norms have connections of their own.
+    urgent: bool,
 }
 
 /// A server, which hears of the run from the first worker.
@@ -154,10 +158,12 @@ fn together(case: Case) -> Vec<Trained> {
     let Case { carry, workers, servers, .. } = case;
     let ranks = workers + servers.map_or(0, |(servers, _)| servers);
     std::thread::scope(|scope| {
+        let urgents = communicators(Carry::Tcp, ranks).into_iter().map(|urgent| case.urgent.then_some(urgent));
         let threads: Vec<_> = communicators(carry, ranks)
             .into_iter()
+            .zip(urgents)
             .enumerate()
-            .map(|(rank, communicator)| {
+            .map(|(rank, (communicator, urgent))| {
                 scope.spawn(move || {
                     if let Some((count, pace)) = servers.filter(|_| rank >= workers) {
                         hold(case, communicator, (Roles { workers, servers: count }, pace));
@@ -168,11 +174,15 @@ fn together(case: Case) -> Vec<Trained> {
                     let Some((count, pace)) = servers else {
                         let by_shares = case.by_shares && replica.steps_by_elements();
                         let agreement = if by_shares {
-                            Agreement::shares(communicator, &shapes)
+                            Agreement::shares(communicator, &shapes, replica.elements())
                         } else {
                             Agreement::all_reduce(communicator, &shapes, TIMEOUT)
                         };
-                        replica.agree(agreement.unwrap());
+                        let agreement = agreement.unwrap();
+                        replica.agree(match urgent {
+                            Some(urgent) => agreement.with_urgent(urgent),
+                            None => agreement,
+                        });
                         replica.begin_together(0, STEPS).unwrap();
                         return Some(train(replica, rank, workers));
                     };
@@ -218,6 +228,7 @@ const MOMENTUM: Case = Case {
     accumulate: 1,
     sync_batch_norm: false,
     by_shares: false,
+    urgent: false,
 };
 
 #[test]
@@ -250,21 +261,56 @@ fn a_step_made_by_shares_has_the_bits_of_one_made_by_all() {
 fn a_share_that_cannot_be_stepped_with_is_known_to_all_ranks() {
     let shape = |start| BucketShape { start, elements: 10, ready_after: 0, needed_before: 0 };
     let (buckets, mut weights) = ([shape(0), shape(16)], [0.0; 10]);
-    let join = |communicator| Agreement::shares(communicator, &buckets).unwrap();
+    let size = Elements { parameters: 26, slots: 0 };
+    let join = |communicator| Agreement::shares(communicator, &buckets, size).unwrap();
     let mut ranks: Vec<Agreement> = communicators(Carry::Shm, 2).into_iter().map(join).collect();
     for rank in &mut ranks {
         (0..2).for_each(|bucket| rank.send(bucket, &[1.0; 10]).unwrap());
     }
     let mut step = |rank: &mut Agreement, bucket, works: bool| {
         rank.bring(bucket, false, &mut weights, &mut |_, sums, _| {
-            assert!(sums == [2.0; 5]);
+            assert!(sums == [2.0; 10]);
             if works { Ok(()) } else { Err(CommError::Broken { rank: Rank(1), phase: "test" }) }
         })
     };
-    assert_eq!(step(&mut ranks[0], 0, true).unwrap(), Brought::NotYet, "the other has not stepped");
+    assert_eq!(step(&mut ranks[0], 0, true).unwrap(), Brought::NotYet, "the other may still read the weights");
     step(&mut ranks[1], 0, false).unwrap_err();
     assert_eq!(step(&mut ranks[0], 0, true).unwrap(), Brought::Spoilt);
     assert_eq!(step(&mut ranks[0], 1, true).unwrap(), Brought::Spoilt);
+}
+
+#[test]
+fn a_rank_that_waits_makes_the_steps_of_one_that_is_behind() {
+    const ELEMENTS: usize = 300_000;
+    let shape = |start| BucketShape { start, elements: ELEMENTS, ready_after: 0, needed_before: 0 };
+    let buckets = [shape(0), shape(ELEMENTS)];
+    let size = Elements { parameters: 2 * ELEMENTS, slots: 0 };
+    let join = |communicator| Agreement::shares(communicator, &buckets, size).unwrap();
+    let mut ranks: Vec<Agreement> = communicators(Carry::Shm, 2).into_iter().map(join).collect();
+    let memory: Vec<_> = ranks.iter_mut().map(|rank| rank.memory().unwrap()).collect();
+    let mut made = [0, 0];
+    let mut bring = |ranks: &mut [Agreement], rank: usize, bucket, wait| {
+        let made = &mut made[rank];
+        let apply = &mut |_: (usize, Range<usize>), sums: &mut [f32], weights: &mut [f32]| {
+            *made += sums.len();
+            weights.iter_mut().zip(sums).for_each(|(weight, sum)| *weight -= *sum);
+            Ok::<_, CommError>(())
+        };
+        ranks[rank].bring(bucket, wait, &mut [], apply).unwrap()
+    };
+    // Rank 0 has released both buckets before rank 1 comes to the first, which therefore leaves it to rank 0.
+    for (rank, bucket) in [(0, 0), (0, 1), (1, 0)] {
+        ranks[rank].send(bucket, &vec![1.0 + rank as f32; ELEMENTS]).unwrap();
+        assert_eq!(bring(&mut ranks, rank, bucket, false), Brought::NotYet);
+    }
+    assert_eq!(bring(&mut ranks, 0, 0, true), Brought::Done);
+    // It is level now, and makes its share of the second.
+    ranks[1].send(1, &vec![2.0; ELEMENTS]).unwrap();
+    assert_eq!(bring(&mut ranks, 1, 1, false), Brought::NotYet);
+    assert_eq!(bring(&mut ranks, 0, 1, true), Brought::Done);
+    (0..2).for_each(|bucket| assert_eq!(bring(&mut ranks, 1, bucket, true), Brought::Done));
+    assert!(memory.iter().all(|memory| memory[0].iter().all(|&weight| weight == -3.0)), "each weight is stepped once");
+    assert!(made[1] > 0 && made[1] <= 3 * (64 << 10) && made[0] + made[1] == 2 * ELEMENTS, "{made:?}");
 }
 
 #[test]
@@ -282,6 +328,7 @@ fn batch_norms_over_all_replicas_are_those_of_the_whole_batch() {
         }
     }
     assert_like_alone(Case { clip_norm: Some(0.5), sync_batch_norm: true, ..MOMENTUM });
+    assert_like_alone(Case { carry: Carry::Tcp, workers: 4, sync_batch_norm: true, urgent: true, ..MOMENTUM });
 }
 
 #[test]
@@ -315,5 +362,51 @@ fn workers_of_an_asynchronous_parameter_server_learn() {
                 assert!(last < first, "{carry:?} {staleness:?}: {losses:?}");
             }
         }
+    }
+}
+
+/// Runs every rank of a world as a thread.
+fn ranks<T: Send>(carry: Carry, world: usize, rank: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = communicators(carry, world)
+            .into_iter()
+            .map(|communicator| scope.spawn(move || rank(communicator)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn every_rank_hears_whose_gpu_is_whose_and_a_shared_one_is_refused_alike_by_all() {
+    for carry in Carry::ALL {
+        let answers = ranks(carry, 4, |mut communicator| {
+            let own = Card { nccl: 22_803, gpu: [communicator.rank().0 as u8 % 3; 16] };
+            let cards = tell(&mut communicator, own).unwrap();
+            assert_eq!(cards[communicator.rank().index()], own);
+            check(&cards, &[]).unwrap_err()
+        });
+        assert!(answers[0].starts_with("rank 0 and rank 3 compute on one GPU"), "{answers:?}");
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{carry:?}: {answers:?}");
+    }
+}
+
+#[test]
+fn ranks_whose_gradients_travel_elsewhere_still_agree_on_the_rest() {
+    for carry in Carry::ALL {
+        let totals = ranks(carry, 3, |communicator| {
+            let rank = communicator.rank().0 as f32;
+            let mut agreement = Agreement::all_reduce(communicator, &[], TIMEOUT).unwrap();
+            let mut weights = [rank; 5];
+            agreement.of_first(&mut weights).unwrap();
+            let mut sum = 0.0;
+            for step in 0..10 {
+                let mut numbers = [rank, step as f32];
+                agreement.sum(&mut numbers).unwrap();
+                sum += numbers[0] + numbers[1];
+            }
+            (weights, agreement.weight(), sum)
+        });
+        assert!(totals.iter().all(|total| *total == ([0.0; 5], 1.0 / 3.0, 165.0)), "{carry:?}: {totals:?}");
     }
 }

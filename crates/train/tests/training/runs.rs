@@ -63,6 +63,26 @@ fn the_last_checkpoints_and_the_best_are_kept() {
 }
 
 #[test]
+fn epochs_between_evaluations_are_neither_evaluated_nor_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let (every, third) = (folder.path().join("every"), folder.path().join("third"));
+    let (expected, _) = train(config(), &every).unwrap();
+    let (found, outcome) = train(Config { evaluate_every: 3, ..config() }, &third).unwrap();
+    assert!(outcome.evaluation.is_some());
+    assert_eq!(bits(found.replica()), bits(expected.replica()), "looking changes nothing");
+    let evaluated: Vec<bool> = events(&third)
+        .into_iter()
+        .filter_map(|event| if let Event::Epoch { val_top1, .. } = event { Some(val_top1.is_some()) } else { None })
+        .collect();
+    assert_eq!(evaluated, [false, false, true, true]);
+    let saved: Vec<u64> = events(&third)
+        .into_iter()
+        .filter_map(|event| if let Event::Checkpoint { step, .. } = event { Some(step) } else { None })
+        .collect();
+    assert_eq!(saved, [9, 12]);
+}
+
+#[test]
 fn clipped_gradients_move_weights_less() {
     let folder = tempfile::tempdir().unwrap();
     let moved = |clip_norm: Option<f64>, name: &str| {

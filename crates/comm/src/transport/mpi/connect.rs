@@ -8,8 +8,8 @@ use super::raw::World;
 use crate::error::CommError;
 use crate::transport::Membership;
 
-/// Joins MPI's world; all its ranks call this. MPI itself waits here for all ranks, without a deadline: `mpirun`, which started
-/// them, ends the others when one does not come.
+/// Joins MPI's world; all its ranks call this. MPI itself waits here for all ranks, without a deadline, and cannot be stopped: who
+/// calls this watches the time and ends the process.
 ///
 /// # Errors
 /// When MPI does not start, or its world is another: the processes were not started with the `mpirun` of this MPI.

@@ -1,11 +1,11 @@
 //! Mapped memory, the only place of this transport that holds pointers. Every access is checked against the mapping.
 //!
-//! Words are atomics. Plain bytes have one writer at a time: rings say who by their counters, staging slots and common
-//! buffers by the rounds of `direct.rs` or the stages of `stages.rs`. A peer that breaks these rules can make numbers wrong, as it can by sending
+//! Words are atomics. Plain bytes have one writer at a time: rings say who by their counters, staging slots and shared
+//! buffers by the rounds of `direct.rs` or the stages of `stages.rs`, common memory by what its users agree on. A peer that breaks these rules can make numbers wrong, as it can by sending
 //! wrong ones; no length, offset or pointer is ever read from this memory.
 #![allow(unsafe_code)]
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -163,9 +163,10 @@ impl Mapped {
         Self { memory, stride, rank, length }
     }
 
-    /// What a rank takes of the mapping: its numbers, and on a cache line of its own the stage it has come to.
+    /// What a rank takes of the mapping: its numbers, and on cache lines of their own the stage it has come to and two counters, of
+    /// which those of rank 0 are used by all.
     pub(super) const fn stride(length: usize) -> usize {
-        (Self::stage_offset(length) + LINE_BYTES).next_multiple_of(PAGE_BYTES)
+        (Self::stage_offset(length) + 3 * LINE_BYTES).next_multiple_of(PAGE_BYTES)
     }
 
     const fn stage_offset(length: usize) -> usize {
@@ -175,6 +176,16 @@ impl Mapped {
     /// How far a rank is with the buffer.
     pub(super) fn stage(&self, rank: usize) -> &AtomicU64 {
         self.memory.word64(rank * self.stride + Self::stage_offset(self.length))
+    }
+
+    /// How many pieces of work were ever taken by anybody.
+    pub(super) fn taken(&self) -> &AtomicU64 {
+        self.memory.word64(Self::stage_offset(self.length) + LINE_BYTES)
+    }
+
+    /// How many of them are done.
+    pub(super) fn done(&self) -> &AtomicU64 {
+        self.memory.word64(Self::stage_offset(self.length) + 2 * LINE_BYTES)
     }
 
     /// A part of the numbers of a rank that has come to `stage`.
@@ -187,17 +198,15 @@ impl Mapped {
         unsafe { self.memory.view(rank * self.stride + range.start * size_of::<f32>(), range.len()) }
     }
 
-    /// Replaces a range of this rank's numbers by the sum of all ranks', who have come to `stage`, added in the order of ranks.
-    pub(super) fn sum_here(&mut self, world: usize, range: Range<usize>, stage: u64) {
+    /// Writes the sum of a range of all ranks' numbers, who have come to `stage`, added in the order of ranks.
+    pub(super) fn sum_into(&self, world: usize, range: Range<usize>, stage: u64, sums: &mut [f32]) {
+        assert_eq!(sums.len(), range.len(), "a sum for each number");
+        // Parts of the sums that stay in the first-level cache.
         const PIECE: usize = 2048;
-        let mut sums = [0f32; PIECE];
-        for start in range.clone().step_by(PIECE) {
-            let piece = start..(start + PIECE).min(range.end);
-            let sums = &mut sums[..piece.len()];
+        for (start, sums) in range.step_by(PIECE).zip(sums.chunks_mut(PIECE)) {
             for rank in 0..world {
-                accumulate(sums, self.part(rank, piece.clone(), stage).iter().copied(), rank == 0);
+                accumulate(sums, self.part(rank, start..start + sums.len(), stage).iter().copied(), rank == 0);
             }
-            self.own_mut()[piece].copy_from_slice(sums);
         }
     }
 
@@ -221,5 +230,44 @@ impl Mapped {
         let offset = |rank: usize| rank * self.stride + range.start * size_of::<f32>();
         let offsets: Vec<usize> = (0..world).map(offset).collect();
         self.memory.sum(Kind::F32, &offsets, range.len() * size_of::<f32>());
+    }
+}
+
+/// Memory that all ranks map and that is no rank's own. Who may write or read which part of it when, is what those who use it have
+/// agreed on by the stages of shared buffers.
+#[derive(Debug)]
+pub struct Common {
+    memory: Memory,
+    length: usize,
+}
+
+impl Common {
+    pub(super) const fn new(memory: Memory, length: usize) -> Self {
+        Self { memory, length }
+    }
+
+    /// The bytes that so many numbers take of a mapping.
+    pub(super) const fn bytes(length: usize) -> usize {
+        let bytes = length * size_of::<f32>();
+        // A mapping is never empty.
+        if bytes == 0 { PAGE_BYTES } else { bytes.next_multiple_of(PAGE_BYTES) }
+    }
+}
+
+impl Deref for Common {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: inside the mapping and aligned, and any bits are numbers. Parts that are looked at are not written by others
+        // meanwhile (see above).
+        unsafe { self.memory.view(0, self.length) }
+    }
+}
+
+impl DerefMut for Common {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        let start = self.memory.at(0, self.length * size_of::<f32>(), align_of::<f32>());
+        // SAFETY: as in `deref`, and this mapping is reached through this value alone.
+        unsafe { std::slice::from_raw_parts_mut(start.cast(), self.length) }
     }
 }

@@ -1,4 +1,5 @@
-//! The mesh: a rank dials those below it and is dialled by those above it, so many sockets for each pair.
+//! The mesh: a rank dials those above it and is dialled by those below it, so many sockets for each pair. Rank 0, whose known port is
+//! that of the rendezvous, so needs none for data.
 //!
 //! Listening begins before addresses are told to anyone. Each connection that comes in is greeted on its own thread,
 //! a bounded number at a time: one that stays silent or sends garbage keeps nobody else waiting.
@@ -77,7 +78,7 @@ impl Default for Config {
     }
 }
 
-/// A port that waits for the ranks above.
+/// A port that waits for the ranks below.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -90,8 +91,16 @@ impl Listener {
     /// # Errors
     /// When the system refuses, say because the address is no interface of this machine.
     pub fn bind(rank: Rank, interface: Option<IpAddr>) -> Result<Self, CommError> {
+        Self::at(rank, SocketAddr::new(interface.unwrap_or(Ipv4Addr::LOCALHOST.into()), 0))
+    }
+
+    /// Listens at an address; port 0 leaves the port to the kernel.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`], and when somebody else listens there.
+    pub fn at(rank: Rank, address: SocketAddr) -> Result<Self, CommError> {
         let bind = || {
-            let socket = TcpListener::bind((interface.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)), 0))?;
+            let socket = TcpListener::bind(address)?;
             socket.set_nonblocking(true)?;
             let address = socket.local_addr()?;
             Ok(Self { socket, address })
@@ -125,9 +134,9 @@ pub fn connect(
     let mut sockets: Vec<Vec<Option<Socket>>> = Vec::new();
     sockets.resize_with(world, || (0..config.sockets).map(|_| None).collect());
     let mut accepting = Accepting { listener, membership, config: &config, sender, active: 0 };
-    for peer in (0..rank.index()).map(Rank::at) {
+    for peer in (rank.index() + 1..world).map(Rank::at) {
         for lane in 0..config.sockets {
-            // Those above must not wait for us while we wait for those below.
+            // Those below must not wait for us while we wait for those above.
             accepting.accept(wait);
             let stream = dial(addresses[peer.index()], (peer, lane), membership, config.tls.as_ref(), wait)?;
             sockets[peer.index()][usize::from(lane)] = Some(stream);
@@ -136,7 +145,7 @@ pub fn connect(
     loop {
         accepting.collect(&greeted, &mut sockets);
         let empty = |lanes: &Vec<Option<Socket>>| lanes.iter().any(Option::is_none);
-        let missing = (rank.index() + 1..world).find(|&peer| empty(&sockets[peer]));
+        let missing = (0..rank.index()).find(|&peer| empty(&sockets[peer]));
         let Some(missing) = missing else { break };
         wait.check(rank, Rank::at(missing), PHASE)?;
         if !accepting.accept(wait) {
@@ -243,7 +252,7 @@ impl Accepting<'_> {
             self.active -= 1;
             match outcome {
                 Ok((Peer { rank, lane }, socket)) => {
-                    let place = if rank > self.membership.rank { sockets.get_mut(rank.index()) } else { None };
+                    let place = if rank < self.membership.rank { sockets.get_mut(rank.index()) } else { None };
                     match place.and_then(|lanes| lanes.get_mut(usize::from(lane))) {
                         Some(place @ None) => *place = Some(socket),
                         _ => self.config.report.tell(&format!("{rank} has no place for another connection ({lane})")),

@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
-use paceline_system::clock::Clock;
 
 use super::super::courier::{Answer, BucketShape, Courier, Ends, Job};
-use super::super::{SHARED, Shared, Traffic};
+use super::super::{SHARED, Shared};
 use super::talk::{Call, Roles, all_of_worker, length_words};
 use super::{COMMAND, Command, MEETS};
 
@@ -22,10 +21,9 @@ pub(super) fn start(
     let rank = communicator.rank();
     let calls = Call::of_step(&lengths);
     let room = calls.iter().map(|call| call.worker_elements(roles)).max().unwrap_or(0).max(2 * SHARED);
-    let (buckets, clock) = (buckets.to_vec(), Clock::real());
-    let worker = rank.index();
+    let (buckets, worker) = (buckets.to_vec(), rank.index());
     let mut carrier =
-        Carrier { communicator, roles, worker, calls, buckets, room: vec![0.0; room], tag: 0, meets: MEETS, clock };
+        Carrier { communicator, roles, worker, calls, buckets, room: vec![0.0; room], tag: 0, meets: MEETS };
     Courier::start((rank, roles.workers, "parameter-server"), memory, deadline, move |ends| {
         let ended = carrier.run(ends);
         if ended.is_ok() { carrier.tell(Command::Goodbye, [0.0; SHARED]) } else { ended }
@@ -44,15 +42,14 @@ struct Carrier {
     /// Counts exchanges of steps, and those between steps, which all ranks count together.
     tag: u64,
     meets: u64,
-    clock: Clock,
 }
 
 impl Carrier {
     fn run(&mut self, ends: &Ends) -> Result<(), CommError> {
         let count = self.buckets.len();
         let mut memory: Vec<Option<SharedBuffer>> = (0..count).map(|_| None).collect();
-        // The next call of the step, and the seconds and bytes of the bucket under way.
-        let (mut next, mut busy_s) = (count + 1, 0.0);
+        // The next call of the step, and the bucket under way.
+        let mut next = count + 1;
         let mut pushed: Option<SharedBuffer> = None;
         while let Ok(job) = ends.jobs.recv() {
             match job {
@@ -76,20 +73,14 @@ impl Carrier {
                 if next < count && now.is_none() {
                     break;
                 }
-                let start = self.clock.seconds();
                 let call = self.calls[next];
                 if let Some(now) = &now {
                     self.room[..call.push].copy_from_slice(now.as_slice());
                 }
                 self.exchange(&call.worker(self.roles, self.worker), call.worker_elements(self.roles))?;
-                let seconds = self.clock.seconds() - start;
                 if let Some(mut before) = std::mem::replace(&mut pushed, now) {
                     before.as_mut_slice().copy_from_slice(&self.room[call.pulled()]);
-                    let bytes = 2 * (size_of::<f32>() * self.buckets[next - 1].elements) as u64;
-                    ends.answer(Answer::Bucket(next - 1, before, Traffic { bytes, busy_s: busy_s + seconds }));
-                    busy_s = 0.0;
-                } else {
-                    busy_s = seconds;
+                    ends.answer(Answer::Bucket(next - 1, before));
                 }
                 next += 1;
             }

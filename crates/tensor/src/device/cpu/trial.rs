@@ -10,7 +10,7 @@ use super::conv::{self, Algorithm, ConvPass, ConvShape};
 use super::dispatch::{matrix, with_float};
 use super::gemm::{Batch, Epilogue, Gemm, gemm_batched};
 use crate::bf16::Bf16;
-use crate::buffer::{cast, cast_mut};
+use crate::buffer::{Buffer, elements, elements_mut};
 use crate::dtype::{DType, Element, Float};
 use crate::graph::{Graph, Node};
 use crate::op::Op;
@@ -166,41 +166,43 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Numbers of either type.
+/// Numbers of either type where the arena of a step would have them: from a cache line on, in huge pages if there are many.
 #[derive(Debug)]
-enum Floats {
-    F32(Vec<f32>),
-    Bf16(Vec<Bf16>),
+struct Floats {
+    memory: Buffer,
+    count: usize,
+    dtype: DType,
 }
 
 impl Floats {
     /// Numbers between −1 and 1, as good as independent.
     fn noise((count, dtype): (usize, DType), salt: u32) -> Self {
-        // The finalizer of MurmurHash3: a few instructions for each number.
-        let mix = |word: u32| {
-            let word = (word ^ (word >> 16)).wrapping_mul(0x85EB_CA6B);
-            let word = (word ^ (word >> 13)).wrapping_mul(0xC2B2_AE35);
-            word ^ (word >> 16)
-        };
-        let numbers = (0..count as u32).map(|index| mix(index ^ salt << 30).cast_signed() as f32 / i32::MAX as f32);
-        match dtype {
-            DType::Bf16 => Self::Bf16(numbers.map(Bf16::from_f32).collect()),
-            _ => Self::F32(numbers.collect()),
-        }
+        let memory = Buffer::zeroed((count * dtype.bytes()).div_ceil(size_of::<f32>()));
+        let mut floats = Self { memory, count, dtype };
+        with_float!(dtype, fill::<_>(&mut floats, salt));
+        floats
     }
 
     fn get<E: Element>(&self) -> &[E] {
-        match self {
-            Self::F32(numbers) => cast(numbers),
-            Self::Bf16(numbers) => cast(numbers),
-        }
+        assert_eq!(E::DTYPE, self.dtype, "numbers are of one type");
+        elements(&self.memory, 0, self.count)
     }
 
     fn get_mut<E: Element>(&mut self) -> &mut [E] {
-        match self {
-            Self::F32(numbers) => cast_mut(numbers),
-            Self::Bf16(numbers) => cast_mut(numbers),
-        }
+        assert_eq!(E::DTYPE, self.dtype, "numbers are of one type");
+        elements_mut(&mut self.memory, 0, self.count)
+    }
+}
+
+fn fill<E: Float>(floats: &mut Floats, salt: u32) {
+    // The finalizer of MurmurHash3: a few instructions for each number.
+    let mix = |word: u32| {
+        let word = (word ^ (word >> 16)).wrapping_mul(0x85EB_CA6B);
+        let word = (word ^ (word >> 13)).wrapping_mul(0xC2B2_AE35);
+        word ^ (word >> 16)
+    };
+    for (index, number) in (0..).zip(floats.get_mut::<E>()) {
+        *number = E::from_f32(mix(index ^ salt << 30).cast_signed() as f32 / i32::MAX as f32);
     }
 }
 
@@ -254,10 +256,10 @@ impl Trial {
 
     /// The result as `f32`.
     pub(super) fn result(&self) -> Vec<f32> {
-        match &self.result {
-            Floats::F32(numbers) => numbers.clone(),
-            Floats::Bf16(numbers) => numbers.iter().map(|number| number.to_f32()).collect(),
+        fn widened<E: Float>(floats: &Floats) -> Vec<f32> {
+            floats.get::<E>().iter().map(|number| number.to_f32()).collect()
         }
+        with_float!(self.result.dtype, widened::<_>(&self.result))
     }
 }
 

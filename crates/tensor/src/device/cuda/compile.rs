@@ -22,6 +22,7 @@ const SOURCE: &str = concat!(
     include_str!("kernels/embedding.cu"),
     include_str!("kernels/lstm.cu"),
     include_str!("kernels/update.cu"),
+    include_str!("kernels/album.cu"),
 );
 
 fn check(status: sys::nvrtcResult, what: &str) -> Result<(), CudaError> {

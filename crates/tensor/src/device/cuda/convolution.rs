@@ -364,8 +364,9 @@ fn build(cudnn: &Cudnn, configuration: &Descriptor, engine: Engine) -> Result<Re
     Ok(Ready { plan, workspace_bytes: usize::try_from(bytes[0]).unwrap_or(0), engine })
 }
 
-/// Working memory that an engine may want.
+/// Working memory that an engine may want, and what it may want without being faster for it.
 const WORKSPACE_MAX: usize = 2 << 30;
+const WORKSPACE_LITTLE: usize = 32 << 20;
 
 /// The plan for a problem: that of a known engine, or the fastest of those proposed.
 pub(super) fn prepare(cuda: &Cuda, problem: &Problem, known: Option<&Engine>) -> Result<Ready, CudaError> {
@@ -403,7 +404,14 @@ pub(super) fn prepare(cuda: &Cuda, problem: &Problem, known: Option<&Engine>) ->
             let limit = best.as_ref().and_then(|best| best.engine.seconds).unwrap_or(f64::INFINITY);
             let Ok(seconds) = trial.time(cuda, problem, &ready, limit) else { continue };
             ready.engine.seconds = Some(seconds);
-            if seconds < limit {
+            // Working memory is paid by every layer: more than little of it has to be worth it.
+            let greedy = |ready: &Ready| ready.workspace_bytes > WORKSPACE_LITTLE;
+            let better = match &best {
+                Some(best) if greedy(&ready) && !greedy(best) => seconds < 0.95 * limit,
+                Some(best) if !greedy(&ready) && greedy(best) => seconds < 1.05 * limit,
+                _ => seconds < limit,
+            };
+            if better {
                 best = Some(ready);
             }
         }

@@ -1,10 +1,11 @@
-//! The driver's calls, each checked: memory, streams, events, modules, launches and graphs. Nothing here knows a tensor.
+//! The driver's calls, each checked: memory, streams, events, modules and launches. Nothing here knows a tensor.
 //!
 //! Three layers: `cudarc`'s declarations (raw), `check` around each call (checked), and types that free what they hold (safe).
 //! A device address is a plain number, as in the driver: who computes one answers for it, as `Plan::verify` does for plans.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_void};
+use std::ops::Range;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ pub(super) use cudarc::driver::sys::CUstream;
 use super::CudaError;
 
 /// Turns a status into a result that names what was tried.
-fn check(status: sys::CUresult, what: &str) -> Result<(), CudaError> {
+pub(super) fn check(status: sys::CUresult, what: &str) -> Result<(), CudaError> {
     if status == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
@@ -68,6 +69,11 @@ impl Context {
         Ok(context)
     }
 
+    /// The handle.
+    pub fn handle(&self) -> sys::CUcontext {
+        self.context
+    }
+
     /// Makes this the GPU of the calling thread.
     pub fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context is held until `self` is dropped.
@@ -102,6 +108,25 @@ impl Context {
             check(sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, self.device), "asking for its name")?;
             Ok(CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned())
         }
+    }
+
+    /// Its place on the bus, as `0000:1b:00.0`.
+    pub fn bus(&self) -> Result<String, CudaError> {
+        let mut text = [0 as std::ffi::c_char; 32];
+        // SAFETY: the driver writes at most that many bytes and ends them with a zero.
+        unsafe {
+            let status = sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, self.device);
+            check(status, "asking for its place on the bus")?;
+            Ok(CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned())
+        }
+    }
+
+    /// What tells it from every other GPU.
+    pub fn uuid(&self) -> Result<[u8; 16], CudaError> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: the driver writes sixteen bytes.
+        check(unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, self.device) }, "asking which GPU it is")?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
     /// Bytes that are free, and bytes there are.
@@ -260,6 +285,12 @@ impl Stream {
         check(unsafe { sys::cuStreamSynchronize(self.stream) }, "computing on the GPU")
     }
 
+    /// Lets later work of this stream begin after an event, which was recorded. In a capture, it becomes part of the graph.
+    pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both live.
+        check(unsafe { sys::cuStreamWaitEvent(self.stream, event.event, 0) }, "letting a stream wait")
+    }
+
     /// Copies to the GPU, and waits.
     pub fn upload(&self, address: u64, bytes: &[u8]) -> Result<(), CudaError> {
         // SAFETY: the source is borrowed until the copy is done, which `wait` sees to; the target is the caller's to name.
@@ -270,9 +301,17 @@ impl Stream {
 
     /// Copies pinned memory to the GPU, in order with the stream's other work. The bytes are left alone until then.
     pub fn upload_later(&self, address: u64, from: &Pinned, bytes: usize) -> Result<(), CudaError> {
-        assert!(bytes <= from.bytes, "no more than there is");
-        // SAFETY: the memory is pinned and at least that long, and freeing it waits for the copy.
-        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.start.cast(), bytes, self.stream) };
+        self.upload_part_later(address, from, 0..bytes)
+    }
+
+    /// As [`Stream::upload_later`], some of the bytes.
+    pub fn upload_part_later(&self, address: u64, from: &Pinned, part: Range<usize>) -> Result<(), CudaError> {
+        assert!(part.start <= part.end && part.end <= from.bytes, "no more than there is");
+        // SAFETY: the memory is pinned and has these bytes, and freeing it waits for the copy.
+        let status = unsafe {
+            let start = from.start.add(part.start);
+            sys::cuMemcpyHtoDAsync_v2(address, start.cast(), part.len(), self.stream)
+        };
         check(status, "copying to the GPU")
     }
 
@@ -304,9 +343,13 @@ impl Stream {
         check(unsafe { sys::cuMemsetD8Async(address, byte, bytes, self.stream) }, "filling GPU memory")
     }
 
-    /// Starts a kernel with so much shared memory besides its own. Each argument is eight bytes, of which the kernel reads the first ones
-    /// that its type has.
-    pub fn launch(
+    /// Starts a kernel. Each argument is eight bytes, of which the kernel reads the first ones that its type has.
+    pub fn launch(&self, function: Function, grid: [u32; 3], block: u32, arguments: &[u64]) -> Result<(), CudaError> {
+        self.launch_with_shared(function, grid, (block, 0), arguments)
+    }
+
+    /// The same with so many bytes of shared memory besides the kernel's own.
+    pub fn launch_with_shared(
         &self,
         function: Function,
         grid: [u32; 3],
@@ -326,31 +369,6 @@ impl Stream {
         };
         check(status, "starting a kernel")
     }
-
-    /// Records what `work` starts on this stream, instead of running it.
-    pub fn capture(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives.
-        check(unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) }, "beginning a graph")?;
-        let done = work();
-        let (mut graph, mut executable) = (null_mut(), null_mut());
-        // SAFETY: the driver writes one handle each; the graph is no longer needed once it is executable.
-        unsafe {
-            let ended = check(sys::cuStreamEndCapture(self.stream, &mut graph), "ending a graph");
-            done?;
-            ended?;
-            let made = check(sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0), "making a graph executable");
-            sys::cuGraphDestroy(graph);
-            made?;
-        }
-        Ok(Captured { graph: executable, context: Arc::clone(&self.context) })
-    }
-
-    /// Starts a recorded graph.
-    pub fn replay(&self, captured: &Captured) -> Result<(), CudaError> {
-        // SAFETY: both live.
-        check(unsafe { sys::cuGraphLaunch(captured.graph, self.stream) }, "starting a step")
-    }
 }
 
 impl Drop for Stream {
@@ -358,25 +376,6 @@ impl Drop for Stream {
         if self.context.enter().is_ok() {
             // SAFETY: made in `new`, destroyed nowhere else; the driver finishes its work first.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.stream) };
-        }
-    }
-}
-
-/// A recorded sequence of work.
-#[derive(Debug)]
-pub(super) struct Captured {
-    graph: sys::CUgraphExec,
-    context: Arc<Context>,
-}
-
-// SAFETY: an executable graph is launched by one thread at a time: launching takes it by reference from its owner.
-unsafe impl Send for Captured {}
-
-impl Drop for Captured {
-    fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            // SAFETY: made in `capture`, destroyed nowhere else.
-            let _ = unsafe { sys::cuGraphExecDestroy(self.graph) };
         }
     }
 }
@@ -398,6 +397,16 @@ impl Event {
         let mut event = null_mut();
         // SAFETY: the driver writes one handle.
         check(unsafe { sys::cuEventCreate(&mut event, 0) }, "making an event")?;
+        Ok(Self { event, context: Arc::clone(context) })
+    }
+
+    /// An event that only keeps streams in order.
+    pub fn between(context: &Arc<Context>) -> Result<Self, CudaError> {
+        context.enter()?;
+        let mut event = null_mut();
+        let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the driver writes one handle.
+        check(unsafe { sys::cuEventCreate(&mut event, flags) }, "making an event")?;
         Ok(Self { event, context: Arc::clone(context) })
     }
 

@@ -32,14 +32,26 @@ pub const CUBLASLT: Library = Library {
 pub const CUDNN: Library =
     Library { purpose: "cuDNN 9, which computes convolutions", files: &["libcudnn.so", "libcudnn.so.9"] };
 
+/// Sums over several GPUs. Only runs with `--carry nccl` need it.
+pub const NCCL: Library =
+    Library { purpose: "NCCL 2, which adds up gradients of several GPUs", files: &["libnccl.so.2", "libnccl.so"] };
+
+/// What a GPU is doing.
+pub const NVML: Library =
+    Library { purpose: "NVML, which tells how busy a GPU is", files: &["libnvidia-ml.so.1", "libnvidia-ml.so"] };
+
 /// What training on a GPU needs.
 pub const NEEDED: [Library; 4] = [DRIVER, NVRTC, CUBLASLT, CUDNN];
 
 impl Library {
     /// The name under which it is found, if it is.
     pub fn find(&self) -> Option<&'static str> {
-        // SAFETY: loading runs the library's own initialisers; these are the vendor's, and the calls that follow run them too.
-        self.files.iter().copied().find(|file| unsafe { libloading::Library::new(*file) }.is_ok())
+        self.files.iter().copied().find(|file| load(file).is_some())
+    }
+
+    /// The library itself, for functions that `cudarc` does not declare.
+    pub(super) fn open(&self) -> Option<libloading::Library> {
+        self.files.iter().find_map(|file| load(file))
     }
 
     /// Finds it, or says what was looked for and where.
@@ -53,6 +65,11 @@ impl Library {
             ))
         })
     }
+}
+
+fn load(file: &str) -> Option<libloading::Library> {
+    // SAFETY: loading runs the library's own initialisers; these are the vendor's, and the calls that follow run them too.
+    unsafe { libloading::Library::new(file) }.ok()
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! is known at the end, and addresses in it are completed then.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::convolution::Convolution;
 use super::driver::{Function, Stream};
@@ -171,7 +172,8 @@ impl Call {
     fn start(&self, cuda: &Cuda, stream: &Stream, scratch: u64) -> Result<(), CudaError> {
         match self {
             Self::Launch(launch) => {
-                stream.launch(launch.function, launch.grid, (launch.block, launch.shared_bytes), &launch.completed)
+                let block = (launch.block, launch.shared_bytes);
+                stream.launch_with_shared(launch.function, launch.grid, block, &launch.completed)
             }
             Self::Convolution(convolution) => convolution.start(cuda.cudnn(), stream),
             Self::Product(product) => product.start(cuda.blas(), stream, scratch),
@@ -260,8 +262,15 @@ impl Program {
 
     /// Starts the calls of one node.
     pub fn start_node(&self, cuda: &Cuda, stream: &Stream, node: usize) -> Result<(), CudaError> {
-        let first = node.checked_sub(1).map_or(0, |before| self.ends[before]);
-        self.calls[first..self.ends[node]].iter().try_for_each(|call| call.start(cuda, stream, self.scratch))
+        self.start_nodes(cuda, stream, node..node + 1)
+    }
+
+    /// Starts the calls of consecutive nodes, as far as there are so many.
+    pub fn start_nodes(&self, cuda: &Cuda, stream: &Stream, nodes: Range<usize>) -> Result<(), CudaError> {
+        let before =
+            |node: usize| node.checked_sub(1).map_or(0, |last| *self.ends.get(last).unwrap_or(&self.calls.len()));
+        let calls = &self.calls[before(nodes.start)..before(nodes.end)];
+        calls.iter().try_for_each(|call| call.start(cuda, stream, self.scratch))
     }
 
     /// The number of calls.

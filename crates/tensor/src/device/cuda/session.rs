@@ -3,17 +3,27 @@
 //! The first step runs call by call, which loads what the libraries load late; the second is recorded, and from then on it is
 //! replayed. What changes from step to step (seed, learning rate, how many rows count) stands in a few bytes that are copied before it.
 
+mod album;
+mod exchange;
+mod input;
+
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use album::Album;
+use exchange::Exchange;
+use input::Input;
+pub use input::Samples;
+
 use super::bound::{channels_last, translate};
-use super::driver::{Captured, Event, Memory, Pinned};
+use super::driver::{Event, Memory, Pinned};
+use super::graph::Captured;
 use super::join::Joins;
 use super::program::{Address, Argument, BLOCK, Bases, Program};
 use super::{Cuda, CudaError, lower};
 use crate::buffer::{Buffer, bytes_of, bytes_of_mut};
 use crate::device::cpu::update::Update;
-use crate::dtype::{DType, Element};
+use crate::dtype::DType;
 use crate::graph::Value;
 use crate::plan::{Place, Plan};
 use crate::store::Store;
@@ -29,15 +39,6 @@ pub struct Ends {
     pub logits: Value,
     /// The gradient of the loss, in a graph that has a backward pass.
     pub seed: Option<Value>,
-}
-
-/// A batch, as the host has it. It may be smaller than planned.
-#[derive(Clone, Copy, Debug)]
-pub enum Samples<'a> {
-    /// Pixels.
-    Images(&'a [f32]),
-    /// Tokens.
-    Tokens(&'a [i32]),
 }
 
 /// What a step needs to know.
@@ -94,6 +95,8 @@ struct Half {
 #[derive(Debug)]
 pub struct Session {
     train: Option<Half>,
+    /// The way to other GPUs that train the same model. Dropped after the graph that goes there.
+    exchange: Option<Exchange>,
     eval: Half,
     bases: Bases,
     arena: Memory,
@@ -103,13 +106,16 @@ pub struct Session {
     slots: Vec<Memory>,
     moment: Memory,
     found: Memory,
-    staging: Pinned,
+    input: Input,
     results: Pinned,
     moments: Vec<(Pinned, Event)>,
     started: usize,
     rows: u32,
+    decays: Memory,
     /// Held as long as programs refer to them.
-    _held: Vec<Memory>,
+    rounded: Memory,
+    gates: Memory,
+    scratch: Memory,
     cuda: Arc<Cuda>,
 }
 
@@ -169,14 +175,14 @@ impl Session {
             half.tail.complete(scratch.address())?;
         }
         let context = cuda.context();
-        let input = |half: &Half| half.plan.graph().info(half.ends.x).bytes();
-        let staging = Pinned::zeroed(context, train.iter().chain([&eval]).map(input).max().unwrap_or(0))?;
+        let input = Input::new(cuda, train.iter().chain([&eval]))?;
         let moments = (0..AHEAD).map(|_| Ok((Pinned::zeroed(context, MOMENT_BYTES)?, Event::new(context)?)));
         let moments = moments.collect::<Result<Vec<_>, CudaError>>()?;
         let results = Pinned::zeroed(context, FOUND_BYTES)?;
         drop(alone);
         Ok(Self {
             train,
+            exchange: None,
             eval,
             bases,
             arena,
@@ -186,12 +192,15 @@ impl Session {
             slots,
             moment,
             found,
-            staging,
+            input,
             results,
             moments,
             started: 0,
             rows: 0,
-            _held: vec![rounded, decay_flags, gates, scratch],
+            decays: decay_flags,
+            rounded,
+            gates,
+            scratch,
             cuda: Arc::clone(cuda),
         })
     }
@@ -208,8 +217,22 @@ impl Session {
 
     /// Bytes that it holds on the GPU.
     pub fn bytes(&self) -> usize {
-        let named = [&self.arena, &self.parameters, &self.gradients, &self.states, &self.moment, &self.found];
-        named.into_iter().chain(&self.slots).chain(&self._held).map(Memory::bytes).sum()
+        self.memory().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// What it holds on the GPU, with the bytes of each.
+    pub fn memory(&self) -> [(&'static str, usize); 7] {
+        let slots = self.slots.iter().map(Memory::bytes).sum();
+        let small = [&self.states, &self.moment, &self.found, &self.decays].map(Memory::bytes).iter().sum::<usize>();
+        [
+            ("arena", self.arena.bytes()),
+            ("gates", self.gates.bytes()),
+            ("working", self.scratch.bytes()),
+            ("parameters", self.parameters.bytes() + self.rounded.bytes()),
+            ("gradients", self.gradients.bytes()),
+            ("optimizer", slots),
+            ("rest", small + self.input.bytes()),
+        ]
     }
 
     /// Brings weights, states and the optimizer's tensors to the GPU.
@@ -264,42 +287,6 @@ impl Session {
         self.train.as_ref().map_or(&self.eval.plan, |half| &half.plan)
     }
 
-    /// Brings a batch to the GPU, with zeros where it is smaller than planned. `seed` is the gradient of its loss, for training.
-    ///
-    /// # Errors
-    /// When the GPU does not answer.
-    ///
-    /// # Panics
-    /// When the batch is larger than planned, or of another kind.
-    pub fn fill(&mut self, samples: Samples<'_>, targets: &[i32], seed: Option<f32>) -> Result<(), CudaError> {
-        let _alone = self.cuda.enter()?;
-        let half = if seed.is_some() { self.train.as_ref().expect("a training graph") } else { &self.eval };
-        let (graph, stream) = (half.plan.graph(), self.cuda.stream());
-        let info = graph.info(half.ends.x);
-        let bytes = match samples {
-            Samples::Images(images) => bytes_as(images, info.dtype),
-            Samples::Tokens(tokens) => bytes_as(tokens, info.dtype),
-        };
-        assert!(bytes.len() <= info.bytes(), "no more samples than planned");
-        // The last copy from here is done: who filled before has started a step since and waited for it, or waits now.
-        stream.wait()?;
-        self.staging.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-        let address = self.address(half, half.ends.x);
-        if bytes.len() < info.bytes() {
-            stream.fill(address, 0, info.bytes())?;
-        }
-        stream.upload_later(address, &self.staging, bytes.len())?;
-        let target_info = graph.info(half.ends.targets);
-        let mut padded = vec![0i32; target_info.shape.elements()];
-        padded[..targets.len()].copy_from_slice(targets);
-        stream.upload(self.address(half, half.ends.targets), bytes_of(&padded))?;
-        if let (Some(seed), Some(value)) = (seed, half.ends.seed) {
-            stream.upload(self.address(half, value), bytes_of(&[seed]))?;
-        }
-        self.rows = targets.len() as u32;
-        Ok(())
-    }
-
     fn address(&self, half: &Half, value: Value) -> u64 {
         let Place::Arena(offset) = half.plan.place(value) else { panic!("inputs and outputs live in the arena") };
         self.arena.address() + offset as u64
@@ -316,7 +303,7 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         self.give(moment)?;
-        self.train.as_mut().expect("a training graph").start(&cuda)?;
+        self.train.as_mut().expect("a training graph").start(&cuda, self.exchange.as_ref())?;
         cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)
     }
 
@@ -350,7 +337,7 @@ impl Session {
             let _alone = cuda.enter()?;
             let nothing = Update::Descent { rate: 0.0, decay: 0.0 };
             self.give(&Moment { seed: 0, step: 0, norm_max: f32::INFINITY, rules: [nothing; 2] })?;
-            self.eval.start(&cuda)?;
+            self.eval.start(&cuda, None)?;
             cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)?;
         }
         let found = self.finish()?;
@@ -400,23 +387,23 @@ impl Session {
     }
 }
 
-/// The bytes of a slice whose type the graph must have.
-fn bytes_as<T: Element>(slice: &[T], dtype: DType) -> &[u8] {
-    assert_eq!(T::DTYPE, dtype, "the graph is fed with what it asks for");
-    bytes_of(slice)
-}
-
 impl Half {
-    fn start(&mut self, cuda: &Cuda) -> Result<(), CudaError> {
+    fn start(&mut self, cuda: &Cuda, exchange: Option<&Exchange>) -> Result<(), CudaError> {
         let stream = cuda.stream();
         let (program, tail) = (&self.program, &self.tail);
-        let calls = || program.start(cuda, stream).and_then(|()| tail.start(cuda, stream));
+        let calls = || {
+            match exchange {
+                Some(exchange) => exchange.start(program, cuda, stream)?,
+                None => program.start(cuda, stream)?,
+            }
+            tail.start(cuda, stream)
+        };
         self.runs += 1;
         if self.runs == 1 {
             return calls();
         }
         if self.captured.is_none() {
-            self.captured = Some(stream.capture(calls)?);
+            self.captured = Some(stream.capture(exchange.is_none(), calls)?);
         }
         stream.replay(self.captured.as_ref().expect("captured above"))
     }

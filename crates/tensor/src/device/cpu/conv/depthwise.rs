@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::super::context::Context;
 use super::super::gemm::Epilogue;
-use super::super::moments::{Adding, BlockSums};
+use super::super::moments::{self, BlockSums};
 use super::super::pool::SendPointer;
 use super::super::rows::Lanes;
 use super::super::simd::{Simd, Vectorised, is_f32};
@@ -78,7 +78,7 @@ struct Row<'a, E> {
     row: usize,
     target: &'a mut [E],
     moments: Option<BlockSums>,
-    /// Whether it is the first of its block.
+    /// Whether what comes next is the first of its block.
     begins: bool,
 }
 
@@ -86,8 +86,12 @@ impl<E: Float> Vectorised for Row<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(mut self) {
         let [down, across] = &self.sweep.axes;
-        let rows = down.valid_taps(self.row);
-        for (column, count, taps) in blocks(across) {
+        let (rows, begins) = (down.valid_taps(self.row), self.begins);
+        // Whole blocks come first: a block's moments begin with more than one value where they can.
+        let whole = blocks(across).filter(|&(_, count, _)| count == PIXELS);
+        let single = blocks(across).filter(|&(_, count, _)| count != PIXELS);
+        for (index, (column, count, taps)) in whole.chain(single).enumerate() {
+            self.begins = begins && index == 0;
             for channel in (0..self.sweep.channels).step_by(S::LANES) {
                 // SAFETY: `valid_taps` keeps the rows inside the image, and `blocks` the taps, for every pixel of a block.
                 unsafe {
@@ -171,11 +175,7 @@ impl<E: Float> Row<'_, E> {
                 }
             }
             let lanes = if count >= S::LANES { Lanes::All } else { Lanes::First(count) };
-            let begins = self.begins && column == 0;
-            let mut adding = match self.moments {
-                Some(block) if !begins => Adding::<S>::resume(block, channel, lanes),
-                _ => Adding::idle(),
-            };
+            let mut group = [S::splat(0.0); P];
             for (p, &sum) in sums.iter().enumerate() {
                 let offset = (across.first + across.step * (column + p)) * channels + channel;
                 let mut sum = sum;
@@ -183,18 +183,14 @@ impl<E: Float> Row<'_, E> {
                     sum = S::add(sum, load::<S, _>(bias, channel, count));
                 }
                 let sum = if epilogue.relu { S::relu(sum) } else { sum };
-                if let Some(block) = self.moments {
-                    let counted = if is_f32::<E>() { sum } else { S::round(sum) };
-                    if begins && p == 0 {
-                        adding = Adding::begin(block, channel, lanes, counted);
-                    }
-                    adding.add(counted);
+                if self.moments.is_some() {
+                    group[p] = if is_f32::<E>() { sum } else { S::round(sum) };
                 }
                 let target = self.target.as_mut_ptr().add(offset);
                 if count >= S::LANES { S::write(target, sum) } else { S::write_first(target, sum, count) }
             }
             if let Some(block) = self.moments {
-                adding.leave(block, channel, lanes);
+                moments::count::<S>(block, channel, lanes, self.begins, &group);
             }
         }
     }

@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::gemm::kernel::DEPTH_MAX;
-use super::super::gemm::pack::{Grid, How, Layout, Left, Line, Words, copy_words, scatter};
-use super::super::simd::{Simd, Vectorised};
+use super::super::gemm::pack::{Ahead, Gap, Grid, How, Layout, Left, Line, Words, copy_words, scatter};
+use super::super::simd::{Simd, Vectorised, is_f32};
 use super::axis::Axis;
 use crate::bf16::Bf16;
 use crate::dtype::{DType, Float};
@@ -16,6 +16,13 @@ const CHUNK: usize = 32;
 
 /// Most features of a block: no block of rows is larger, nor the numbers in a block of the depth.
 const FEATURES: usize = 2 * DEPTH_MAX;
+
+/// Runs of fewer features are put together before they are cut into panels.
+const SHORT: usize = 64;
+
+/// Pixels, whole pairs of them, whose features are put together at a time, and room for the features of one and a vector more.
+const TOGETHER: usize = 8;
+const LINE: usize = FEATURES + 32;
 
 /// The patch matrix of one sweep. With `AlongDepth` rows are pixels, with `AlongRows` it is the transpose.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +65,41 @@ impl<E: Float> Left for Patches<'_, E> {
             }
         }
     }
+
+    fn ahead(&self, group: usize, rows: Range<usize>, depth: Range<usize>) -> Ahead {
+        let (pixels, features) = if self.layout == Layout::AlongDepth { (rows, depth) } else { (depth, rows) };
+        let [down, across] = &self.axes;
+        if pixels.is_empty() || features.is_empty() {
+            return Ahead::NOTHING;
+        }
+        let bytes = |pixels: usize| pixels * self.channels * size_of::<E>();
+        let mut corner = [Corner::default()];
+        self.corners(pixels.start, &mut corner);
+        let at = |offset: isize| self.image.as_ptr().wrapping_offset(corner[0].origin + offset).cast();
+        let every = across.outputs;
+        if (down.taps, across.taps) == (1, 1) {
+            // The pixels that the tap meets. Lines of them are a fixed distance apart, from image to image too where the stride divides
+            // the height.
+            let (stride, run) = (bytes(across.stride), features.len() * size_of::<E>());
+            let between = bytes(down.stride * across.size).wrapping_sub(every * stride);
+            let gap = (between != 0).then_some(Gap { first: every - pixels.start % every, every, bytes: between });
+            let start = at((group * self.group_channels + features.start) as isize);
+            return Ahead { start, lines: pixels.len(), stride, run, gap };
+        }
+        if self.group_channels != self.channels {
+            return Ahead::NOTHING;
+        }
+        // Whole stretches of the image's lines: those of the taps under the pixels, or those of the pixels under the first tap.
+        let taps = across.taps * self.group_channels;
+        let (first, last) = (features.start / taps, (features.end - 1) / taps);
+        let start = at((first * down.delta * across.size * self.channels) as isize);
+        if self.layout == Layout::AlongDepth {
+            let run = bytes((pixels.len() - 1) * across.stride + (across.taps - 1) * across.delta + 1);
+            return Ahead { start, lines: last - first + 1, stride: bytes(down.delta * across.size), run, gap: None };
+        }
+        let lines = (pixels.start % every + pixels.len()).div_ceil(every);
+        Ahead { start, lines, stride: bytes(down.stride * across.size), run: bytes(across.size), gap: None }
+    }
 }
 
 /// The copy of a block of patches, pixel after pixel.
@@ -78,7 +120,8 @@ impl<E: Float> Vectorised for Gather<'_, E> {
         let Self { patches, words, channel, pixels, features, panel, grid } = self;
         let mut corners = [Corner::default(); CHUNK];
         let lines = pixels.len();
-        assert!(panel.len() >= lines.saturating_sub(1) * grid.stride + features.len().div_ceil(words.numbers()));
+        let needed = features.len().div_ceil(words.numbers()) + S::LANES - 1;
+        assert!(lines == 0 || grid.stride >= needed && panel.len() >= (lines - 1) * grid.stride + needed);
         for start in pixels.clone().step_by(CHUNK) {
             let corners = &mut corners[..CHUNK.min(pixels.end - start)];
             patches.corners(start, corners);
@@ -133,6 +176,10 @@ impl<E: Float> Zip<'_, E> {
     /// The machine has the instructions of `S`; the panels have room for all lines, of `V` vectors.
     #[inline(always)]
     unsafe fn sweep<S: Simd, const V: usize>(self, words: Words) {
+        if self.patches.run_length() < SHORT {
+            // SAFETY: the caller's promise.
+            return unsafe { self.sweep_short::<S, V>(words) };
+        }
         let Self { patches, channel, pixels, features, panel, grid, .. } = self;
         let (mut corners, mut clipped) = ([Corner::default(); CHUNK], [Clipped::new(), Clipped::new()]);
         let mut base = panel.as_mut_ptr();
@@ -154,6 +201,40 @@ impl<E: Float> Zip<'_, E> {
                 }
             }
             base = base.wrapping_add(corners.len().div_ceil(words.numbers()) * V * S::LANES);
+        }
+    }
+}
+
+impl<E: Float> Zip<'_, E> {
+    /// As [`Zip::sweep`], where a run would end in the middle of panel after panel: the features of a few pixels are put together first.
+    ///
+    /// # Safety
+    /// As [`Zip::sweep`].
+    #[inline(always)]
+    unsafe fn sweep_short<S: Simd, const V: usize>(self, words: Words) {
+        let Self { patches, channel, pixels, features, panel, grid, .. } = self;
+        let mut corners = [Corner::default(); TOGETHER];
+        let mut lines = [E::default(); TOGETHER * LINE];
+        // Numbers stay as they are.
+        let raw = if is_f32::<E>() { Words::Plain } else { Words::Pairs };
+        let mut target = panel.as_mut_ptr();
+        for start in pixels.clone().step_by(TOGETHER) {
+            let corners = &mut corners[..TOGETHER.min(pixels.end - start)];
+            patches.corners(start, corners);
+            for run in patches.runs(channel, features.clone()) {
+                for (line, corner) in lines.chunks_exact_mut(LINE).zip(&*corners) {
+                    // SAFETY: a line has room for every feature, and for a vector more.
+                    unsafe { patches.copy::<S>(corner, &run, raw, line.as_mut_ptr().cast()) };
+                }
+            }
+            for pair in lines[..corners.len() * LINE].chunks(words.numbers() * LINE) {
+                let low = pair.as_ptr();
+                let high = if pair.len() == 2 * LINE { Some(low.wrapping_add(LINE)) } else { None };
+                let line = Line { low, high, readable: LINE };
+                // SAFETY: there is a line of words for every pixel or pair, with room for all features.
+                unsafe { scatter::<S, E, V>(words, line, features.len(), (target, 0), grid) };
+                target = target.wrapping_add(V * S::LANES);
+            }
         }
     }
 }
@@ -191,14 +272,24 @@ impl<E: Float> Patches<'_, E> {
         }
     }
 
+    /// Taps and features of a run: taps side by side in the image are one run, if all channels are taken.
+    #[inline(always)]
+    fn run_taps(&self) -> usize {
+        let across = &self.axes[1];
+        if across.delta == 1 && self.group_channels == self.channels { across.taps } else { 1 }
+    }
+
+    #[inline(always)]
+    fn run_length(&self) -> usize {
+        self.run_taps() * self.group_channels
+    }
+
     /// Cuts features of the group that begins at `channel` into runs.
     #[inline(always)]
     fn runs(&self, channel: usize, features: Range<usize>) -> impl Iterator<Item = Run> {
-        let Self { axes: [down, across], channels, group_channels, .. } = *self;
-        // Taps side by side in the image are one run, if all channels are taken.
-        let merged = across.delta == 1 && group_channels == channels;
-        let (taps, runs_per_row) = if merged { (across.taps, 1) } else { (1, across.taps) };
-        let length = taps * group_channels;
+        let Self { axes: [down, across], channels, .. } = *self;
+        let (taps, length) = (self.run_taps(), self.run_length());
+        let runs_per_row = across.taps.checked_div(taps).unwrap_or(1);
         let (mut begin, mut run) = (features.start, features.start.checked_div(length).unwrap_or(0));
         std::iter::from_fn(move || {
             if begin >= features.end {
@@ -255,8 +346,34 @@ impl<E: Float> Patches<'_, E> {
                 zero(words, line, run.at, part.start);
                 zero(words, line, run.at + part.end, run.length - part.end);
             }
+            if part.len() == run.length && self.spill::<S>(source, run, words, line) {
+                return;
+            }
             copy_words::<S, E>(words, &self.image[source..][..part.len()], line, run.at + part.start);
         }
+    }
+
+    /// Copies a run to its line in whole vectors, if the image has them and words are its numbers. What lands behind the run is overwritten
+    /// by the next one, or lies behind the last.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `S`; the line has room for the run and 15 words more.
+    #[inline(always)]
+    unsafe fn spill<S: Simd>(&self, source: usize, run: &Run, words: Words, line: *mut f32) -> bool {
+        let same = if is_f32::<E>() { words == Words::Plain } else { words == Words::Pairs };
+        let vector = S::LANES * size_of::<f32>() / size_of::<E>();
+        let vectors = run.length.div_ceil(vector);
+        if !same || source + vectors * vector > self.image.len() {
+            return false;
+        }
+        // SAFETY: the caller's promise; the image has the numbers.
+        unsafe {
+            let (from, to) = (self.image.as_ptr().add(source), line.cast::<E>().add(run.at));
+            for at in (0..vectors * vector).step_by(vector) {
+                S::store(to.add(at).cast(), S::load(from.add(at).cast()));
+            }
+        }
+        true
     }
 
     /// The numbers of a run for the pixel at `corner`: those of the image and whatever follows them in it, or as many as the run has

@@ -15,7 +15,7 @@
 use std::mem::MaybeUninit;
 
 use super::super::isa::Isa;
-use super::super::moments::{Adding, BlockSums};
+use super::super::moments::{self, BlockSums};
 use super::super::rows::Lanes;
 use super::super::simd::{Portable, Simd, Vectorised};
 #[cfg(target_arch = "x86_64")]
@@ -420,22 +420,12 @@ unsafe fn count<S: Simd, const R: usize, const V: usize>(
                 }
             }
         }
-        let mut adding = [Adding::<S>::idle(); V];
         for v in 0..V {
-            let at = column + v * S::LANES;
-            adding[v] = if begins {
-                Adding::begin(sums, at, Lanes::All, values[0][v])
-            } else {
-                Adding::resume(sums, at, Lanes::All)
-            };
-        }
-        for r in 0..R {
-            for v in 0..V {
-                adding[v].add(values[r][v]);
+            let mut group = [S::splat(0.0); R];
+            for r in 0..R {
+                group[r] = values[r][v];
             }
-        }
-        for v in 0..V {
-            adding[v].leave(sums, column + v * S::LANES, Lanes::All);
+            moments::count::<S>(sums, column + v * S::LANES, Lanes::All, begins, &group);
         }
     }
 }
@@ -455,23 +445,15 @@ unsafe fn finish_ragged<S: Simd, const V: usize>(tile: &Tile<'_>, v: usize, colu
             Some(bias) => S::load_first(bias.wrapping_add(at), columns),
             None => S::splat(0.0),
         };
-        let (lanes, mut adding) = (Lanes::First(columns), None);
+        let mut group = [S::splat(0.0); ROWS_MAX];
         for (r, row) in tile.rows.iter().enumerate() {
             let mut sum = S::mul_add(*sums.add(r * V), scale, bias);
             if tile.load {
                 sum = S::add(sum, S::load_first(row.wrapping_add(at), columns));
             }
             let sum = S::raise(sum, floor);
-            if let Some(TileMoments { sums: block, begins }) = tile.moments {
-                let counted = if tile.narrow.is_some() { S::round(sum) } else { sum };
-                let adding = adding.get_or_insert_with(|| {
-                    if begins {
-                        Adding::<S>::begin(block, at, lanes, counted)
-                    } else {
-                        Adding::resume(block, at, lanes)
-                    }
-                });
-                adding.add(counted);
+            if tile.moments.is_some() {
+                group[r] = if tile.narrow.is_some() { S::round(sum) } else { sum };
             }
             if let Some(narrow) = tile.narrow {
                 S::store_first_bf16(narrow.get_unchecked(r).wrapping_add(at), sum, columns);
@@ -479,8 +461,8 @@ unsafe fn finish_ragged<S: Simd, const V: usize>(tile: &Tile<'_>, v: usize, colu
                 S::store_first(row.wrapping_add(at), sum, columns);
             }
         }
-        if let (Some(adding), Some(TileMoments { sums: block, .. })) = (adding, tile.moments) {
-            adding.leave(block, at, lanes);
+        if let Some(TileMoments { sums, begins }) = tile.moments.filter(|_| columns > 0) {
+            moments::count::<S>(sums, at, Lanes::First(columns), begins, &group[..tile.rows.len()]);
         }
     }
 }

@@ -100,11 +100,20 @@ pub(crate) struct Ahead {
     pub lines: usize,
     pub stride: usize,
     pub run: usize,
+    pub gap: Option<Gap>,
+}
+
+/// More than the stride lies between some lines: after the next `first` of them, and then after every `every`, so many bytes more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gap {
+    pub first: usize,
+    pub every: usize,
+    pub bytes: usize,
 }
 
 impl Ahead {
     /// Nothing worth asking for.
-    pub const NOTHING: Self = Self { start: std::ptr::null(), lines: 0, stride: 0, run: 0 };
+    pub const NOTHING: Self = Self { start: std::ptr::null(), lines: 0, stride: 0, run: 0, gap: None };
 
     /// Bytes.
     fn length(&self) -> usize {
@@ -157,7 +166,7 @@ struct Cursor {
 
 impl Cursor {
     fn new(mut memory: Ahead, tiles: usize, steps: usize) -> Self {
-        if memory.stride == memory.run {
+        if memory.stride == memory.run && memory.gap.is_none() {
             (memory.run, memory.lines) = (memory.length(), 1);
         }
         if memory.length() == 0 || tiles == 0 {
@@ -180,6 +189,13 @@ impl Cursor {
                 self.offset = 0;
                 self.memory.lines -= 1;
                 self.memory.start = self.memory.start.wrapping_add(self.memory.stride);
+                if let Some(gap) = &mut self.memory.gap {
+                    gap.first -= 1;
+                    if gap.first == 0 {
+                        gap.first = gap.every;
+                        self.memory.start = self.memory.start.wrapping_add(gap.bytes);
+                    }
+                }
             }
         }
     }
@@ -226,7 +242,8 @@ impl<E: Float> Strided<'_, E> {
             _ => return Ahead::NOTHING,
         };
         let start = self.batch(batch).as_ptr().wrapping_add(lines.start * stride + run.start).cast();
-        Ahead { start, lines: lines.len(), stride: stride * size_of::<E>(), run: run.len() * size_of::<E>() }
+        let (stride, run) = (stride * size_of::<E>(), run.len() * size_of::<E>());
+        Ahead { start, lines: lines.len(), stride, run, gap: None }
     }
 }
 

@@ -20,8 +20,8 @@ use super::pack::{Ahead, Asked, Grid, How, Left, Plan, Right, STEPS_APART, apart
 use crate::bf16::Bf16;
 use crate::dtype::{DType, Float};
 
-/// From this size on a result that is written once goes past the caches: it would not stay in them, and a cached write would
-/// read the line first. On a Zen 4 core a 1×1 convolution with 33 MB of output gained a quarter.
+/// From this size on a result that is written once, by one product or by several, goes past the caches: it would not stay in them, and
+/// a cached write would read the line first. On a Zen 4 core a 1×1 convolution with 33 MB of output gained a quarter.
 const STREAM_BYTES: usize = 16 << 20;
 
 /// result = \[result +\] scale · left · right, then the epilogue.
@@ -94,7 +94,7 @@ pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Pro
         pack_shared(context.pool, how, product, &cut, shared);
     }
     let once = direct && (narrow || cut.depth_blocks == 1 && !product.accumulate);
-    let stream = once && batch * rows * columns * size_of::<C>() >= STREAM_BYTES;
+    let stream = once && size_of_val(result) >= STREAM_BYTES;
     let output = if direct {
         Output::Result(SendPointer(result.as_mut_ptr()), result.len())
     } else {
@@ -380,7 +380,8 @@ impl<C: Float> Run<'_, C> {
         }
         let at = self.product.place.at(block.batch, rows.start) + block.columns.start;
         let start = base.get().wrapping_add(at).cast_const().cast();
-        Ahead { start, lines: rows.len(), stride: stride * size_of::<C>(), run: block.columns.len() * size_of::<C>() }
+        let (stride, run) = (stride * size_of::<C>(), block.columns.len() * size_of::<C>());
+        Ahead { start, lines: rows.len(), stride, run, gap: None }
     }
 
     /// All panels of rows of a block, over one block of the depth.

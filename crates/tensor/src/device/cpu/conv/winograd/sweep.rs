@@ -12,7 +12,7 @@ use super::super::super::context::Context;
 use super::super::super::gemm::Epilogue;
 use super::super::super::gemm::kernel::{self, DEPTH_MAX, Fence, Layout, ROWS_MAX, Tile, Words};
 use super::super::super::isa::Isa;
-use super::super::super::moments::{Adding, Blocks};
+use super::super::super::moments::{self, Blocks};
 use super::super::super::pool::{Pool, SendPointer};
 use super::super::super::rows::Lanes;
 use super::super::super::scratch::{Buffers, Need};
@@ -496,21 +496,15 @@ impl<E: Float> Vectorised for MapOutput<'_, E> {
                         None => S::splat(0.0),
                     };
                     let at = column - columns.start;
-                    let mut adding = match moments {
-                        Some(block) if !begins => Adding::<S>::resume(block, at, lanes),
-                        _ => Adding::idle(),
-                    };
+                    let (mut group, mut members) = ([S::splat(0.0); TILE * TILE], 0);
                     let load = |i: usize, j: usize| S::load(from.add((PATCH * i + j) * position_stride));
                     map_tile::<S, Output, PATCH, TILE>(load, |i, j, value| {
                         let Some(pixel) = pixels[i][j] else { return };
                         let value = S::add(value, bias);
                         let value = if sweep.epilogue.relu { S::relu(value) } else { value };
-                        if let Some(block) = moments {
-                            let counted = if is_f32::<E>() { value } else { S::round(value) };
-                            if begins && (i, j) == (0, 0) {
-                                adding = Adding::begin(block, at, lanes, counted);
-                            }
-                            adding.add(counted);
+                        if moments.is_some() {
+                            group[members] = if is_f32::<E>() { value } else { S::round(value) };
+                            members += 1;
                         }
                         let to = pixel.add(column);
                         match (count == S::LANES, target.stream) {
@@ -520,7 +514,7 @@ impl<E: Float> Vectorised for MapOutput<'_, E> {
                         }
                     });
                     if let Some(block) = moments {
-                        adding.leave(block, at, lanes);
+                        moments::count::<S>(block, at, lanes, begins, &group[..members]);
                     }
                 }
             }

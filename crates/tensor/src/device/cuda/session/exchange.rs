@@ -1,0 +1,114 @@
+//! Gradients of several GPUs, added up while the backward pass goes on: a stream of its own for the sums, which forks from the
+//! computation where a bucket of gradients is final and joins it before the optimizer.
+//!
+//! The same calls run a step and are recorded: events between the streams become edges of the graph. Per step there is one fork and one
+//! sum for each bucket (25 MiB), and one join.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::driver::{Event, Stream};
+use super::super::nccl::Group;
+use super::super::program::Program;
+use super::super::{Cuda, CudaError};
+use super::Session;
+use crate::plan::Plan;
+
+/// Gradients that travel together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    /// The node after which they are final.
+    after: usize,
+    /// Where they begin among all.
+    start: usize,
+    /// How many there are, with the gaps between tensors.
+    elements: usize,
+}
+
+/// What leaves after which node: buckets, as when they are final and what they hold, in the order in which they become final.
+fn pieces(buckets: impl Iterator<Item = (usize, Range<usize>)>) -> Vec<Piece> {
+    let piece = |(after, range): (usize, Range<usize>)| Piece { after, start: range.start, elements: range.len() };
+    let mut pieces: Vec<Piece> = buckets.map(piece).filter(|piece| piece.elements > 0).collect();
+    pieces.sort_by_key(|piece| (piece.after, piece.start));
+    pieces
+}
+
+/// The way to the others.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pieces: Vec<Piece>,
+    /// Where each piece is final.
+    forks: Vec<Event>,
+    /// Where all have come back.
+    joined: Event,
+    gradients: u64,
+    stream: Stream,
+    group: Arc<Group>,
+}
+
+impl Exchange {
+    /// For gradients at this address. Every sum is made once, of whatever is there, which connects all that will be needed: in a step,
+    /// nothing waits for another process except on the GPU.
+    pub fn new(cuda: &Cuda, group: Arc<Group>, plan: &Plan, gradients: u64) -> Result<Self, CudaError> {
+        let buckets = plan.buckets().iter().map(|bucket| (bucket.ready_after, bucket.elements.clone()));
+        let (pieces, context) = (pieces(buckets), cuda.context());
+        let forks = pieces.iter().map(|_| Event::between(context)).collect::<Result<Vec<_>, _>>()?;
+        let (joined, stream) = (Event::between(context)?, Stream::new(context)?);
+        let exchange = Self { pieces, forks, joined, gradients, stream, group };
+        exchange.pieces.iter().try_for_each(|piece| exchange.sum(piece))?;
+        exchange.stream.wait()?;
+        Ok(exchange)
+    }
+
+    fn sum(&self, piece: &Piece) -> Result<(), CudaError> {
+        self.group.sum(self.gradients + (piece.start * size_of::<f32>()) as u64, piece.elements, &self.stream)
+    }
+
+    /// Starts every call of a program, and every sum as soon as its gradients are final.
+    pub fn start(&self, program: &Program, cuda: &Cuda, stream: &Stream) -> Result<(), CudaError> {
+        let mut next = 0;
+        for (piece, fork) in self.pieces.iter().zip(&self.forks) {
+            program.start_nodes(cuda, stream, next..piece.after + 1)?;
+            next = piece.after + 1;
+            fork.record(stream)?;
+            self.stream.wait_for(fork)?;
+            self.sum(piece)?;
+        }
+        program.start_nodes(cuda, stream, next..usize::MAX)?;
+        if !self.pieces.is_empty() {
+            self.joined.record(&self.stream)?;
+            stream.wait_for(&self.joined)?;
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Adds up the gradients of every step with those of a group's other members, from now on.
+    ///
+    /// # Errors
+    /// When a member or the way to it fails.
+    ///
+    /// # Panics
+    /// When the session has no training graph.
+    pub fn join(&mut self, group: Arc<Group>) -> Result<(), CudaError> {
+        let cuda = Arc::clone(&self.cuda);
+        let _alone = cuda.enter()?;
+        let half = self.train.as_mut().expect("a training graph");
+        (half.captured, half.runs) = (None, 0);
+        self.exchange = Some(Exchange::new(&cuda, group, &half.plan, self.gradients.address())?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_leave_in_the_order_in_which_they_become_final_and_empty_ones_stay() {
+        let found = pieces([(9, 0..16), (4, 32..96), (4, 16..32), (5, 96..96)].into_iter());
+        let piece = |after, start, elements| Piece { after, start, elements };
+        assert_eq!(found, [piece(4, 16, 16), piece(4, 32, 64), piece(9, 0, 16)]);
+    }
+}

@@ -1,0 +1,87 @@
+//! A replica on a GPU among others on theirs: it takes its seat in the group, and its steps are watched.
+
+use std::sync::Arc;
+
+use paceline_comm::{CommError, Communicator, Rank};
+use paceline_data::batch::Batch;
+use paceline_nn::optim::Moment;
+use paceline_tensor::device::cuda::CudaError;
+use paceline_tensor::device::cuda::nccl::{Group, Key, Seat};
+use paceline_tensor::device::cuda::session::Found;
+
+use super::Replica;
+use super::guard::{Guard, Limits, within};
+use crate::error::TrainError;
+use crate::gpus::meet;
+
+/// The phase in which GPUs meet.
+const JOIN: &str = "nccl-join";
+/// The phase in which they add up gradients.
+const STEP: &str = "nccl-all-reduce";
+
+fn failed(rank: Rank, phase: &'static str, CudaError(what): CudaError) -> TrainError {
+    CommError::Failed { rank, phase, what }.into()
+}
+
+impl Replica {
+    /// Adds up its gradients with those of the other ranks' GPUs by NCCL, from now on; ranks meet through `communicator`, and without one
+    /// the replica is alone with its GPU. Beside this, ranks agree on everything else as always.
+    ///
+    /// # Errors
+    /// When the GPUs cannot train together (a refusal), or another rank, or the way to it, has failed.
+    ///
+    /// # Panics
+    /// When the replica is not on a GPU.
+    pub fn join_gpus(
+        &mut self,
+        communicator: Option<&mut Communicator>,
+        hosts: &[String],
+        limits: &Limits,
+    ) -> Result<(), TrainError> {
+        let (key, seat) = meet(communicator, self.gpu().expect("a replica on a GPU"), hosts)?;
+        self.take_seat(key, seat, limits)
+    }
+
+    /// The second half of [`Replica::join_gpus`], for those who have met already: waits until all seats are taken.
+    ///
+    /// # Errors
+    /// When another rank, or the way to it, has failed.
+    ///
+    /// # Panics
+    /// When the replica is not on a GPU.
+    pub fn take_seat(&mut self, key: Key, seat: Seat, limits: &Limits) -> Result<(), TrainError> {
+        let gpu = self.gpu.as_mut().expect("a replica on a GPU");
+        let (cuda, rank) = (Arc::clone(gpu.session.cuda()), Rank::at(seat.number));
+        let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, seat))?;
+        let group = Arc::new(joined.map_err(|error| failed(rank, JOIN, error))?);
+        let (looked_at, left) = (Arc::clone(&group), Arc::clone(&group));
+        let look = move || looked_at.state().err().map(|error| error.to_string());
+        let guard = Guard::start(rank, limits, look, move || left.abort())?;
+        guard.during(JOIN, || gpu.session.join(group).map_err(|error| failed(rank, JOIN, error)))?;
+        gpu.guard = Some(guard);
+        Ok(())
+    }
+
+    /// Makes a step on the batch that is there.
+    pub(super) fn compute_on_gpu(
+        &mut self,
+        moment: Moment,
+        next: &mut dyn FnMut() -> Option<Batch>,
+    ) -> Result<Found, TrainError> {
+        let guard = self.gpu.as_mut().and_then(|gpu| gpu.guard.take());
+        let mut compute = || {
+            self.start_on_gpu(moment)?;
+            let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
+            gpu.bring(next);
+            Ok::<Found, TrainError>(gpu.session.finish()?)
+        };
+        let found = match &guard {
+            Some(guard) => guard.during(STEP, compute),
+            None => compute(),
+        };
+        if let Some(gpu) = &mut self.gpu {
+            gpu.guard = guard;
+        }
+        found
+    }
+}

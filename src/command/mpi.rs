@@ -1,0 +1,45 @@
+//! Joining MPI's world before a deadline, which MPI itself does not know.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+
+use paceline::comm::error::Party;
+use paceline::comm::transport::{Membership, mpi};
+use paceline::comm::{CommError, Rank, Wait};
+use paceline::system::threads;
+
+use crate::failure::Failure;
+
+/// Joins. MPI's start cannot be given up, so where it takes too long, or the run has ended meanwhile, this ends the process.
+pub fn connect(membership: &Membership, wait: &Wait) -> Result<mpi::Port, CommError> {
+    let rank = membership.rank;
+    let (joined, over) = channel::<()>();
+    let limit = wait.clone();
+    let watch = move || {
+        while over.recv_timeout(limit.slice()) == Err(RecvTimeoutError::Timeout) {
+            if let Err(error) = limit.check(rank, Party::Anyone, "MPI_Init") {
+                give_up(rank, &error);
+            }
+        }
+    };
+    threads::spawn("watching MPI", watch).map_err(|source| CommError::System {
+        rank,
+        what: "start a thread",
+        source,
+    })?;
+    let port = mpi::connect(membership);
+    drop(joined);
+    port
+}
+
+fn give_up(rank: Rank, error: &CommError) -> ! {
+    let mut why = error.to_string();
+    if matches!(error, CommError::DeadlinePassed { .. }) {
+        why += &format!(
+            "; {rank} could not start MPI: check that mpirun starts nothing but paceline, that it is the mpirun of the MPI that this \
+             paceline was built with, and that the hosts reach each other over the interfaces that MPI takes"
+        );
+    }
+    // The failure is what `main` would say and answer, if it were reached.
+    let _ = Failure::failed(why).report();
+    std::process::exit(1)
+}
