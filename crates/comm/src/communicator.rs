@@ -232,13 +232,42 @@ impl Communicator {
         port.watch(mapped, what, wait)
     }
 
-    /// Writes the sum of a range of all ranks' numbers, which they have written by `stage`, added in the order of ranks.
+    /// Writes the sum of a range of all ranks' numbers, added in the order of ranks, which they have written when they came to a stage
+    /// with a `board`: a shared buffer that only counts stages and pieces, for a part of a larger one.
     ///
     /// # Panics
     /// When not all are there.
-    pub fn sum_into(&mut self, buffer: &mut SharedBuffer, range: Range<usize>, stage: u64, sums: &mut [f32]) {
+    pub fn sum_into(
+        &mut self,
+        buffer: &mut SharedBuffer,
+        range: Range<usize>,
+        (board, stage): (&mut SharedBuffer, u64),
+        sums: &mut [f32],
+    ) {
         let (port, mapped) = self.mapped_mut(buffer);
-        port.sum_into(mapped, range, stage, sums);
+        let board = board.mapped_mut().expect("a board is in shared memory");
+        port.sum_into(mapped, range, (board, stage), sums);
+    }
+
+    /// The same of a whole buffer that is its own board.
+    ///
+    /// # Panics
+    /// When not all are there.
+    pub fn sum_here(&mut self, buffer: &mut SharedBuffer, stage: u64, sums: &mut [f32]) {
+        let (port, mapped) = self.mapped_mut(buffer);
+        port.sum_into(mapped, 0..sums.len(), (mapped, stage), sums);
+    }
+
+    /// Another way to this rank's own numbers in a shared buffer, for those who write them without asking for the buffer. None where
+    /// the transport does not share memory.
+    ///
+    /// # Errors
+    /// As [`Communicator::shared_buffer`].
+    pub fn own_again(&mut self, buffer: &mut SharedBuffer) -> Result<Option<Common>, CommError> {
+        match (&mut self.transport, buffer.mapped_mut()) {
+            (Transport::Shm(port), Some(mapped)) => port.own_again(mapped).map(Some),
+            _ => Ok(None),
+        }
     }
 
     fn mapped_mut<'a, 'b>(&'a mut self, buffer: &'b mut SharedBuffer) -> (&'a mut shm::Port, &'b mut shm::Mapped) {

@@ -11,13 +11,19 @@ use world::{Carry, LENGTHS, TIMEOUT, communicators, input, on_all, options};
 const PIECE: usize = 1000;
 
 /// A round: fills, makes pieces of twice the sum in common memory until all are done, and reads them. Which pieces it made.
-fn round(comm: &mut Communicator, buffer: &mut SharedBuffer, common: &mut Common, number: u64) -> (Vec<f32>, Vec<u64>) {
-    let (rank, length) = (comm.rank().index(), buffer.as_slice().len());
+fn round(
+    comm: &mut Communicator,
+    (numbers, buffer): (&mut SharedBuffer, &mut SharedBuffer),
+    common: &mut Common,
+    number: u64,
+) -> (Vec<f32>, Vec<u64>) {
+    let (rank, length) = (comm.rank().index(), numbers.as_slice().len());
     let pieces = length.div_ceil(PIECE) as u64;
     let (stage, end) = (2 * number + 1, (number + 1) * pieces);
     // Common memory is written again once all have read it.
     reach(comm, buffer, stage - 1);
-    buffer.as_mut_slice().copy_from_slice(&input(rank + number as usize, length));
+    let mut own = comm.own_again(numbers).unwrap().unwrap();
+    own.copy_from_slice(&input(rank + number as usize, length));
     comm.come_to(buffer, stage);
     reach(comm, buffer, stage);
     let mut made = Vec::new();
@@ -25,7 +31,7 @@ fn round(comm: &mut Communicator, buffer: &mut SharedBuffer, common: &mut Common
         let start = (piece - number * pieces) as usize * PIECE;
         let range = start..(start + PIECE).min(length);
         let sums = &mut common[range.clone()];
-        comm.sum_into(buffer, range, stage, sums);
+        comm.sum_into(numbers, range, (buffer, stage), sums);
         sums.iter_mut().for_each(|sum| *sum *= 2.0);
         comm.finish(buffer);
         made.push(piece);
@@ -53,9 +59,11 @@ fn every_piece_is_made_once_and_read_by_all() {
             let rounds = if length > 10_000 { 3 } else { 100 };
             let mut ranks = communicators(Carry::Shm, &options(world, None, TIMEOUT));
             let found = on_all(&mut ranks, |comm| {
-                let mut buffer = comm.shared_buffer(length).unwrap();
+                let (mut numbers, mut board) = (comm.shared_buffer(length).unwrap(), comm.shared_buffer(0).unwrap());
                 let [mut common] = comm.common(length).unwrap().unwrap();
-                (0..rounds).map(|number| round(comm, &mut buffer, &mut common, number)).collect::<Vec<_>>()
+                (0..rounds)
+                    .map(|number| round(comm, (&mut numbers, &mut board), &mut common, number))
+                    .collect::<Vec<_>>()
             });
             let mut made: Vec<u64> = found.iter().flatten().flat_map(|(_, made)| made.clone()).collect();
             made.sort_unstable();

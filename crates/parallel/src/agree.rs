@@ -62,6 +62,17 @@ pub enum Brought {
     Spoilt,
 }
 
+/// Memory that ranks share.
+#[derive(Debug)]
+pub struct Memory {
+    /// All ranks' weights.
+    pub weights: Common,
+    /// All ranks' buffers of the optimizer.
+    pub optimizer: Vec<Common>,
+    /// This rank's gradients, as the parameters lie. Those that are computed here are not copied when they are sent.
+    pub gradients: Common,
+}
+
 impl Agreement {
     /// There are no others.
     pub const fn alone() -> Self {
@@ -103,9 +114,9 @@ impl Agreement {
         Shares::start(communicator, buckets, size).map(|shares| Self(Kind::Shares(Box::new(shares))))
     }
 
-    /// The memory of all ranks for the weights and for each of the optimizer's buffers, once, where they have it in common: this rank
-    /// is to use it from now on instead of its own. Rank 0 fills it before [`Agreement::begin`].
-    pub fn memory(&mut self) -> Option<Vec<Common>> {
+    /// Memory that this rank is to use from now on instead of its own, once, where ranks share memory. Rank 0 fills what is common
+    /// before [`Agreement::begin`].
+    pub fn memory(&mut self) -> Option<Memory> {
         match &mut self.0 {
             Kind::Shares(shares) => shares.memory.take(),
             _ => None,

@@ -161,6 +161,16 @@ impl Executor {
         &self.plan
     }
 
+    /// As [`Plan::keep_gradients`], for a store that has these gradients; on the CPU.
+    ///
+    /// # Panics
+    /// When the store has other parameters than the plan, or the device is another.
+    pub fn keep_gradients(&mut self, store: &mut Store, gradients: Buffer) {
+        assert!(matches!(self.device, Device::Cpu(_)) && gradients.len() >= self.plan.parameters().length());
+        store.gradients = gradients;
+        self.plan.keep_gradients();
+    }
+
     /// Fills the whole arena with NaN: a result that depends on memory that no node wrote, then shows.
     pub fn poison(&mut self) {
         self.arena.fill(f32::NAN);

@@ -142,6 +142,9 @@ pub struct Plan {
     states: Layout,
     outputs: Vec<Value>,
     shares_statistics: bool,
+    /// Of early updates, the gradients that come whole: bucket, parameter, value.
+    whole: Vec<(usize, usize, Value)>,
+    early: bool,
 }
 
 impl Plan {
@@ -178,7 +181,10 @@ impl Plan {
         let mut buckets = bucket::buckets(&graph, &parameters, &parts, wanted.bucket_bytes_max);
         let memory = memory::assign(&graph, wanted, (&parts, &parameters, &mut buckets));
         let activation_bytes = memory::activation_bytes(&graph, &memory, forward_nodes);
+        let early = matches!(wanted.updates, Updates::Early { .. });
         let plan = Self {
+            early,
+            whole: if early { bucket::whole(&buckets, &parts, &parameters) } else { Vec::new() },
             graph,
             places: memory.places,
             arena_bytes: memory.arena_bytes,
@@ -233,9 +239,23 @@ impl Plan {
         &self.buckets
     }
 
-    /// Whether all gradients stand in the store after a run.
+    /// Whether gradients become steps after the backward pass: all stand in the store then.
     pub fn stores_gradients(&self) -> bool {
+        !self.early && self.writes_gradients()
+    }
+
+    /// Whether some gradients stand in the store.
+    pub fn writes_gradients(&self) -> bool {
         self.buckets.iter().any(|bucket| matches!(bucket.place, Place::Gradient(_)))
+    }
+
+    /// Has gradients of early updates written to the store's gradients instead of the arena, where they would soon be overwritten:
+    /// all but those of tensors that come in parts. Their turns stay the same.
+    pub fn keep_gradients(&mut self) {
+        for &(bucket, parameter, value) in &self.whole {
+            self.places[value.index()] = Place::Gradient(parameter);
+            self.buckets[bucket].place = Place::Gradient(self.buckets[bucket].parameters.start);
+        }
     }
 
     /// What is to be done with the buckets from a node on, in order.

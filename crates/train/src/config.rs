@@ -298,6 +298,9 @@ impl Config {
         if world > 1 && self.device != Compute::Cpu {
             self.check_gpus()?;
         }
+        if self.device != Compute::Cpu && self.accumulate > 1 && (world > 1 || self.carry == Carry::Nccl) {
+            return refuse("GPUs that train together take their batches as a whole; leave --accumulate out".into());
+        }
         let unit = world * self.accumulate;
         if self.batch.is_multiple_of(unit) {
             return Ok(());
@@ -384,6 +387,16 @@ mod tests {
         }
         let error = Config { carry: Carry::Nccl, ..Config::default() }.check().unwrap_err().to_string();
         assert_eq!(error, "--carry nccl is for GPUs; type --device cuda, or another --carry");
+    }
+
+    #[test]
+    fn gpus_that_train_together_take_whole_batches() {
+        let mut config = Config { device: Compute::Cuda(None), accumulate: 2, ..Config::default() };
+        assert!(config.check_world(1).is_ok());
+        let error = config.check_world(2).unwrap_err().to_string();
+        assert!(error.ends_with("leave --accumulate out"), "{error}");
+        config.carry = Carry::Nccl;
+        assert!(config.check_world(1).is_err());
     }
 
     #[test]

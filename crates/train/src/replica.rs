@@ -24,7 +24,6 @@ use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
 use paceline_parallel::Agreement;
-use paceline_parallel::agree::Elements;
 use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
@@ -274,37 +273,6 @@ impl Replica {
             pending: None,
             votes: Votes::default(),
         })
-    }
-
-    /// Trains together with others from now on. Each draws its own dropout.
-    pub fn agree(&mut self, mut agreement: Agreement) {
-        self.share = agreement.weight();
-        self.dropout_seed = self.options.seed.wrapping_add(u64::from(agreement.rank().0) << 32);
-        let first = agreement.rank().0 == 0;
-        let own = std::iter::once(&mut self.store.parameters).chain(&mut self.optimizer_state);
-        for (own, mut common) in own.zip(agreement.memory().into_iter().flatten()) {
-            assert_eq!(own.len(), common.len(), "all ranks have the same parameters");
-            if first {
-                common.copy_from_slice(own);
-            }
-            *own = Buffer::lent(Box::new(common));
-        }
-        self.agreement = agreement;
-    }
-
-    /// How many replicas train together.
-    pub fn world(&self) -> usize {
-        self.agreement.world()
-    }
-
-    /// Whether a step can be made with some elements of a bucket by themselves: nothing looks at whole tensors or at all gradients.
-    pub fn steps_by_elements(&self) -> bool {
-        !self.plan().stores_gradients() && !self.options.rule.needs_whole_tensors()
-    }
-
-    /// What its weights and optimizer take.
-    pub fn elements(&self) -> Elements {
-        Elements { parameters: self.store.parameters.len(), slots: self.optimizer_state.len() }
     }
 
     /// The buckets of gradients.

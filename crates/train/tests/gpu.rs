@@ -72,9 +72,13 @@ fn losses(replica: &mut Replica, rate: f32) -> Vec<f64> {
 }
 
 fn compare(model: &str, optimizer: Optimizer, rate: f32, precision: Precision, tolerance: f64) {
+    compare_with(model, options(optimizer, precision), rate, tolerance);
+}
+
+fn compare_with(model: &str, options: ReplicaOptions, rate: f32, tolerance: f64) {
     let Some(cuda) = gpu(&format!("{model}_follows_the_cpu")) else { return };
     let (entry, cpu) = (zoo::find(model).unwrap(), Arc::new(Cpu::new(4)));
-    let options = options(optimizer, precision);
+    let precision = options.precision;
     let mut here = Replica::new(entry, options, &cpu).unwrap();
     let mut there = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
     let (expected, found) = (losses(&mut here, rate), losses(&mut there, rate));
@@ -149,6 +153,12 @@ fn apart(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
+fn a_batch_in_parts_follows_the_cpu() {
+    let options = options(Optimizer::Momentum, Precision::F32);
+    compare_with("resnet20", ReplicaOptions { micro_batch: BATCH / 4, accumulate: 4, ..options }, 0.002, 1e-3);
+}
+
+#[test]
 fn what_is_saved_on_a_gpu_goes_on_elsewhere() {
     let Some(cuda) = gpu("what_is_saved_on_a_gpu_goes_on_elsewhere") else { return };
     let (entry, cpu) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)));
@@ -195,7 +205,7 @@ fn batches_come_to_a_gpu_in_three_ways() {
     };
     let albums = Albums { train: album(&train), val: album(&val) };
     let train = Arc::new(train);
-    let mut run = |ahead: bool, albums: Option<Albums>| {
+    let run = |ahead: bool, albums: Option<Albums>| {
         let mut replica = Replica::on_gpu(entry, options(Optimizer::Momentum, Precision::Bf16), &cpu, &cuda).unwrap();
         let views = albums.is_some();
         albums.into_iter().for_each(|albums| replica.hold(albums));

@@ -128,7 +128,7 @@ impl Port {
     pub(crate) fn shared_buffer(&mut self, length: usize) -> Result<Mapped, CommError> {
         let stride = Mapped::stride(length);
         let start = self.reserve(stride * self.world)?;
-        Ok(Mapped::new(self.map(start, stride * self.world)?, stride, self.rank, length))
+        Ok(Mapped::new((self.map(start, stride * self.world)?, start), stride, self.rank, length))
     }
 
     /// Memory that is no rank's own, mapped so many times: each mapping leads to the same numbers. As [`Port::shared_buffer`].
@@ -139,6 +139,12 @@ impl Port {
             mappings.push(Common::new(self.map(start, Common::bytes(length))?, length));
         }
         Ok(mappings.try_into().expect("as many as were asked for"))
+    }
+
+    /// Another mapping of this rank's numbers of a shared buffer.
+    pub(crate) fn own_again(&self, buffer: &Mapped) -> Result<Common, CommError> {
+        let (start, length) = buffer.own_place();
+        Ok(Common::new(self.map(start, Common::bytes(length))?, length))
     }
 
     fn failed(&self, source: std::io::Error) -> CommError {

@@ -1,22 +1,24 @@
 //! All-reduce where ranks map the same memory: one copy of the weights and of the optimizer's state, and steps made by whoever has time.
 //!
-//! A rank puts the gradients of a bucket into shared memory and says so once it does not read the bucket's weights any more. When all
+//! A rank computes its gradients in shared memory and says so once it does not read the bucket's weights any more. When all
 //! have said so, the bucket's step is cut into pieces. A rank takes a piece, adds up all ranks' gradients of it, in the order of ranks,
 //! and steps with the sum, all in its cache. A rank takes its share of the pieces when its own gradients are there, leaves even that to
 //! the others where it is behind them, takes what is left when the bucket is offered again, and whatever there is while it waits: a
 //! rank that was disturbed catches up, because the others make its steps. Who makes which does not change a bit.
 //!
-//! Per rank, with p ranks, the gradients are written once, and S·(1 + 4/p) bytes are read and written for the step, against 7·S where
-//! every rank adds up for all and steps everywhere. There is no thread, and no weight is copied: forward passes begin with the
-//! weights when all pieces of a bucket are done.
+//! Per rank, with p ranks, S·(1 + 4/p) bytes are read and written for the step, against 7·S where every rank adds up for all and steps
+//! everywhere. There is no thread, and neither gradients nor weights are copied: forward passes begin with the weights when all pieces
+//! of a bucket are done.
 //!
 //! Rules that look at whole tensors (LARS), or at all gradients at once (clipping), cannot step by pieces.
+
+use std::ops::Range;
 
 use paceline_comm::error::Party;
 use paceline_comm::{CommError, Common, Communicator, Rank, SharedBuffer};
 
 use super::courier::BucketShape;
-use super::{Apply, Brought, Elements, SHARED, Shared};
+use super::{Apply, Brought, Elements, Memory, SHARED, Shared};
 
 /// The stage of a rank that cannot go on: its step would have spoilt the weights.
 const SPOILT: u64 = u64::MAX;
@@ -37,9 +39,10 @@ enum At {
 
 #[derive(Debug)]
 struct Bucket {
-    memory: SharedBuffer,
-    /// Where it begins among all parameters.
-    start: usize,
+    /// Says how far ranks are with it.
+    board: SharedBuffer,
+    /// Where it stands among all parameters.
+    elements: Range<usize>,
     /// How often it was sent; the stage of a rank that has released it.
     rounds: u64,
     at: At,
@@ -47,7 +50,7 @@ struct Bucket {
 
 impl Bucket {
     fn pieces(&self) -> u64 {
-        self.memory.as_slice().len().div_ceil(PIECE_ELEMENTS) as u64
+        self.elements.len().div_ceil(PIECE_ELEMENTS) as u64
     }
 
     /// How many pieces are done when this round is.
@@ -65,9 +68,13 @@ pub(super) struct Shares {
     needs: Vec<usize>,
     /// The bucket that was released last.
     last: usize,
+    /// Every rank's own, as the parameters lie.
+    gradients: SharedBuffer,
+    /// The address at which the replica has this rank's.
+    gradients_at: usize,
     weights: Common,
-    /// Weights and the optimizer's state, until the replica takes them.
-    pub memory: Option<Vec<Common>>,
+    /// What the replica is to use, until it takes it.
+    pub memory: Option<Memory>,
     sums: Box<[f32]>,
     numbers: SharedBuffer,
     /// How often numbers were shared.
@@ -82,19 +89,32 @@ impl Shares {
         needs.sort_by_key(|&index| buckets[index].needed_before);
         let bucket = |shape: &BucketShape| -> Result<Bucket, CommError> {
             assert!(shape.start + shape.elements <= parameters, "a bucket is part of the parameters");
-            let memory = communicator.shared_buffer(shape.elements)?;
-            Ok(Bucket { memory, start: shape.start, rounds: 0, at: At::Home })
+            let board = communicator.shared_buffer(0)?;
+            Ok(Bucket { board, elements: shape.start..shape.start + shape.elements, rounds: 0, at: At::Home })
         };
         let buckets = buckets.iter().map(bucket).collect::<Result<_, _>>()?;
-        let numbers = communicator.shared_buffer(SHARED)?;
-        let [weights, lent] = communicator.common(parameters)?.expect("ranks share memory");
-        let mut memory = vec![lent];
+        const SHARED_MEMORY: &str = "ranks share memory";
+        let (mut gradients, numbers) = (communicator.shared_buffer(parameters)?, communicator.shared_buffer(SHARED)?);
+        let own = communicator.own_again(&mut gradients)?.expect(SHARED_MEMORY);
+        let [weights, lent] = communicator.common(parameters)?.expect(SHARED_MEMORY);
+        let mut optimizer = Vec::with_capacity(slots);
         for _ in 0..slots {
-            let [slot] = communicator.common(parameters)?.expect("ranks share memory");
-            memory.push(slot);
+            let [slot] = communicator.common(parameters)?.expect(SHARED_MEMORY);
+            optimizer.push(slot);
         }
-        let sums = vec![0.0; PIECE_ELEMENTS].into();
-        Ok(Self { communicator, buckets, needs, last: 0, weights, memory: Some(memory), sums, numbers, rounds: 0 })
+        Ok(Self {
+            communicator,
+            buckets,
+            needs,
+            last: 0,
+            gradients,
+            gradients_at: own.as_ptr().addr(),
+            weights,
+            memory: Some(Memory { weights: lent, gradients: own, optimizer }),
+            sums: vec![0.0; PIECE_ELEMENTS].into(),
+            numbers,
+            rounds: 0,
+        })
     }
 
     pub fn rank(&self) -> Rank {
@@ -119,7 +139,7 @@ impl Shares {
         let stage = 2 * self.rounds - 1;
         self.numbers_at(stage)?;
         let mut sums = [0.0; SHARED];
-        self.communicator.sum_into(&mut self.numbers, 0..SHARED, stage, &mut sums);
+        self.communicator.sum_here(&mut self.numbers, stage, &mut sums);
         self.communicator.come_to(&mut self.numbers, stage + 1);
         Ok(sums)
     }
@@ -134,12 +154,13 @@ impl Shares {
         Ok(())
     }
 
-    /// Puts the gradients of a bucket where all can read them.
+    /// Puts the gradients of a bucket where all can read them, unless they were computed there.
     pub fn send(&mut self, bucket: usize, gradients: &[f32]) {
         let bucket = &mut self.buckets[bucket];
         assert!(bucket.at == At::Home, "a bucket is sent once, after its last step was seen to be done");
-        if !gradients.is_empty() {
-            bucket.memory.as_mut_slice().copy_from_slice(gradients);
+        let place = self.gradients_at + bucket.elements.start * size_of::<f32>();
+        if !gradients.is_empty() && gradients.as_ptr().addr() != place {
+            self.gradients.as_mut_slice()[bucket.elements.clone()].copy_from_slice(gradients);
         }
         (bucket.rounds, bucket.at) = (bucket.rounds + 1, At::Sent);
     }
@@ -157,7 +178,7 @@ impl Shares {
         let mut left = match bucket.at {
             At::Home => return Ok(Brought::NotYet),
             At::Sent => {
-                communicator.come_to(&mut bucket.memory, stage);
+                communicator.come_to(&mut bucket.board, stage);
                 (bucket.at, self.last) = (At::Released, index);
                 pieces.div_ceil(world as u64)
             }
@@ -169,11 +190,11 @@ impl Shares {
         let limit = self.communicator.wait();
         loop {
             let Self { communicator, buckets, .. } = self;
-            let memory = &mut buckets[index].memory;
-            if communicator.furthest(memory) == SPOILT {
+            let board = &mut buckets[index].board;
+            if communicator.furthest(board) == SPOILT {
                 return Ok(Brought::Spoilt);
             }
-            if communicator.finished(memory) >= end {
+            if communicator.finished(board) >= end {
                 buckets[index].at = At::Home;
                 return Ok(Brought::Done);
             }
@@ -184,7 +205,7 @@ impl Shares {
                 left -= 1;
             } else if !self.work_on_any(index, apply)? {
                 let Self { communicator, buckets, .. } = self;
-                communicator.watch(&mut buckets[index].memory, (stage, end), &limit)?;
+                communicator.watch(&mut buckets[index].board, (stage, end), &limit)?;
             }
         }
     }
@@ -193,7 +214,7 @@ impl Shares {
     fn is_behind(&mut self, round: u64) -> bool {
         let Self { communicator, buckets, last, .. } = self;
         let next = buckets.get_mut(*last + 1).filter(|next| next.at != At::Released);
-        next.is_some_and(|next| communicator.furthest(&mut next.memory) >= round)
+        next.is_some_and(|next| communicator.furthest(&mut next.board) >= round)
     }
 
     /// Makes a piece of this bucket's step, or of another's; whether there was one.
@@ -212,14 +233,13 @@ impl Shares {
 
     /// Makes a piece of a bucket's step; whether there was one left, and all have released it.
     fn work<E: From<CommError>>(&mut self, index: usize, apply: &mut Apply<'_, E>) -> Result<bool, E> {
-        let Self { communicator, buckets, weights, sums, .. } = self;
+        let Self { communicator, buckets, gradients, weights, sums, .. } = self;
         let bucket = &mut buckets[index];
-        let (round, end, pieces, length) =
-            (bucket.rounds, bucket.end(), bucket.pieces(), bucket.memory.as_slice().len());
-        if !communicator.are_at(&mut bucket.memory, round) || communicator.furthest(&mut bucket.memory) == SPOILT {
+        let (round, end, pieces, length) = (bucket.rounds, bucket.end(), bucket.pieces(), bucket.elements.len());
+        if !communicator.are_at(&mut bucket.board, round) || communicator.furthest(&mut bucket.board) == SPOILT {
             return Ok(false);
         }
-        let Some(number) = communicator.take(&mut bucket.memory, end) else { return Ok(false) };
+        let Some(number) = communicator.take(&mut bucket.board, end) else { return Ok(false) };
         let Some(piece) = number.checked_sub(end - pieces) else {
             let (rank, what) = (communicator.rank(), "pieces were taken that there are not".to_owned());
             return Err(CommError::Protocol { rank, peer: Party::Anyone, phase: "share", what }.into());
@@ -227,13 +247,14 @@ impl Shares {
         let start = piece as usize * PIECE_ELEMENTS;
         let range = start..(start + PIECE_ELEMENTS).min(length);
         let sums = &mut sums[..range.len()];
-        communicator.sum_into(&mut bucket.memory, range.clone(), round, sums);
-        let weights = &mut weights[bucket.start + range.start..bucket.start + range.end];
+        let here = bucket.elements.start + range.start..bucket.elements.start + range.end;
+        communicator.sum_into(gradients, here.clone(), (&mut bucket.board, round), sums);
+        let weights = &mut weights[here];
         if let Err(error) = apply((index, range), sums, weights) {
-            buckets.iter_mut().for_each(|bucket| communicator.come_to(&mut bucket.memory, SPOILT));
+            buckets.iter_mut().for_each(|bucket| communicator.come_to(&mut bucket.board, SPOILT));
             return Err(error);
         }
-        communicator.finish(&mut bucket.memory);
+        communicator.finish(&mut bucket.board);
         Ok(true)
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Layout, Place};
 use crate::dtype::DType;
-use crate::graph::{Graph, Source};
+use crate::graph::{Graph, Source, Value};
 use crate::op::Op;
 use crate::split::Part;
 
@@ -69,6 +69,19 @@ pub(super) fn buckets(graph: &Graph, layout: &Layout, parts: &[Part], bytes_max:
     }
     buckets.sort_by_key(|bucket| bucket.ready_after);
     buckets
+}
+
+/// The gradients of buckets that have no part of a tensor: bucket, parameter and gradient.
+pub(super) fn whole(buckets: &[Bucket], parts: &[Part], layout: &Layout) -> Vec<(usize, usize, Value)> {
+    let is_whole = |part: &Part| part.elements.len() == layout.range(part.parameter).len();
+    let found = buckets.iter().enumerate().filter(|(_, bucket)| parts[bucket.parts.clone()].iter().all(is_whole));
+    let of = |(index, bucket): (usize, &Bucket)| {
+        parts[bucket.parts.clone()]
+            .iter()
+            .filter_map(|part| Some((index, part.parameter, part.value?)))
+            .collect::<Vec<_>>()
+    };
+    found.flat_map(of).collect()
 }
 
 /// From the node that reads each parameter first to behind the one that reads it last; if none does, from behind all nodes to 0.

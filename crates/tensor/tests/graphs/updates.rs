@@ -6,7 +6,7 @@ use std::cell::Cell;
 use paceline_tensor::device::null::CostModel;
 use paceline_tensor::execute::Turn;
 use paceline_tensor::plan::{Place, Plan, Updates};
-use paceline_tensor::{Device, Pass, Wanted};
+use paceline_tensor::{Buffer, Device, Pass, Wanted};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -21,12 +21,24 @@ fn early(net: &Net, bucket_bytes_max: usize, parts: bool) -> Plan {
 /// Runs a step in which every applied parameter becomes NaN, so that a node which reads it later shows, and compares the
 /// gradients with those of a step that applies nothing.
 fn check(net: &Net, bucket_bytes_max: usize, parts: bool) -> Result<Plan, TestCaseError> {
+    check_in(net, bucket_bytes_max, parts, true)?;
+    check_in(net, bucket_bytes_max, parts, false)
+}
+
+/// With gradients in the arena, or kept in the store where they come whole.
+fn check_in(net: &Net, bucket_bytes_max: usize, parts: bool, kept: bool) -> Result<Plan, TestCaseError> {
     let device = Device::cpu(2);
     let expected = Run::of(net, &device, false);
     let plan = early(net, bucket_bytes_max, parts);
     let (mut executor, mut store) = net.executor_of(&device, plan.clone());
     prop_assert!(store.gradients.is_empty());
     let layout = plan.parameters();
+    if kept {
+        let mut gradients = Buffer::zeroed(layout.length());
+        gradients.fill(f32::NAN);
+        executor.keep_gradients(&mut store, Buffer::lent(Box::new(gradients)));
+        prop_assert!(!executor.plan().stores_gradients(), "they are applied early");
+    }
     let mut found = vec![f32::NAN; layout.length()];
     let mut turns = vec![(0, 0); plan.buckets().len()];
     let mut turn = |turn: Turn<'_>| {
@@ -59,6 +71,12 @@ fn check(net: &Net, bucket_bytes_max: usize, parts: bool) -> Result<Plan, TestCa
     }
     for index in 0..expected.gradients.len() {
         prop_assert!(store.parameter(index).iter().all(|x| x.is_nan()), "parameter {} was applied whole", index);
+    }
+    if kept {
+        let whole = executor.plan().buckets().iter().filter(|bucket| matches!(bucket.place, Place::Gradient(_)));
+        let whole: Vec<_> = whole.map(|bucket| bucket.elements.clone()).collect();
+        prop_assert!(parts || whole.len() == plan.buckets().len());
+        prop_assert!(whole.into_iter().all(|elements| store.gradients[elements.clone()] == found[elements]));
     }
     // What lies between the tensors is zero.
     let ranges = layout.ranges();

@@ -6,19 +6,44 @@
 
 use paceline_data::batch::Batch;
 use paceline_nn::optim::Moment;
-use paceline_parallel::agree::Shared;
+use paceline_parallel::agree::{Elements, Memory, Shared};
 use paceline_parallel::{Agreement, Brought};
 use paceline_system::clock::Clock;
 use paceline_tensor::execute::Turn;
-use paceline_tensor::{Pass, Store};
+use paceline_tensor::{Buffer, Pass, Store};
 
-use super::{Half, NotFinite, Replica, ReplicaOptions, Stepped, Updating, Votes, split};
+use super::{EVALUATES, Half, NotFinite, Replica, ReplicaOptions, Stepped, Updating, Votes, split};
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
 use crate::serve::Start;
 
 impl Replica {
+    /// Trains together with others from now on. Each draws its own dropout.
+    pub fn agree(&mut self, mut agreement: Agreement) {
+        self.share = agreement.weight();
+        self.dropout_seed = self.options.seed.wrapping_add(u64::from(agreement.rank().0) << 32);
+        if let Some(memory) = agreement.memory() {
+            self.share_memory(memory, agreement.rank().0 == 0);
+        }
+        self.agreement = agreement;
+    }
+
+    /// How many replicas train together.
+    pub fn world(&self) -> usize {
+        self.agreement.world()
+    }
+
+    /// Whether a step can be made with some elements of a bucket by themselves: nothing looks at whole tensors or at all gradients.
+    pub fn steps_by_elements(&self) -> bool {
+        !self.plan().stores_gradients() && !self.options.rule.needs_whole_tensors()
+    }
+
+    /// What its weights and optimizer take.
+    pub fn elements(&self) -> Elements {
+        Elements { parameters: self.store.parameters.len(), slots: self.optimizer_state.len() }
+    }
+
     /// A step whose gradients travel while the backward pass runs.
     pub(super) fn step_overlapped(
         &mut self,
@@ -128,6 +153,21 @@ impl Replica {
         self.votes = Votes { interrupted: interrupted as u32, time_limit: time_limit as u32 };
         let loss = f64::from(loss) + f64::from(rest);
         Tally { rows: rows as u64, loss, top1: top1 as u64, top5: top5 as u64 }
+    }
+
+    /// Uses memory that all replicas map; the first one's numbers are theirs all.
+    fn share_memory(&mut self, memory: Memory, first: bool) {
+        let Memory { weights, optimizer, gradients } = memory;
+        let own = std::iter::once(&mut self.store.parameters).chain(&mut self.optimizer_state);
+        for (own, mut common) in own.zip(std::iter::once(weights).chain(optimizer)) {
+            assert_eq!(own.len(), common.len(), "all ranks have the same parameters");
+            if first {
+                common.copy_from_slice(own);
+            }
+            *own = Buffer::lent(Box::new(common));
+        }
+        let train = self.train.as_mut().expect(EVALUATES);
+        train.executor.keep_gradients(&mut self.store, Buffer::lent(Box::new(gradients)));
     }
 
     /// Takes over the weights, states and optimizer of rank 0, from this step on.

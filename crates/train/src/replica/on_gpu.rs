@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use paceline_data::augment::View;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Segment};
 use paceline_tensor::device::cuda::session::{self, Album, Blueprint, Found, Samples, Session};
@@ -50,11 +51,6 @@ fn refused(error: CudaError) -> TrainError {
 
 /// Refuses what a GPU does not do.
 pub(super) fn check(options: &ReplicaOptions) -> Result<(), TrainError> {
-    if options.accumulate > 1 {
-        return Err(TrainError::Refused(
-            "a GPU takes a batch as a whole; leave out --accumulate or type --device cpu".into(),
-        ));
-    }
     if options.rule.needs_whole_tensors() {
         return Err(TrainError::Refused("LARS is not on the GPU; type another --optimizer or --device cpu".into()));
     }
@@ -96,15 +92,35 @@ impl OnGpu {
     /// Brings a batch to the GPU, in the way that fits it.
     fn fill(&mut self, batch: &Batch, seed: Option<f32>) -> Result<(), CudaError> {
         if !batch.views.is_empty() {
-            let albums = self.albums.as_ref().expect(NO_ALBUM);
-            let album = if seed.is_some() { &albums.train } else { &albums.val };
-            let views: Vec<_> = batch.views.iter().map(paceline_data::augment::View::words).collect();
-            return self.session.look(album, &views, &batch.targets, seed);
+            return self.look(&batch.views, &batch.targets, seed);
         }
         match seed {
             Some(seed) if std::mem::take(&mut self.is_coming) => self.session.fill_coming(&batch.targets, seed),
             seed => self.session.fill(samples(batch), &batch.targets, seed),
         }
+    }
+
+    fn look(&mut self, views: &[View], targets: &[i32], seed: Option<f32>) -> Result<(), CudaError> {
+        let albums = self.albums.as_ref().expect(NO_ALBUM);
+        let album = if seed.is_some() { &albums.train } else { &albums.val };
+        let views: Vec<_> = views.iter().map(View::words).collect();
+        self.session.look(album, &views, targets, seed)
+    }
+
+    /// Brings one of `parts` equal parts of a training batch to the GPU.
+    fn fill_part(&mut self, batch: &Batch, (part, parts): (usize, usize), seed: f32) -> Result<(), CudaError> {
+        fn part_of<T>(data: &[T], part: usize, parts: usize) -> &[T] {
+            &data[data.len() / parts * part..data.len() / parts * (part + 1)]
+        }
+        let targets = part_of(&batch.targets, part, parts);
+        if !batch.views.is_empty() {
+            return self.look(part_of(&batch.views, part, parts), targets, Some(seed));
+        }
+        let samples = match samples(batch) {
+            Samples::Images(images) => Samples::Images(part_of(images, part, parts)),
+            Samples::Tokens(tokens) => Samples::Tokens(part_of(tokens, part, parts)),
+        };
+        self.session.fill(samples, targets, Some(seed))
     }
 
     /// Has the next batch brought while this one is computed.
@@ -206,11 +222,38 @@ impl Replica {
     /// # Errors
     /// When the GPU does not answer.
     pub fn start_on_gpu(&mut self, moment: Moment) -> Result<(), TrainError> {
+        let numbers = self.numbers(moment, moment.step);
         let Some(gpu) = &mut self.gpu else { return Ok(()) };
+        gpu.gpu_is_newer = true;
+        Ok(gpu.session.start(&numbers)?)
+    }
+
+    /// What a step needs to know; `pass` decides its dropout.
+    fn numbers(&self, moment: Moment, pass: u64) -> session::Moment {
         let norm_max = self.options.clip_norm.map_or(f32::INFINITY, |norm| norm as f32);
         let rules = [false, true].map(|decays| self.options.rule.constants(moment, decays));
-        gpu.gpu_is_newer = true;
-        Ok(gpu.session.start(&session::Moment { seed: self.dropout_seed, step: moment.step, norm_max, rules })?)
+        session::Moment { seed: self.dropout_seed, step: pass, norm_max, rules }
+    }
+
+    /// A step whose batch is computed in parts. Ends early, without a step, when a loss is not a number.
+    fn compute_in_parts(&mut self, batch: &Batch, moment: Moment) -> Result<(Found, Tally), TrainError> {
+        let (parts, mut total) = (self.options.accumulate, Tally::default());
+        let mut found = Found::default();
+        for part in 0..parts {
+            let numbers = self.numbers(moment, moment.step * parts as u64 + part as u64);
+            let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
+            gpu.give(&self.store, &self.optimizer_state)?;
+            gpu.fill_part(batch, (part, parts), self.share / parts as f32)?;
+            gpu.gpu_is_newer = true;
+            gpu.session.start_part(&numbers, (part, parts))?;
+            found = gpu.session.finish()?;
+            total.merge(&tally(found, batch.targets.len() / parts));
+            found.loss_is_finite = found.loss.is_finite();
+            if !found.loss_is_finite {
+                break;
+            }
+        }
+        Ok((found, total))
     }
 
     pub(super) fn step_on_gpu(
@@ -220,9 +263,13 @@ impl Replica {
         phases: &mut Phases,
         next: &mut dyn FnMut() -> Option<Batch>,
     ) -> Result<Stepped, TrainError> {
-        phases.time("copy", || self.fill_gpu(batch))?;
-        let found = phases.time("compute", || self.compute_on_gpu(moment, next))?;
-        let tally = tally(found, batch.targets.len());
+        let (found, tally) = if self.options.accumulate > 1 {
+            phases.time("compute", || self.compute_in_parts(batch, moment))?
+        } else {
+            phases.time("copy", || self.fill_gpu(batch))?;
+            let found = phases.time("compute", || self.compute_on_gpu(moment, next))?;
+            (found, tally(found, batch.targets.len()))
+        };
         let tally = if self.world() > 1 { phases.time("wait", || self.total(tally))? } else { tally };
         if !found.loss_is_finite || !tally.loss.is_finite() {
             return Ok((tally, Err(NotFinite::Loss)));

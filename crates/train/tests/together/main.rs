@@ -309,7 +309,10 @@ fn a_rank_that_waits_makes_the_steps_of_one_that_is_behind() {
     assert_eq!(bring(&mut ranks, 1, 1, false), Brought::NotYet);
     assert_eq!(bring(&mut ranks, 0, 1, true), Brought::Done);
     (0..2).for_each(|bucket| assert_eq!(bring(&mut ranks, 1, bucket, true), Brought::Done));
-    assert!(memory.iter().all(|memory| memory[0].iter().all(|&weight| weight == -3.0)), "each weight is stepped once");
+    assert!(
+        memory.iter().all(|memory| memory.weights.iter().all(|&weight| weight == -3.0)),
+        "each weight is stepped once"
+    );
     assert!(made[1] > 0 && made[1] <= 3 * (64 << 10) && made[0] + made[1] == 2 * ELEMENTS, "{made:?}");
 }
 

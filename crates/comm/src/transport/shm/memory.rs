@@ -153,14 +153,21 @@ impl Drop for Memory {
 #[derive(Debug)]
 pub struct Mapped {
     memory: Memory,
+    /// Where the mapping begins in the common file.
+    start: u64,
     stride: usize,
     rank: usize,
     length: usize,
 }
 
 impl Mapped {
-    pub(super) const fn new(memory: Memory, stride: usize, rank: usize, length: usize) -> Self {
-        Self { memory, stride, rank, length }
+    pub(super) fn new((memory, start): (Memory, u64), stride: usize, rank: usize, length: usize) -> Self {
+        Self { memory, start, stride, rank, length }
+    }
+
+    /// Where this rank's numbers begin in the common file, and how many they are.
+    pub(super) const fn own_place(&self) -> (u64, usize) {
+        (self.start + (self.rank * self.stride) as u64, self.length)
     }
 
     /// What a rank takes of the mapping: its numbers, and on cache lines of their own the stage it has come to and two counters, of
@@ -188,24 +195,22 @@ impl Mapped {
         self.memory.word64(Self::stage_offset(self.length) + 2 * LINE_BYTES)
     }
 
-    /// A part of the numbers of a rank that has come to `stage`.
-    pub(super) fn part(&self, rank: usize, range: Range<usize>, stage: u64) -> &[f32] {
-        assert!(range.start <= range.end && range.end <= self.length, "outside the shared buffer");
-        let there = rank == self.rank || self.stage(rank).load(Ordering::Acquire) >= stage;
-        assert!(there, "rank {rank} is not there yet");
-        // SAFETY: by the rules of `stages.rs` that rank writes them again only after this one has come further, which borrows
-        // this buffer mutably.
-        unsafe { self.memory.view(rank * self.stride + range.start * size_of::<f32>(), range.len()) }
-    }
-
-    /// Writes the sum of a range of all ranks' numbers, who have come to `stage`, added in the order of ranks.
-    pub(super) fn sum_into(&self, world: usize, range: Range<usize>, stage: u64, sums: &mut [f32]) {
+    /// Writes the sum of a range of all ranks' numbers, added in the order of ranks, once all have come to a stage with a `board`, by
+    /// which they say that these numbers are there.
+    pub(super) fn sum_into(&self, world: usize, range: Range<usize>, (board, stage): (&Self, u64), sums: &mut [f32]) {
         assert_eq!(sums.len(), range.len(), "a sum for each number");
+        assert!(range.end <= self.length, "outside the shared buffer");
+        let there = |rank| board.stage(rank).load(Ordering::Acquire) >= stage;
+        assert!((0..world).all(there), "not all ranks are there yet");
         // Parts of the sums that stay in the first-level cache.
         const PIECE: usize = 2048;
         for (start, sums) in range.step_by(PIECE).zip(sums.chunks_mut(PIECE)) {
             for rank in 0..world {
-                accumulate(sums, self.part(rank, start..start + sums.len(), stage).iter().copied(), rank == 0);
+                let offset = rank * self.stride + start * size_of::<f32>();
+                // SAFETY: by the rules of `stages.rs` a rank that is there writes its numbers again only after all that is to be
+                // done with them is.
+                let numbers = unsafe { self.memory.view::<f32>(offset, sums.len()) };
+                accumulate(sums, numbers.iter().copied(), rank == 0);
             }
         }
     }

@@ -89,8 +89,8 @@ impl Port {
         }
     }
 
-    /// Writes the sum of a range of all ranks' numbers, which they have written by `stage`.
-    pub(crate) fn sum_into(&self, buffer: &Mapped, range: Range<usize>, stage: u64, sums: &mut [f32]) {
-        buffer.sum_into(self.world, range, stage, sums);
+    /// Writes the sum of a range of all ranks' numbers, which they have written when they came to a stage with a board.
+    pub(crate) fn sum_into(&self, buffer: &Mapped, range: Range<usize>, board: (&Mapped, u64), sums: &mut [f32]) {
+        buffer.sum_into(self.world, range, board, sums);
     }
 }

@@ -37,7 +37,7 @@ impl<'a> Memory<'a> {
         assert!(arena.len() * DType::F32.bytes() >= plan.arena_bytes(), "the arena is too small");
         assert!(store.parameters.len() >= plan.parameters().length(), "too few parameters");
         assert!(store.states.len() >= plan.states().length(), "too few states");
-        let stored = plan.stores_gradients();
+        let stored = plan.writes_gradients();
         assert!(!stored || store.gradients.len() >= plan.parameters().length(), "too few gradients");
         let [arena, parameters, gradients, states] =
             [arena, &mut store.parameters, &mut store.gradients, &mut store.states].map(Buffer::pointer);

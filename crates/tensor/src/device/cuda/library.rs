@@ -49,14 +49,9 @@ impl Library {
         self.files.iter().copied().find(|file| load(file).is_some())
     }
 
-    /// The library itself, for functions that `cudarc` does not declare.
-    pub(super) fn open(&self) -> Option<libloading::Library> {
-        self.files.iter().find_map(|file| load(file))
-    }
-
-    /// Finds it, or says what was looked for and where.
-    pub(super) fn require(&self) -> Result<(), CudaError> {
-        self.find().map(|_| ()).ok_or_else(|| {
+    /// The library itself, for functions that `cudarc` does not declare, or what was looked for and where.
+    pub(super) fn open(&self) -> Result<libloading::Library, CudaError> {
+        self.files.iter().find_map(|file| load(file)).ok_or_else(|| {
             CudaError(format!(
                 "{} was not found: looked for {} where the system's loader looks (LD_LIBRARY_PATH, then its cache); \
                  add its folder to LD_LIBRARY_PATH, or train with --device cpu",
@@ -64,6 +59,11 @@ impl Library {
                 self.files.join(", ")
             ))
         })
+    }
+
+    /// Finds it, or says what was looked for and where.
+    pub(super) fn require(&self) -> Result<(), CudaError> {
+        self.open().map(|_| ())
     }
 }
 

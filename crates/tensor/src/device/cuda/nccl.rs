@@ -63,9 +63,8 @@ struct Raw {
 
 impl Raw {
     fn load() -> Result<Self, CudaError> {
-        library::NCCL.require()?;
+        let library = ManuallyDrop::new(library::NCCL.open()?);
         let missing = |name: &str| CudaError(format!("the NCCL that was found has no `{name}`; install NCCL 2"));
-        let library = ManuallyDrop::new(library::NCCL.open().ok_or_else(|| missing("library"))?);
         macro_rules! function {
             ($name:literal) => {
                 // SAFETY: the function has this signature in every NCCL 2.

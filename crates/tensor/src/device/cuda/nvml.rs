@@ -48,7 +48,7 @@ struct Raw {
 
 impl Raw {
     fn load() -> Option<Self> {
-        let library = library::NVML.open()?;
+        let library = library::NVML.open().ok()?;
         // SAFETY: the functions have these signatures in every NVML that has them: they are part of its stable interface.
         unsafe {
             Some(Self {

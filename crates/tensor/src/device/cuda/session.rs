@@ -6,6 +6,7 @@
 mod album;
 mod exchange;
 mod input;
+mod parts;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ pub use album::Album;
 use exchange::Exchange;
 use input::Input;
 pub use input::Samples;
+use parts::Sums;
 
 use super::bound::{channels_last, translate};
 use super::driver::{Event, Memory, Pinned};
@@ -86,7 +88,10 @@ struct Half {
     plan: Plan,
     ends: Ends,
     program: Program,
-    tail: Program,
+    /// How good the answers are.
+    tally: Program,
+    /// In training: whether the gradients are numbers, and the step.
+    update: Option<Program>,
     captured: Option<Captured>,
     runs: u64,
 }
@@ -107,6 +112,8 @@ pub struct Session {
     moment: Memory,
     found: Memory,
     input: Input,
+    /// Gradients of the parts of a batch, once there are parts.
+    sums: Option<Sums>,
     results: Pinned,
     moments: Vec<(Pinned, Event)>,
     started: usize,
@@ -168,11 +175,12 @@ impl Session {
         let parts = Parts { cuda, bases: &bases, slots: &slots, decays: &decay_flags, moment: &moment, found: &found };
         let mut train = blueprint.train.map(|(plan, ends)| parts.half(plan, ends, true)).transpose()?;
         let mut eval = parts.half(blueprint.eval.0, blueprint.eval.1, false)?;
-        let programs = || train.iter().chain([&eval]).flat_map(|half| [&half.program, &half.tail]);
+        let programs = || train.iter().chain([&eval]).flat_map(Half::programs);
         let scratch = take(programs().map(Program::scratch_bytes).max().unwrap_or(0), "working memory")?;
         for half in train.iter_mut().chain([&mut eval]) {
             half.program.complete(scratch.address())?;
-            half.tail.complete(scratch.address())?;
+            half.tally.complete(scratch.address())?;
+            half.update.iter_mut().try_for_each(|update| update.complete(scratch.address()))?;
         }
         let context = cuda.context();
         let input = Input::new(cuda, train.iter().chain([&eval]))?;
@@ -193,6 +201,7 @@ impl Session {
             moment,
             found,
             input,
+            sums: None,
             results,
             moments,
             started: 0,
@@ -212,7 +221,7 @@ impl Session {
 
     /// Calls in a training step.
     pub fn calls(&self) -> usize {
-        self.train.as_ref().map_or(0, |half| half.program.calls() + half.tail.calls())
+        self.train.as_ref().map_or(0, |half| half.programs().map(Program::calls).sum())
     }
 
     /// Bytes that it holds on the GPU.
@@ -231,7 +240,7 @@ impl Session {
             ("parameters", self.parameters.bytes() + self.rounded.bytes()),
             ("gradients", self.gradients.bytes()),
             ("optimizer", slots),
-            ("rest", small + self.input.bytes()),
+            ("rest", small + self.input.bytes() + self.sums.as_ref().map_or(0, Sums::bytes)),
         ]
     }
 
@@ -388,15 +397,20 @@ impl Session {
 }
 
 impl Half {
+    fn programs(&self) -> impl Iterator<Item = &Program> {
+        [&self.program, &self.tally].into_iter().chain(&self.update)
+    }
+
     fn start(&mut self, cuda: &Cuda, exchange: Option<&Exchange>) -> Result<(), CudaError> {
         let stream = cuda.stream();
-        let (program, tail) = (&self.program, &self.tail);
+        let (program, tally, update) = (&self.program, &self.tally, &self.update);
         let calls = || {
             match exchange {
                 Some(exchange) => exchange.start(program, cuda, stream)?,
                 None => program.start(cuda, stream)?,
             }
-            tail.start(cuda, stream)
+            tally.start(cuda, stream)?;
+            update.iter().try_for_each(|update| update.start(cuda, stream))
         };
         self.runs += 1;
         if self.runs == 1 {
@@ -422,26 +436,31 @@ struct Parts<'a> {
 impl Parts<'_> {
     fn half(&self, plan: &Plan, ends: Ends, trains: bool) -> Result<Half, CudaError> {
         let program = Program::new(self.cuda, plan, self.bases, true)?;
-        let tail = self.tail(plan, ends, trains)?;
-        Ok(Half { plan: plan.clone(), ends, program, tail, captured: None, runs: 0 })
+        let tally = self.tally(plan, ends)?;
+        let update = trains.then(|| self.update(plan)).transpose()?;
+        Ok(Half { plan: plan.clone(), ends, program, tally, update, captured: None, runs: 0 })
     }
 
-    /// What follows the graph: the tally, and in training the verdict and the update.
-    fn tail(&self, plan: &Plan, ends: Ends, trains: bool) -> Result<Program, CudaError> {
+    /// What follows the graph.
+    fn tally(&self, plan: &Plan, ends: Ends) -> Result<Program, CudaError> {
         let address = |value: Value| match plan.place(value) {
             Place::Arena(offset) => Address::Fixed(self.bases.arena + offset as u64),
             _ => panic!("inputs and outputs live in the arena"),
         };
-        let (found, moment) = (Address::Fixed(self.found.address()), Address::Fixed(self.moment.address()));
-        let verdict = Address::Fixed(self.found.address() + 24);
         let shape = plan.graph().shape(ends.logits);
         let size = (shape.elements() / shape.last(), shape.last());
         Program::of_calls(self.cuda, |builder| {
             let rows = Address::Fixed(self.moment.address() + ROWS_AT);
-            lower::tally(builder, address(ends.logits), address(ends.targets), rows, size, found)?;
-            if !trains {
-                return Ok(());
-            }
+            let found = Address::Fixed(self.found.address());
+            lower::tally(builder, address(ends.logits), address(ends.targets), rows, size, found)
+        })
+    }
+
+    /// What follows in training: the verdict and the step.
+    fn update(&self, plan: &Plan) -> Result<Program, CudaError> {
+        let (found, moment) = (Address::Fixed(self.found.address()), Address::Fixed(self.moment.address()));
+        let verdict = Address::Fixed(self.found.address() + 24);
+        Program::of_calls(self.cuda, |builder| {
             let elements = plan.parameters().length();
             let chunks = elements.div_ceil(4 * BLOCK as usize).min(self.cuda.multiprocessors() * 8).max(1);
             let partial = builder.scratch(chunks * size_of::<f64>());

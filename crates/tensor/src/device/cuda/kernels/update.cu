@@ -106,6 +106,18 @@ KERNEL update_parameters(float* weights, const float* gradients, float* first, f
     }
 }
 
+// Gradients of a batch's parts: the first begins a sum, others are added to it, and the last becomes it.
+KERNEL add_gradients(float* sum, float* gradients, i64 elements, int first, int last) {
+    for (i64 i = first_index(); i < elements; i += all_threads()) {
+        float value = first ? gradients[i] : sum[i] + gradients[i];
+        if (last) {
+            gradients[i] = value;
+        } else {
+            sum[i] = value;
+        }
+    }
+}
+
 // Numbers in −1..1 that depend on their index alone.
 template <typename T> __device__ __forceinline__ void noise(T* data, i64 elements) {
     for (i64 i = first_index(); i < elements; i += all_threads()) {
