@@ -56,10 +56,8 @@ impl Draft {
     fn always(&self, context: &Context) -> Result<sys::CUgraph, CudaError> {
         let mut handle = 0;
         // SAFETY: the graph and the context live; the driver writes one handle.
-        check(
-            unsafe { sys::cuGraphConditionalHandleCreate(&mut handle, self.0, context.handle(), 1, 1) },
-            "making a condition",
-        )?;
+        let made = unsafe { sys::cuGraphConditionalHandleCreate(&mut handle, self.0, context.handle(), 1, 1) };
+        check(made, "making a condition")?;
         // SAFETY: a description of numbers and pointers, for which zeros are the documented start.
         let mut node: sys::CUgraphNodeParams = unsafe { std::mem::zeroed() };
         node.type_ = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;
@@ -80,7 +78,8 @@ impl Draft {
     fn executable(&self, context: &Arc<Context>) -> Result<Captured, CudaError> {
         let mut executable = null_mut();
         // SAFETY: the graph lives; the driver writes one handle.
-        check(unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, self.0, 0) }, "making a graph executable")?;
+        let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, self.0, 0) };
+        check(made, "making a graph executable")?;
         Ok(Captured { executable, context: Arc::clone(context) })
     }
 }
