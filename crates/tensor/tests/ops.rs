@@ -38,6 +38,7 @@ fn convolutions(rows: &[(&str, [usize; 4], usize, Geometry)]) {
         cases.push(Case::of(format!("conv {name}"), op(false, false), &inputs[..2]));
         cases.push(Case::of(format!("conv {name}, bias"), op(true, false), &inputs));
         cases.push(Case::of(format!("conv {name}, bias, relu"), op(true, true), &inputs).forward_only());
+        cases.push(Case::of(format!("conv {name}, relu"), op(false, true), &inputs[..2]).forward_only());
         let moments = Op::Conv2d { conv, bias: true, relu: false, moments: true };
         cases.push(Case::of(format!("conv {name}, bias, moments"), moments, &inputs).forward_only());
     }
@@ -79,6 +80,23 @@ fn dense_convolutions() {
         ("vectors and a rest", [1, 9, 7, 17], 35, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
         ("1×1 vectors and a rest", [2, 5, 5, 33], 19, ([1, 1], [1, 1], [0; 4], [1, 1], 1)),
         ("vectors, stride 2", [2, 9, 9, 16], 32, ([3, 3], [2, 2], [1; 4], [1, 1], 1)),
+    ]);
+}
+
+/// Few channels and results of which eight are 16 bytes: what a GPU computes by kernels of its own in bf16.
+#[test]
+fn convolutions_of_pictures() {
+    convolutions(&[
+        ("3×3, 3 channels", [2, 5, 19, 3], 64, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
+        ("3×3, 4 channels, more than 64 outputs", [1, 6, 7, 4], 72, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
+        ("3×3, not padded, 24 outputs", [3, 7, 9, 3], 24, ([3, 3], [1, 1], [0; 4], [1, 1], 1)),
+        ("3×3, rows that do not fit at once", [1, 12, 130, 3], 8, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
+        ("3×3 stride 2", [2, 9, 12, 3], 32, ([3, 3], [2, 2], [0, 0, 1, 1], [1, 1], 1)),
+        ("2×3, padded by four numbers", [1, 5, 6, 2], 16, ([2, 3], [1, 2], [1, 0, 0, 2], [1, 1], 1)),
+        ("5×5, one channel", [2, 8, 8, 1], 8, ([5, 5], [1, 1], [2; 4], [1, 1], 1)),
+        ("7×7 stride 2", [1, 13, 37, 3], 40, ([7, 7], [2, 2], [3; 4], [1, 1], 1)),
+        ("11×11 stride 4", [1, 19, 23, 3], 8, ([11, 11], [4, 4], [2; 4], [1, 1], 1)),
+        ("1×1", [1, 3, 5, 3], 8, ([1, 1], [1, 1], [0; 4], [1, 1], 1)),
     ]);
 }
 
@@ -353,7 +371,7 @@ type Sliding<'a> = (&'a str, [usize; 4], [usize; 2], [usize; 2], [usize; 4]);
 
 #[test]
 fn poolings() {
-    let sliding: [Sliding<'_>; 16] = [
+    let sliding: [Sliding<'_>; 21] = [
         ("2/2", [1, 4, 6, 3], [2, 2], [2, 2], [0; 4]),
         ("2/2 with a rest", [2, 5, 7, 2], [2, 2], [2, 2], [0; 4]),
         ("3/2", [1, 7, 7, 2], [3, 3], [2, 2], [0; 4]),
@@ -370,6 +388,11 @@ fn poolings() {
         ("2/1 padded to the left", [1, 3, 3, 2], [2, 2], [1, 1], [1, 1, 0, 0]),
         ("one pixel", [2, 1, 1, 3], [3, 3], [2, 2], [1; 4]),
         ("vectors and a rest", [1, 6, 6, 37], [3, 3], [2, 2], [1; 4]),
+        ("2/2, 8 channels", [2, 4, 6, 8], [2, 2], [2, 2], [0; 4]),
+        ("2/2, 24 channels", [1, 6, 2, 24], [2, 2], [2, 2], [0; 4]),
+        ("2/2, 8 channels and a rest", [2, 5, 6, 8], [2, 2], [2, 2], [0; 4]),
+        ("3/2 padded, 16 channels", [1, 7, 6, 16], [3, 3], [2, 2], [1; 4]),
+        ("17/1, more pixels than a byte counts", [1, 18, 19, 2], [17, 17], [1, 1], [0; 4]),
     ];
     let mut cases = Vec::new();
     for (name, x, kernel, stride, pad) in sliding {

@@ -345,6 +345,17 @@ impl Stream {
 
     /// Starts a kernel. Each argument is eight bytes, of which the kernel reads the first ones that its type has.
     pub fn launch(&self, function: Function, grid: [u32; 3], block: u32, arguments: &[u64]) -> Result<(), CudaError> {
+        self.launch_with_shared(function, grid, (block, 0), arguments)
+    }
+
+    /// The same with so many bytes of shared memory besides the kernel's own.
+    pub fn launch_with_shared(
+        &self,
+        function: Function,
+        grid: [u32; 3],
+        (block, shared_bytes): (u32, u32),
+        arguments: &[u64],
+    ) -> Result<(), CudaError> {
         let mut pointers = [null_mut::<c_void>(); 32];
         assert!(arguments.len() <= pointers.len(), "a kernel has at most {} arguments", pointers.len());
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
@@ -353,7 +364,8 @@ impl Stream {
         // SAFETY: the driver copies the arguments before it returns; the kernel's signature matches, as its caller asserts.
         let status = unsafe {
             let ([x, y, z], stream) = (grid, self.stream);
-            sys::cuLaunchKernel(function.0, x, y, z, block, 1, 1, 0, stream, pointers.as_mut_ptr(), null_mut())
+            let arguments = pointers.as_mut_ptr();
+            sys::cuLaunchKernel(function.0, x, y, z, block, 1, 1, shared_bytes, stream, arguments, null_mut())
         };
         check(status, "starting a kernel")
     }
@@ -450,14 +462,22 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Function {
-    /// How many blocks of so many threads run at the same time on one multiprocessor.
-    pub fn blocks_per_multiprocessor(self, threads: u32) -> Result<usize, CudaError> {
+    /// How many blocks of so many threads, with so much shared memory besides the kernel's own, run at the same time on one multiprocessor.
+    pub fn blocks_per_multiprocessor(self, threads: u32, shared_bytes: usize) -> Result<usize, CudaError> {
         let mut blocks = 0;
         // SAFETY: the driver writes one integer.
-        let status =
-            unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads as i32, 0) };
+        let status = unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads as i32, shared_bytes)
+        };
         check(status, "asking how many blocks fit")?;
         Ok(usize::try_from(blocks).unwrap_or(1).max(1))
+    }
+
+    /// Lets blocks have so much shared memory besides the kernel's own.
+    pub fn allow_shared(self, bytes: usize) -> Result<(), CudaError> {
+        let what = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the kernel lives as long as the process.
+        check(unsafe { sys::cuFuncSetAttribute(self.0, what, bytes as i32) }, "asking for shared memory")
     }
 }
 

@@ -1,10 +1,13 @@
 //! Nodes of a plan that the GPU computes together although the plan lists them one by one, because each would be a pass over memory:
-//! a sum of two gradients with the batch-norm gradient that reads it, and the gradient of a bias with that of the ReLU before it.
+//! a sum of two gradients with the batch-norm gradient that reads it, the gradient of a bias with that of the ReLU before it, and both with
+//! the gradient of a stem's weights.
 //!
 //! The plan's memory stays as it is, so what is joined must not need longer what the plan has given to others.
 
 use std::collections::{HashMap, HashSet};
 
+use super::lower::Stem;
+use crate::device::cpu::conv::ConvPass;
 use crate::dtype::DType;
 use crate::graph::{Source, Value};
 use crate::op::{Op, ReluMask};
@@ -18,13 +21,28 @@ pub(super) struct Joins {
     pub sums: HashMap<usize, usize>,
     /// Gradients of ReLU, and the biases whose gradients they compute.
     pub biases: HashMap<usize, Value>,
+    /// Gradients of ReLU that nobody but a stem's bias and weights wants.
+    pub stems: HashMap<usize, StemGradient>,
     /// Nodes that others compute.
     pub done: HashSet<usize>,
-    /// Batch-norms with an addition and a ReLU, and their gradients, by where the bits of what passes stand: they are a sixteenth of the
-    /// result that the gradient would read instead.
+    /// Batch-norms with an addition and a ReLU and their gradients, stems and the gradients of their ReLU, by where the bits of what
+    /// passes stand: they are a sixteenth of the result that the gradient would read instead.
     pub gates: HashMap<usize, u64>,
     /// Bytes of all bits.
     pub gate_bytes: usize,
+}
+
+/// The gradients of a stem.
+#[derive(Debug)]
+pub(super) struct StemGradient {
+    /// How they are computed.
+    pub stem: Stem,
+    /// The image.
+    pub image: Value,
+    /// The gradient of its weights.
+    pub weight: Value,
+    /// The gradient of its bias, if it has one.
+    pub bias: Option<Value>,
 }
 
 impl Joins {
@@ -42,19 +60,28 @@ impl Joins {
                 joins.done.insert(index);
             }
             if let Some(forward) = gated(plan, index) {
-                let at = *joins.gates.entry(forward).or_insert(joins.gate_bytes as u64);
-                if at == joins.gate_bytes as u64 {
-                    let elements = plan.graph().shape(plan.graph().nodes()[forward].outputs[0]).elements();
-                    joins.gate_bytes += (elements / 8).next_multiple_of(256);
-                }
-                joins.gates.insert(index, at);
+                joins.gate(plan, forward, index);
             }
-            if let Some((sum, bias)) = bias_of(plan, index, &readers) {
+            if let Some((forward, nodes, gradient)) = stem_of(plan, index, &readers) {
+                joins.gate(plan, forward, index);
+                joins.done.extend(nodes);
+                joins.stems.insert(index, gradient);
+            } else if let Some((sum, bias)) = bias_of(plan, index, &readers) {
                 joins.biases.insert(index, bias);
                 joins.done.insert(sum);
             }
         }
         joins
+    }
+
+    /// Has a node leave bits for another.
+    fn gate(&mut self, plan: &Plan, forward: usize, backward: usize) {
+        let at = *self.gates.entry(forward).or_insert(self.gate_bytes as u64);
+        if at == self.gate_bytes as u64 {
+            let elements = plan.graph().shape(plan.graph().nodes()[forward].outputs[0]).elements();
+            self.gate_bytes += (elements / 8).next_multiple_of(256);
+        }
+        self.gates.insert(backward, at);
     }
 }
 
@@ -95,4 +122,34 @@ fn bias_of<'a>(plan: &Plan, index: usize, readers: &impl Fn(Value) -> &'a [usize
     let sum = readers(dz).iter().copied().find(sums)?;
     let bias = nodes[sum].outputs[0];
     matches!(plan.place(bias), Place::Gradient(_)).then_some((sum, bias))
+}
+
+/// A ReLU's gradient that is read by the gradients of a stem's weights and bias alone: the stem's node, those nodes, and what they give,
+/// each into a place of its own.
+fn stem_of<'a>(
+    plan: &Plan,
+    index: usize,
+    readers: &impl Fn(Value) -> &'a [usize],
+) -> Option<(usize, Vec<usize>, StemGradient)> {
+    let (graph, node) = (plan.graph(), &plan.graph().nodes()[index]);
+    let Op::UnaryGrad(Unary::Relu) = node.op else { return None };
+    let Source::Node { node: forward, output: 0 } = graph.info(node.inputs[1]).source else { return None };
+    let Op::Conv2d { relu: true, .. } = graph.nodes()[forward].op else { return None };
+    let dz = node.outputs[0];
+    let is_weight = |&reader: &usize| matches!(graph.nodes()[reader].op, Op::Conv2dGradWeight { .. });
+    let weight = readers(dz).iter().copied().find(is_weight)?;
+    let Op::Conv2dGradWeight { conv } = graph.nodes()[weight].op else { return None };
+    let image = graph.nodes()[weight].inputs[0];
+    let stem = |pass| Stem::new(pass, (graph.shape(image), graph.dtype(image)), conv, graph.shape(dz));
+    let (Some(_), Some(stem)) = (stem(ConvPass::Forward), stem(ConvPass::GradWeight)) else { return None };
+    let sum = bias_of(plan, index, readers);
+    let nodes: Vec<usize> = [weight].into_iter().chain(sum.map(|(sum, _)| sum)).collect();
+    let gradient =
+        StemGradient { stem, image, weight: graph.nodes()[weight].outputs[0], bias: sum.map(|(_, bias)| bias) };
+    let fits = graph.nodes()[forward].inputs[0] == image
+        && graph.dtype(dz) == DType::Bf16
+        && matches!(plan.place(gradient.weight), Place::Gradient(_))
+        && readers(dz).iter().all(|reader| nodes.contains(reader))
+        && !plan.outputs().contains(&dz);
+    fits.then_some((forward, nodes, gradient))
 }

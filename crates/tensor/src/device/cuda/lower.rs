@@ -10,6 +10,7 @@ mod lstm;
 mod pooling;
 mod product;
 mod rows;
+mod stem;
 
 use super::CudaError;
 use super::program::{At, Builder};
@@ -18,6 +19,7 @@ use crate::op::Op;
 pub(super) use batch_norm::relu_gradient;
 pub(super) use elementwise::cast;
 pub(super) use rows::tally;
+pub(super) use stem::{Stem, stem_gradient};
 
 /// Appends the calls of a node.
 pub(super) fn node(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), CudaError> {

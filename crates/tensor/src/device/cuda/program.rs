@@ -150,6 +150,7 @@ pub(super) struct Launch {
     function: Function,
     grid: [u32; 3],
     block: u32,
+    shared_bytes: u32,
     arguments: Vec<Argument>,
     completed: Vec<u64>,
 }
@@ -170,7 +171,10 @@ pub(super) enum Call {
 impl Call {
     fn start(&self, cuda: &Cuda, stream: &Stream, scratch: u64) -> Result<(), CudaError> {
         match self {
-            Self::Launch(launch) => stream.launch(launch.function, launch.grid, launch.block, &launch.completed),
+            Self::Launch(launch) => {
+                let block = (launch.block, launch.shared_bytes);
+                stream.launch_with_shared(launch.function, launch.grid, block, &launch.completed)
+            }
             Self::Convolution(convolution) => convolution.start(cuda.cudnn(), stream),
             Self::Product(product) => product.start(cuda.blas(), stream, scratch),
             Self::Copy(to, from, bytes) => stream.copy(to.complete(scratch), from.complete(scratch), *bytes),
@@ -203,10 +207,15 @@ impl Program {
             let sum = joins.sums.get(&index).map(|&sum| &plan.graph().nodes()[sum]);
             let gate = joins.gates.get(&index).map(|offset| Address::Fixed(bases.gates + offset));
             let at = At { plan, node, bases, sum, gate };
-            let made = match joins.biases.get(&index) {
+            let made = match (joins.stems.get(&index), joins.biases.get(&index)) {
                 _ if joins.done.contains(&index) => Ok(()),
-                Some(&bias) => super::lower::relu_gradient(&mut builder, &at, at.tensor(bias).address),
-                None => super::lower::node(&mut builder, &at),
+                (Some(found), _) => {
+                    let bias = found.bias.map(|bias| at.tensor(bias).address);
+                    let tensors = (&at.tensor(found.image), &at.tensor(found.weight), bias);
+                    super::lower::stem_gradient(&mut builder, &at, &found.stem, tensors)
+                }
+                (None, Some(&bias)) => super::lower::relu_gradient(&mut builder, &at, at.tensor(bias).address),
+                (None, None) => super::lower::node(&mut builder, &at),
             };
             made.map_err(|CudaError(why)| CudaError(format!("{}, {}: {why}", node.layer, node.op.name())))?;
             ends.push(builder.calls.len());
@@ -348,6 +357,9 @@ pub(super) struct Builder<'a> {
     scratch_bytes: usize,
 }
 
+/// Bytes of shared memory that a block may ask for: every GPU that multiplies bf16 has them.
+pub(super) const SHARED_MAX: usize = 96 << 10;
+
 /// Threads of a block, where nothing else is asked for.
 pub(super) const BLOCK: u32 = 256;
 
@@ -380,7 +392,16 @@ impl<'a> Builder<'a> {
 
     /// How many blocks of a kernel run at the same time on the whole GPU.
     pub fn blocks_at_once(&mut self, name: &str, threads: u32) -> Result<usize, CudaError> {
-        Ok(self.function(name)?.blocks_per_multiprocessor(threads)? * self.cuda.multiprocessors())
+        self.blocks_with_shared(name, threads, 0)
+    }
+
+    /// The same where blocks have shared memory besides the kernel's own.
+    pub fn blocks_with_shared(&mut self, name: &str, threads: u32, shared_bytes: usize) -> Result<usize, CudaError> {
+        let function = self.function(name)?;
+        if shared_bytes > 0 {
+            function.allow_shared(SHARED_MAX)?;
+        }
+        Ok(function.blocks_per_multiprocessor(threads, shared_bytes)? * self.cuda.multiprocessors())
     }
 
     /// A kernel by name, with a grid of blocks. The arguments are those of the kernel, in order and of its types.
@@ -391,10 +412,22 @@ impl<'a> Builder<'a> {
         block: u32,
         arguments: &[Argument],
     ) -> Result<(), CudaError> {
+        self.launch_with_shared(name, (grid, block), 0, arguments)
+    }
+
+    /// The same with shared memory besides the kernel's own, which [`Builder::blocks_with_shared`] was asked about before.
+    pub fn launch_with_shared(
+        &mut self,
+        name: &str,
+        (grid, block): ([usize; 3], u32),
+        shared_bytes: usize,
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
         let function = self.function(name)?;
+        let shared_bytes = shared_bytes as u32;
         let grid = grid.map(|size| u32::try_from(size.max(1)).expect("a grid of blocks that can be counted"));
         let arguments = arguments.to_vec();
-        self.calls.push(Call::Launch(Launch { function, grid, block, arguments, completed: Vec::new() }));
+        self.calls.push(Call::Launch(Launch { function, grid, block, shared_bytes, arguments, completed: Vec::new() }));
         Ok(())
     }
 

@@ -28,6 +28,18 @@ __device__ __forceinline__ u32 to_bf16_pair(float first, float second) {
     return pair;
 }
 
+// Bytes of two words by number, four in a selector's nibbles; with 8 added, eight times the byte's upper bit. (`__byte_perm` has no 8.)
+template <int selector> __device__ __forceinline__ u32 select_bytes(u32 first, u32 second) {
+    u32 word;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(first), "r"(second), "n"(selector));
+    return word;
+}
+
+// 16 bytes in one store; a compiler that finds the words apart would write them apart.
+__device__ __forceinline__ void store_words(void* to, const u32 (&words)[4]) {
+    asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+}
+
 // W elements of type T as floats; 16 bytes at a time where W says so. The address is aligned to what is read.
 template <typename T, int W> struct Pack {
     float v[W];

@@ -1,10 +1,11 @@
-//! Convolutions by cuDNN. What it does not take as it is, is brought into a form that it takes: weights in another order, zeros
-//! that are not the same on both sides.
+//! Convolutions by cuDNN, and by kernels of our own where images have few channels (`stem.rs`). What cuDNN does not take as it is, is
+//! brought into a form that it takes: weights in another order, zeros that are not the same on both sides.
 
 use super::super::CudaError;
 use super::super::convolution::{Convolution, Finish, Problem};
 use super::super::program::{Address, Argument, At, Builder, Call, Tensor};
 use super::fold::Fold;
+use super::stem::Stem;
 use crate::device::cpu::conv::ConvPass;
 use crate::dtype::DType;
 use crate::op::Op;
@@ -32,6 +33,10 @@ fn forward(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, end: (bool, boo
     let (x, w, y) = (at.input(0), at.input(1), at.output(0));
     let bias = end.0.then(|| at.input(2));
     let weight = weight(builder, &w, x.dtype)?;
+    if let Some(stem) = Stem::new(ConvPass::Forward, (x.shape, x.dtype), conv, y.shape) {
+        let end = (bias.map(|bias| bias.address), end.1);
+        return stem.forward(builder, [x.address, weight, y.address], end, at.gate());
+    }
     let (padded, plain, size) = padded(builder, &x, conv)?;
     let problem = |conv: Conv2d, image: [usize; 4], finish: Finish| Problem {
         pass: ConvPass::Forward,
@@ -103,6 +108,9 @@ fn grad_input(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, input: [usiz
 
 fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(), CudaError> {
     let (x, dy, dw) = (at.input(0), at.input(1), at.output(0));
+    if let Some(stem) = Stem::new(ConvPass::GradWeight, (x.shape, x.dtype), conv, dy.shape) {
+        return stem.gradient(builder, [x.address, dy.address], None, (&dw, None));
+    }
     let (padded, plain, size) = padded(builder, &x, conv)?;
     let outputs = dw.shape.last();
     let problem = |conv: Conv2d, image: [usize; 4], gradient: DType| Problem {
