@@ -126,7 +126,7 @@ part() {
   echo "== $name"
   timeout -k 10 "$seconds" "$@" > "logs/$name.log" 2>&1
   code=$?
-  grep -E '^(test result:|skipped:)|ERROR SUMMARY|images/s|panicked' "logs/$name.log"
+  grep -E '^(test result:|skipped:|gpus )|cuda:|ERROR SUMMARY|images/s|panicked' "logs/$name.log"
   if [ $code -eq 0 ]; then
     passed=$((passed + 1))
   elif grep -q 'Device not supported' "logs/$name.log"; then

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{Choice, Choices, Key};
 
 /// Raised when a kernel changes so much that old measurements mislead.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A choice takes some 400 bytes, and a model a few dozen choices.
 const BYTES_MAX: u64 = 16 << 20;

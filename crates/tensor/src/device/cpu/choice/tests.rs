@@ -161,7 +161,7 @@ fn a_damaged_or_foreign_file_is_refused_and_replaced() {
     let text = choices.to_json();
     let cases = [
         (text[..text.len() / 2].to_owned(), "it is damaged"),
-        (text.replace("\"version\":1", "\"version\":0"), "it was measured for version 0"),
+        (text.replace("\"version\":2", "\"version\":0"), "it was measured for version 0"),
         (text.replace("AMD EPYC", "VIA C3"), "it was measured on `VIA C3 (TM)`"),
         (text.replace("forward", "sideways"), "it is damaged"),
     ];

@@ -1,30 +1,32 @@
 // Batch normalisation over the rows of a [rows, channels] matrix: two reading passes forward (sums, then the result), two
 // backward. Bound: bytes of those passes over memory bandwidth.
 //
-// A block of 256 threads works on a tile of `tile` packs of W channels and 256/tile rows at a time, over `chunk` rows; blocks
-// are numbered by chunk (x) and by tile of channels (y). Sums go lane by lane, then chunk by chunk, in a fixed order.
+// A block of 256 threads works on a tile of `tile` packs of W channels and a few times 256/tile rows at a time, then as far on as all blocks
+// together reach: what is read at one time lies side by side. Blocks are numbered by rows (x) and by tile of channels (y). Sums go lane by
+// lane, then block by block, in a fixed order.
 
 #define NORM_THREADS 256
 #define NORM_UNROLL 4
 
 struct NormPlace {
-    i64 row, end;
+    i64 row, end, step;
     int lanes, channel;
     bool live;
 };
 
-template <int W> __device__ __forceinline__ NormPlace norm_place(i64 rows, int channels, int tile, i64 chunk) {
+template <int W, int U> __device__ __forceinline__ NormPlace norm_place(i64 rows, int channels, int tile) {
     NormPlace p;
     int column = threadIdx.x % tile;
     p.lanes = NORM_THREADS / tile;
     p.channel = (blockIdx.y * tile + column) * W;
     p.live = p.channel < channels;
-    p.row = blockIdx.x * chunk + threadIdx.x / tile;
-    p.end = min((i64)(blockIdx.x + 1) * chunk, rows);
+    p.row = (i64)blockIdx.x * U * p.lanes + threadIdx.x / tile;
+    p.step = (i64)gridDim.x * U * p.lanes;
+    p.end = rows;
     return p;
 }
 
-// Adds up what the lanes of a block hold, two sums per channel, and writes them to partial[chunk][2][channels].
+// Adds up what the lanes of a block hold, two sums per channel, and writes them to partial[block][2][channels].
 template <int W> __device__ __forceinline__ void norm_write_sums(const float* first, const float* second, float* partial, int channels, int tile) {
     __shared__ float room[NORM_THREADS * 2 * W];
     const int n = 2 * W;
@@ -43,15 +45,15 @@ template <int W> __device__ __forceinline__ void norm_write_sums(const float* fi
 }
 
 // Sums of x − pivot and of its square, the pivot being the first row.
-template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* x, float* partial, i64 rows, int channels, int tile, i64 chunk) {
-    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* x, float* partial, i64 rows, int channels, int tile) {
+    NormPlace p = norm_place<W, NORM_UNROLL>(rows, channels, tile);
     float sum[W], square[W];
     Raw<T, W> pivot, raw[NORM_UNROLL];
 #pragma unroll
     for (int i = 0; i < W; i++) sum[i] = square[i] = 0.0f;
     if (p.live) {
         pivot.load(x + p.channel);
-        for (i64 row = p.row; row < p.end; row += NORM_UNROLL * p.lanes) {
+        for (i64 row = p.row; row < p.end; row += p.step) {
 #pragma unroll
             for (int u = 0; u < NORM_UNROLL; u++)
                 if (row + u * p.lanes < p.end) raw[u].load(x + (row + u * p.lanes) * channels + p.channel);
@@ -69,17 +71,17 @@ template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* 
     norm_write_sums<W>(sum, square, partial, channels, tile);
 }
 
-// Adds up the chunks' sums of 32 channels with 32 threads for each; the first of them gets both.
-__device__ __forceinline__ bool norm_collect(const float* partial, int chunks, int channels, int* channel, double* first, double* second) {
+// Adds up the blocks' sums of 32 channels with 32 threads for each; the first of them gets both.
+__device__ __forceinline__ bool norm_collect(const float* partial, int blocks, int channels, int* channel, double* first, double* second) {
     __shared__ double room[2][32][33];
     int column = threadIdx.x % 32, group = threadIdx.x / 32;
     int c = blockIdx.x * 32 + column;
     double a = 0.0, b = 0.0;
     if (c < channels)
 #pragma unroll 4
-        for (int chunk = group; chunk < chunks; chunk += 32) {
-            a += partial[((i64)chunk * 2) * channels + c];
-            b += partial[((i64)chunk * 2 + 1) * channels + c];
+        for (int block = group; block < blocks; block += 32) {
+            a += partial[((i64)block * 2) * channels + c];
+            b += partial[((i64)block * 2 + 1) * channels + c];
         }
     room[0][group][column] = a;
     room[1][group][column] = b;
@@ -96,10 +98,10 @@ __device__ __forceinline__ bool norm_collect(const float* partial, int chunks, i
     return true;
 }
 
-template <typename T> __device__ __forceinline__ void norm_statistics(const float* partial, int chunks, const T* x, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) {
+template <typename T> __device__ __forceinline__ void norm_statistics(const float* partial, int blocks, const T* x, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) {
     int c;
     double sum, square;
-    if (!norm_collect(partial, chunks, channels, &c, &sum, &square)) return;
+    if (!norm_collect(partial, blocks, channels, &c, &sum, &square)) return;
     double shift = sum / (double)rows, variance = fmax(square / (double)rows - shift * shift, 0.0);
     double middle = (double)to_float(x[c]) + shift;
     mean[c] = (float)middle;
@@ -110,10 +112,10 @@ template <typename T> __device__ __forceinline__ void norm_statistics(const floa
 }
 
 // The mean and the variance themselves.
-template <typename T> __device__ __forceinline__ void norm_moments(const float* partial, int chunks, const T* x, i64 rows, int channels, float* mean, float* variance) {
+template <typename T> __device__ __forceinline__ void norm_moments(const float* partial, int blocks, const T* x, i64 rows, int channels, float* mean, float* variance) {
     int c;
     double sum, square;
-    if (!norm_collect(partial, chunks, channels, &c, &sum, &square)) return;
+    if (!norm_collect(partial, blocks, channels, &c, &sum, &square)) return;
     double shift = sum / (double)rows;
     mean[c] = (float)((double)to_float(x[c]) + shift);
     variance[c] = (float)fmax(square / (double)rows - shift * shift, 0.0);
@@ -149,13 +151,13 @@ __device__ __forceinline__ float norm_cut(float x, int cut) {
 __device__ __forceinline__ bool norm_passes(float x, int cut) { return x > 0.0f && (cut != 2 || x < 6.0f); }
 
 // `gate`, where it is given, gets a bit for each element that the ReLU lets pass: a byte for eight channels.
-template <typename T, int W> __device__ __forceinline__ void norm_apply(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile, i64 chunk) {
-    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+template <typename T, int W> __device__ __forceinline__ void norm_apply(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile) {
+    NormPlace p = norm_place<W, NORM_UNROLL>(rows, channels, tile);
     if (!p.live) return;
     float scale[W], shift[W];
     norm_affine<W>(scale, shift, p.channel, mean, spread, is_variance, epsilon, gamma, beta);
     Raw<T, W> raw[NORM_UNROLL], other[NORM_UNROLL];
-    for (i64 row = p.row; row < p.end; row += NORM_UNROLL * p.lanes) {
+    for (i64 row = p.row; row < p.end; row += p.step) {
 #pragma unroll
         for (int u = 0; u < NORM_UNROLL; u++)
             if (row + u * p.lanes < p.end) {
@@ -207,9 +209,9 @@ template <typename T, int W, int mask> struct NormGradient {
 };
 
 // Sums of dz and of dz·(x − mean)/deviation; gives dz out where somebody wants it.
-template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad_sums(const T* dy, const T* more, const T* x, const void* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) {
+template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad_sums(const T* dy, const T* more, const T* x, const void* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int kind, float* partial, i64 rows, int channels, int tile) {
     const int U = 2;
-    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+    NormPlace p = norm_place<W, U>(rows, channels, tile);
     float sum[W], slope[W], scale[W], shift[W], middle[W];
 #pragma unroll
     for (int i = 0; i < W; i++) sum[i] = slope[i] = 0.0f;
@@ -218,7 +220,7 @@ template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad
         for (int i = 0; i < W; i++) middle[i] = mean[p.channel + i];
         if (mask == 1) norm_affine<W>(scale, shift, p.channel, mean, spread, 0, 0.0f, gamma, beta);
         NormGradient<T, W, mask> g[U];
-        for (i64 row = p.row; row < p.end; row += U * p.lanes) {
+        for (i64 row = p.row; row < p.end; row += p.step) {
 #pragma unroll
             for (int u = 0; u < U; u++)
                 if (row + u * p.lanes < p.end) g[u].load(dy, more, x, y, (row + u * p.lanes) * channels + p.channel);
@@ -241,18 +243,18 @@ template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad
     norm_write_sums<W>(sum, slope, partial, channels, tile);
 }
 
-KERNEL batch_norm_grad_totals(const float* partial, int chunks, int channels, float* dbeta, float* dgamma) {
+KERNEL batch_norm_grad_totals(const float* partial, int blocks, int channels, float* dbeta, float* dgamma) {
     int c;
     double sum, slope;
-    if (!norm_collect(partial, chunks, channels, &c, &sum, &slope)) return;
+    if (!norm_collect(partial, blocks, channels, &c, &sum, &slope)) return;
     dbeta[c] = (float)sum;
     dgamma[c] = (float)slope;
 }
 
 // dx = gamma/deviation·(dz − mean of dz − (x − mean)/deviation·mean of dz·(x − mean)/deviation)
-template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad_apply(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int kind, i64 rows, int channels, int tile, i64 chunk) {
+template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad_apply(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int kind, i64 rows, int channels, int tile) {
     const int U = 4;
-    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+    NormPlace p = norm_place<W, U>(rows, channels, tile);
     if (!p.live) return;
     float scale[W], shift[W], of_x[W], constant[W], of_dy[W];
     float share = 1.0f / (float)rows;
@@ -266,7 +268,7 @@ template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad
     if (mask == 1) norm_affine<W>(scale, shift, p.channel, mean, spread, 0, 0.0f, gamma, beta);
     NormGradient<T, W, mask> g[U];
     const T* none = 0;
-    for (i64 row = p.row; row < p.end; row += U * p.lanes) {
+    for (i64 row = p.row; row < p.end; row += p.step) {
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (row + u * p.lanes < p.end) g[u].load(dy, none, x, y, (row + u * p.lanes) * channels + p.channel);
@@ -283,14 +285,14 @@ template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad
 }
 
 // The gradient of ReLU, and its sums over the rows: the gradient of a bias. dz may stand where dy stood.
-template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(const T* dy, const T* y, T* dz, float* partial, i64 rows, int channels, int tile, i64 chunk) {
-    NormPlace p = norm_place<W>(rows, channels, tile, chunk);
+template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(const T* dy, const T* y, T* dz, float* partial, i64 rows, int channels, int tile) {
+    NormPlace p = norm_place<W, NORM_UNROLL>(rows, channels, tile);
     float sum[W], nothing[W];
 #pragma unroll
     for (int i = 0; i < W; i++) sum[i] = nothing[i] = 0.0f;
     Raw<T, W> g[NORM_UNROLL], o[NORM_UNROLL];
     if (p.live) {
-        for (i64 row = p.row; row < p.end; row += NORM_UNROLL * p.lanes) {
+        for (i64 row = p.row; row < p.end; row += p.step) {
 #pragma unroll
             for (int u = 0; u < NORM_UNROLL; u++)
                 if (row + u * p.lanes < p.end) {
@@ -314,22 +316,22 @@ template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(cons
 }
 
 #define NORM_KERNELS(T, NAME, W)                                                                                                 \
-    KERNEL __launch_bounds__(NORM_THREADS) relu_grad_sums_##NAME(const T* dy, const T* y, T* dz, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
-        relu_grad_sums<T, W>(dy, y, dz, partial, rows, channels, tile, chunk);                                                   \
+    KERNEL __launch_bounds__(NORM_THREADS) relu_grad_sums_##NAME(const T* dy, const T* y, T* dz, float* partial, i64 rows, int channels, int tile) { \
+        relu_grad_sums<T, W>(dy, y, dz, partial, rows, channels, tile);                                                   \
     }                                                                                                                            \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_sums_##NAME(const T* x, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
-        norm_sums<T, W>(x, partial, rows, channels, tile, chunk);                                                                \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_sums_##NAME(const T* x, float* partial, i64 rows, int channels, int tile) { \
+        norm_sums<T, W>(x, partial, rows, channels, tile);                                                                \
     }                                                                                                                            \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_apply_##NAME(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile, i64 chunk) { \
-        norm_apply<T, W>(x, added, y, gate, mean, spread, is_variance, epsilon, gamma, beta, cut, rows, channels, tile, chunk);         \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_apply_##NAME(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile) { \
+        norm_apply<T, W>(x, added, y, gate, mean, spread, is_variance, epsilon, gamma, beta, cut, rows, channels, tile);         \
     }
 
 #define NORM_GRADIENTS(T, NAME, W, MASK)                                                                                         \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_sums_##NAME##_##MASK(const T* dy, const T* more, const T* x, const void* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int kind, float* partial, i64 rows, int channels, int tile, i64 chunk) { \
-        norm_grad_sums<T, W, MASK>(dy, more, x, y, dz, mean, spread, gamma, beta, kind, partial, rows, channels, tile, chunk);    \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_sums_##NAME##_##MASK(const T* dy, const T* more, const T* x, const void* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int kind, float* partial, i64 rows, int channels, int tile) { \
+        norm_grad_sums<T, W, MASK>(dy, more, x, y, dz, mean, spread, gamma, beta, kind, partial, rows, channels, tile);    \
     }                                                                                                                            \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_apply_##NAME##_##MASK(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int kind, i64 rows, int channels, int tile, i64 chunk) { \
-        norm_grad_apply<T, W, MASK>(dy, x, y, dx, mean, spread, gamma, beta, dbeta, dgamma, kind, rows, channels, tile, chunk);   \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_apply_##NAME##_##MASK(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int kind, i64 rows, int channels, int tile) { \
+        norm_grad_apply<T, W, MASK>(dy, x, y, dx, mean, spread, gamma, beta, dbeta, dgamma, kind, rows, channels, tile);   \
     }
 #define NORM_MASKS(T, NAME, W) NORM_GRADIENTS(T, NAME, W, 0) NORM_GRADIENTS(T, NAME, W, 1) NORM_GRADIENTS(T, NAME, W, 2)
 
@@ -345,13 +347,13 @@ NORM_KERNELS(bf16, bf16, 1)
 NORM_KERNELS(bf16, bf16_wide, 8)
 
 #define NORM_STATISTICS(T, NAME)                                                                                                 \
-    KERNEL batch_norm_statistics_##NAME(const float* partial, int chunks, const T* x, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) { \
-        norm_statistics<T>(partial, chunks, x, rows, channels, epsilon, momentum, mean, spread, running_mean, running_variance);  \
+    KERNEL batch_norm_statistics_##NAME(const float* partial, int blocks, const T* x, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) { \
+        norm_statistics<T>(partial, blocks, x, rows, channels, epsilon, momentum, mean, spread, running_mean, running_variance);  \
     }
 
 #define NORM_MOMENTS(T, NAME)                                                                                                    \
-    KERNEL batch_norm_moments_##NAME(const float* partial, int chunks, const T* x, i64 rows, int channels, float* mean, float* variance) { \
-        norm_moments<T>(partial, chunks, x, rows, channels, mean, variance);                                                     \
+    KERNEL batch_norm_moments_##NAME(const float* partial, int blocks, const T* x, i64 rows, int channels, float* mean, float* variance) { \
+        norm_moments<T>(partial, blocks, x, rows, channels, mean, variance);                                                     \
     }
 
 NORM_STATISTICS(float, f32)

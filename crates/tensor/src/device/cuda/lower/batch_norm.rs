@@ -29,8 +29,6 @@ struct Cut {
     channels: usize,
     /// Packs of channels that a block works on.
     tile: usize,
-    /// Rows that a block works on.
-    chunk: usize,
     grid: [usize; 3],
     name: String,
 }
@@ -48,17 +46,16 @@ impl Cut {
         let lanes = THREADS as usize / tile;
         // All blocks run at the same time, so that none is left for a second round.
         let most = (rows / (lanes * ROWS_MIN)).max(1);
-        let wanted = (builder.blocks_at_once(&name, THREADS)? / tiles).clamp(1, most);
-        let chunk = rows.div_ceil(wanted).next_multiple_of(lanes);
-        Ok(Self { rows, channels, tile, chunk, grid: [rows.div_ceil(chunk), tiles, 1], name })
+        let blocks = (builder.blocks_at_once(&name, THREADS)? / tiles).clamp(1, most);
+        Ok(Self { rows, channels, tile, grid: [blocks, tiles, 1], name })
     }
 
     /// The last arguments of every kernel.
-    fn arguments(&self) -> [Argument; 4] {
-        [self.rows.into(), (self.channels as i32).into(), (self.tile as i32).into(), self.chunk.into()]
+    fn arguments(&self) -> [Argument; 3] {
+        [self.rows.into(), (self.channels as i32).into(), (self.tile as i32).into()]
     }
 
-    /// Room for two sums per chunk and channel.
+    /// Room for two sums per block and channel.
     fn partial_bytes(&self) -> usize {
         self.grid[0] * 2 * self.channels * DType::F32.bytes()
     }
@@ -74,7 +71,7 @@ fn kind(rectifier: Rectifier) -> Argument {
     })
 }
 
-/// The first pass over x: two sums for each chunk and channel, and where they are.
+/// The first pass over x: two sums for each block and channel, and where they are.
 fn sums(builder: &mut Builder<'_>, x: &Tensor<'_>) -> Result<(Cut, Address), CudaError> {
     let cut = Cut::new(builder, x, ("batch_norm_sums", ""))?;
     let partial = builder.scratch(cut.partial_bytes());

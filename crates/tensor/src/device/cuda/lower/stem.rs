@@ -23,7 +23,7 @@ const THREADS: u32 = 256;
 /// Outputs that a block takes.
 const OUTPUTS: usize = 64;
 /// Pixels of a band, where there is room for so many.
-const PIXELS: usize = 1024;
+const PIXELS: usize = 1792;
 /// Two chunks of gradients in shared memory.
 const CHUNKS_BYTES: usize = 2 * 128 * 128;
 
