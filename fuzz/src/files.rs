@@ -11,6 +11,7 @@ use paceline_nn::weights::{self, Inventory};
 use paceline_nn::{ForeignLayout, Init, Parameter, State};
 use paceline_system::disk::Disk;
 use paceline_tensor::device::cpu::choice::Choices;
+use paceline_tensor::device::cuda::kept;
 use paceline_train::checkpoint;
 
 /// The bytes as a file in a folder of its own.
@@ -32,6 +33,14 @@ pub fn choices(bytes: &[u8]) {
     if let Ok(choices) = Choices::from_json(bytes, "processor") {
         let again = Choices::from_json(choices.to_json().as_bytes(), "processor").expect("what was written is read");
         assert_eq!(again.to_json(), choices.to_json());
+    }
+}
+
+/// The file of a GPU's engines: written again, it is the same.
+pub fn engines(bytes: &[u8]) {
+    if let Ok(engines) = kept::read_engines(bytes) {
+        let again = kept::read_engines(&kept::write_engines(&engines)).expect("what was written is read");
+        assert_eq!(again, engines);
     }
 }
 

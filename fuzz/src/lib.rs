@@ -25,6 +25,7 @@ pub const TARGETS: &[Target] = &[
     ("config", words::config),
     ("certificates", files::certificates),
     ("choices", files::choices),
+    ("engines", files::engines),
     ("weights", files::weights),
     ("event_log", files::event_log),
     ("cifar10", files::cifar10),

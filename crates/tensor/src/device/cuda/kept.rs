@@ -30,7 +30,7 @@ impl Kept {
         let mut warning = None;
         if let Some(file) = file.as_ref().filter(|file| disk.exists(file)) {
             let read = disk.read(file).map_err(|error| error.to_string());
-            match read.and_then(|bytes| serde_json::from_slice::<Engines>(&bytes).map_err(|error| error.to_string())) {
+            match read.and_then(|bytes| read_engines(&bytes)) {
                 Ok(engines) => cuda.adopt(engines),
                 Err(error) => warning = Some(format!("{} is not used: {error}", file.display())),
             }
@@ -47,11 +47,24 @@ impl Kept {
         let engines = self.cuda.engines();
         let new = engines.len() - self.known.min(engines.len());
         let Some(file) = self.file.as_ref().filter(|_| new > 0) else { return Ok(new) };
-        let text = serde_json::to_vec_pretty(&engines).expect("plain data becomes JSON");
+        let text = write_engines(&engines);
         let folder = file.parent().map_or(Ok(()), |folder| self.disk.create_dir(folder));
         folder.and_then(|()| self.disk.write(file, &text)).map_err(|error| CudaError(error.to_string()))?;
         Ok(new)
     }
+}
+
+/// Engines from the bytes of a file.
+///
+/// # Errors
+/// When they are not such a file.
+pub fn read_engines(bytes: &[u8]) -> Result<Engines, String> {
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+/// The bytes of a file of engines.
+pub fn write_engines(engines: &Engines) -> Vec<u8> {
+    serde_json::to_vec_pretty(engines).expect("plain data becomes JSON")
 }
 
 /// The file of a kind of GPU, driver and library: engines of one may not exist in another.
