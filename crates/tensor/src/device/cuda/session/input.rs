@@ -2,6 +2,8 @@
 //!
 //! Nothing here waits for the GPU's work except [`Session::fill`], which has one place to copy from.
 
+use std::sync::Arc;
+
 use super::{AHEAD, Album, Half, Session};
 use crate::bf16::Bf16;
 use crate::buffer::bytes_of;
@@ -154,7 +156,7 @@ impl Session {
     /// # Panics
     /// When the batch is larger than planned, or of another kind.
     pub fn fill(&mut self, samples: Samples<'_>, targets: &[i32], seed: Option<f32>) -> Result<(), CudaError> {
-        let cuda = std::sync::Arc::clone(&self.cuda);
+        let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let (half, stream) = (self.half(seed.is_some()), cuda.stream());
         let info = half.plan.graph().info(half.ends.x);
@@ -183,7 +185,7 @@ impl Session {
     /// # Panics
     /// When the batch is larger than planned, or of another kind.
     pub fn bring(&mut self, samples: Samples<'_>) -> Result<(), CudaError> {
-        let cuda = std::sync::Arc::clone(&self.cuda);
+        let cuda = Arc::clone(&self.cuda);
         cuda.context().enter()?;
         let (half, input) = (self.half(true), &self.input);
         let dtype = half.plan.graph().dtype(half.ends.x);
@@ -221,7 +223,7 @@ impl Session {
     /// # Panics
     /// When none was brought.
     pub fn fill_coming(&mut self, targets: &[i32], seed: f32) -> Result<(), CudaError> {
-        let cuda = std::sync::Arc::clone(&self.cuda);
+        let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let (half, stream) = (self.half(true), cuda.stream());
         let (room, address) = (half.plan.graph().info(half.ends.x).bytes(), self.address(half, half.ends.x));
@@ -243,7 +245,7 @@ impl Session {
     /// # Panics
     /// When the album has images of another size than the graph is fed with, or a view is of none of them.
     pub fn look(&mut self, album: &Album, views: &[View], targets: &[i32], seed: Option<f32>) -> Result<(), CudaError> {
-        let cuda = std::sync::Arc::clone(&self.cuda);
+        let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let half = self.half(seed.is_some());
         let (info, address) = (half.plan.graph().info(half.ends.x), self.address(half, half.ends.x));
