@@ -1,19 +1,25 @@
 //! Joining MPI's world before a deadline, which MPI itself does not know.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 use paceline::comm::error::Party;
 use paceline::comm::transport::{Membership, mpi};
-use paceline::comm::{CommError, Rank, Wait};
+use paceline::comm::{CommError, Rank, Stop, Wait};
 use paceline::system::threads;
 
 use crate::failure::Failure;
 
+/// How long MPI may take to start a world of so many ranks, all of which run and have met: it takes seconds, and more where there are many.
+fn start_max(world: usize) -> Duration {
+    Duration::from_secs(15) + Duration::from_millis(100) * u32::try_from(world).unwrap_or(u32::MAX)
+}
+
 /// Joins. MPI's start cannot be given up, so where it takes too long, or the run has ended meanwhile, this ends the process.
-pub fn connect(membership: &Membership, wait: &Wait) -> Result<mpi::Port, CommError> {
+pub fn connect(membership: &Membership, stop: &Stop) -> Result<mpi::Port, CommError> {
     let rank = membership.rank;
     let (joined, over) = channel::<()>();
-    let limit = wait.clone();
+    let limit = Wait::new(start_max(membership.world), stop);
     let watch = move || {
         while over.recv_timeout(limit.slice()) == Err(RecvTimeoutError::Timeout) {
             if let Err(error) = limit.check(rank, Party::Anyone, "MPI_Init") {
