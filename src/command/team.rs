@@ -196,7 +196,9 @@ impl Team {
         let mut aside = None;
         let transport = match listener {
             #[cfg(feature = "mpi")]
-            _ if config.carry == Carry::Mpi => Transport::Mpi(Box::new(super::mpi::connect(&membership, self.control.stop())?)),
+            _ if config.carry == Carry::Mpi => {
+                Transport::Mpi(Box::new(super::mpi::connect(&membership, self.control.stop())?))
+            }
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
                 // The sums of batch-norms are waited for; they have a connection of their own.
