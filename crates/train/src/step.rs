@@ -53,7 +53,8 @@ pub fn step(
     let mut phases = Phases::start(rules.clock);
     rules.watch.enter("data", step);
 
-    // data: the loader has decoded and augmented ahead; usually the batch is waiting.
+    // data: the loader has decoded and augmented ahead; usually the batch is waiting. On a GPU the step before has taken it, and it was
+    // copied meanwhile.
     let coming = replica.take_coming().map(Ok);
     let Some(batch) = phases.time("data", || coming.or_else(|| epoch.next())).transpose()? else { return Ok(None) };
 

@@ -1,63 +1,24 @@
 //! Training on a GPU beside training on the CPU: the same batches, the same weights at the start, twenty steps. On a machine without a
 //! GPU the tests say that they are skipped.
 
+mod on_gpu;
+
 use std::io::Write;
 use std::sync::Arc;
 
+use on_gpu::{BATCH, batch, gpu, options};
 use paceline_data::augment::{Augment, Op};
-use paceline_data::batch::Batch;
 use paceline_data::dataset::OpenOptions;
 use paceline_data::{Dataset, Loader, LoaderOptions, Spec};
-use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
-use paceline_nn::{Input, zoo};
+use paceline_nn::optim::{Moment, Optimizer};
+use paceline_nn::zoo;
 use paceline_system::clock::Clock;
 use paceline_system::disk::Disk;
-use paceline_system::random::Random;
+use paceline_tensor::Precision;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::session::Album;
-use paceline_tensor::device::cuda::{self, Cuda, Options};
-use paceline_tensor::{MemoryUse, Precision};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Albums, NotFinite, Replica, ReplicaOptions};
-
-const CLASSES: usize = 10;
-const BATCH: usize = 16;
-
-fn gpu(test: &str) -> Option<Arc<Cuda>> {
-    if cuda::count().is_ok_and(|count| count > 0) {
-        let options = Options { tf32: false, deterministic: true, tune: false };
-        return Some(Arc::new(Cuda::new(0, options).unwrap_or_else(|error| panic!("{error}"))));
-    }
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: no GPU");
-    None
-}
-
-fn options(optimizer: Optimizer, precision: Precision) -> ReplicaOptions {
-    ReplicaOptions {
-        input: Input::Image { size: [32, 32], channels: 3 },
-        classes: CLASSES,
-        micro_batch: BATCH,
-        accumulate: 1,
-        smoothing: 0.1,
-        seed: 3,
-        rule: optimizer.rule(&HyperParameters::default()).unwrap(),
-        precision,
-        memory: MemoryUse::Normal,
-        sync_batch_norm: false,
-        clip_norm: None,
-    }
-}
-
-/// Images whose brightness tells their class, so that there is something to learn.
-fn batch(step: u64) -> Batch {
-    let mut random = Random::new(&[7, step]);
-    let targets: Vec<i32> = (0..BATCH).map(|_| random.below(CLASSES) as i32).collect();
-    let images = targets.iter().enumerate().flat_map(|(index, &target)| {
-        let mut noise = Random::new(&[9, step, index as u64]);
-        (0..32 * 32 * 3).map(move |_| 0.3 * noise.normal() + target as f32 / 5.0 - 1.0)
-    });
-    Batch { size: BATCH, images: images.collect(), targets, ..Batch::default() }
-}
 
 fn losses(replica: &mut Replica, rate: f32) -> Vec<f64> {
     let clock = Clock::real();

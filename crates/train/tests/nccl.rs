@@ -1,56 +1,31 @@
 //! Gradients added up by NCCL: alone, and by two ranks on one GPU where NCCL allows that. On a machine without a GPU the tests say that
 //! they are skipped.
 
+mod on_gpu;
+
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use on_gpu::{BATCH, batch, gpu, options};
 use paceline_comm::transport::{Membership, Transport, shm};
 use paceline_comm::{Choice, Communicator, Generation, Link, Links, Rank, Stop, Token, Wait};
 use paceline_data::batch::Batch;
 use paceline_nn::layer::{Conv, Window};
-use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
-use paceline_nn::{Input, Net, zoo};
+use paceline_nn::optim::{Moment, Optimizer};
+use paceline_nn::{Net, zoo};
 use paceline_parallel::Agreement;
 use paceline_system::clock::Clock;
-use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::device::cuda::{self, Cuda, Options, nccl};
-use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
+use paceline_tensor::device::cuda::nccl;
+use paceline_tensor::{GraphError, Precision, Value};
 use paceline_train::TrainError;
 use paceline_train::phases::Phases;
 use paceline_train::replica::guard::Limits;
 use paceline_train::replica::{Replica, ReplicaOptions};
 
-const CLASSES: usize = 10;
-const BATCH: usize = 16;
 const LONG: Duration = Duration::from_secs(60);
-
-fn gpu(test: &str) -> Option<Arc<Cuda>> {
-    if cuda::count().is_ok_and(|count| count > 0) {
-        let options = Options { tf32: false, deterministic: true, tune: false };
-        return Some(Arc::new(Cuda::new(0, options).unwrap_or_else(|error| panic!("{error}"))));
-    }
-    let _ = writeln!(std::io::stderr(), "skipped: {test}: no GPU");
-    None
-}
-
-fn options(optimizer: Optimizer, precision: Precision) -> ReplicaOptions {
-    ReplicaOptions {
-        input: Input::Image { size: [32, 32], channels: 3 },
-        classes: CLASSES,
-        micro_batch: BATCH,
-        accumulate: 1,
-        smoothing: 0.1,
-        seed: 3,
-        rule: optimizer.rule(&HyperParameters::default()).unwrap(),
-        precision,
-        memory: MemoryUse::Normal,
-        sync_batch_norm: false,
-        clip_norm: None,
-    }
-}
 
 /// No batch-norm and no dropout, which are each replica's own; three buckets of gradients.
 fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
@@ -74,17 +49,6 @@ fn part(whole: &Batch, rank: usize, world: usize) -> Batch {
         targets: whole.targets[rank * size..][..size].to_vec(),
         ..Batch::default()
     }
-}
-
-/// Images whose brightness tells their class, so that there is something to learn.
-fn batch(step: u64) -> Batch {
-    let mut random = Random::new(&[7, step]);
-    let targets: Vec<i32> = (0..BATCH).map(|_| random.below(CLASSES) as i32).collect();
-    let images = targets.iter().enumerate().flat_map(|(index, &target)| {
-        let mut noise = Random::new(&[9, step, index as u64]);
-        (0..32 * 32 * 3).map(move |_| 0.3 * noise.normal() + target as f32 / 5.0 - 1.0)
-    });
-    Batch { size: BATCH, images: images.collect(), targets, ..Batch::default() }
 }
 
 fn losses(replica: &mut Replica, rate: f32) -> Vec<f64> {
