@@ -1,6 +1,7 @@
 //! Training on a GPU beside training on the CPU: the same batches, the same weights at the start, twenty steps. On a machine without a
 //! GPU the tests say that they are skipped.
 
+#[path = "shared/on_gpu.rs"]
 mod on_gpu;
 
 use std::io::Write;

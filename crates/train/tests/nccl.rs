@@ -1,6 +1,7 @@
 //! Gradients added up by NCCL: alone, and by two ranks on one GPU where NCCL allows that. On a machine without a GPU the tests say that
 //! they are skipped.
 
+#[path = "shared/on_gpu.rs"]
 mod on_gpu;
 
 use std::io::{Read, Write};
