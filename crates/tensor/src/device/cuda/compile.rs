@@ -18,6 +18,7 @@ const SOURCE: &str = concat!(
     include_str!("kernels/layout.cu"),
     include_str!("kernels/pooling.cu"),
     include_str!("kernels/stem.cu"),
+    include_str!("kernels/narrow.cu"),
     include_str!("kernels/rows.cu"),
     include_str!("kernels/embedding.cu"),
     include_str!("kernels/lstm.cu"),

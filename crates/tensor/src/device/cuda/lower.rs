@@ -7,6 +7,7 @@ mod embedding;
 mod fold;
 mod layout;
 mod lstm;
+mod narrow;
 mod pooling;
 mod product;
 mod rows;

@@ -1,10 +1,11 @@
-//! Convolutions by cuDNN, and by kernels of our own where images have few channels (`stem.rs`). What cuDNN does not take as it is, is
-//! brought into a form that it takes: weights in another order, zeros that are not the same on both sides.
+//! Convolutions by cuDNN, and by kernels of our own where images have few channels (`stem.rs`, `narrow.rs`). What cuDNN does not take
+//! as it is, is brought into a form that it takes: weights in another order, zeros that are not the same on both sides.
 
 use super::super::CudaError;
 use super::super::convolution::{Convolution, Finish, Problem};
 use super::super::program::{Address, Argument, At, Builder, Call, Tensor};
 use super::fold::Fold;
+use super::narrow::Narrow;
 use super::stem::Stem;
 use crate::device::cpu::conv::ConvPass;
 use crate::dtype::DType;
@@ -36,6 +37,10 @@ fn forward(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, end: (bool, boo
     if let Some(stem) = Stem::new(ConvPass::Forward, (x.shape, x.dtype), conv, y.shape) {
         let end = (bias.map(|bias| bias.address), end.1);
         return stem.forward(builder, [x.address, weight, y.address], end, at.gate());
+    }
+    let narrow = Narrow::new(ConvPass::Forward, (image(&x), x.dtype), conv, image(&y));
+    if let Some(narrow) = narrow.filter(|_| end == (false, false)) {
+        return narrow.pass(builder, [x.address, weight, y.address]);
     }
     let (padded, plain, size) = padded(builder, &x, conv)?;
     let problem = |conv: Conv2d, image: [usize; 4], finish: Finish| Problem {
@@ -87,6 +92,9 @@ const SPEED: f64 = 3e12;
 fn grad_input(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, input: [usize; 4]) -> Result<(), CudaError> {
     let (dy, w, dx) = (at.input(0), at.input(1), at.output(0));
     let weight = weight(builder, &w, dy.dtype)?;
+    if let Some(narrow) = Narrow::new(ConvPass::GradInput, (input, dy.dtype), conv, image(&dy)) {
+        return narrow.pass(builder, [dy.address, weight, dx.address]);
+    }
     let (plain, size) = without_padding(conv, input);
     let problem = Problem {
         pass: ConvPass::GradInput,
@@ -110,6 +118,9 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
     let (x, dy, dw) = (at.input(0), at.input(1), at.output(0));
     if let Some(stem) = Stem::new(ConvPass::GradWeight, (x.shape, x.dtype), conv, dy.shape) {
         return stem.gradient(builder, [x.address, dy.address], None, (&dw, None));
+    }
+    if let Some(narrow) = Narrow::new(ConvPass::GradWeight, (image(&x), x.dtype), conv, image(&dy)) {
+        return narrow.gradient(builder, [x.address, dy.address], &dw);
     }
     let (padded, plain, size) = padded(builder, &x, conv)?;
     let outputs = dw.shape.last();
