@@ -28,19 +28,27 @@ const fn padding([top, left, bottom, right]: [usize; 4]) -> Padding {
 /// Kernel, stride, padding, dilation and groups of a convolution.
 type Geometry = ([usize; 2], [usize; 2], [usize; 4], [usize; 2], usize);
 
-fn convolutions(rows: &[(&str, [usize; 4], usize, Geometry)]) {
+/// A convolution's name, image, outputs and geometry.
+type Row<'a> = (&'a str, [usize; 4], usize, Geometry);
+
+/// A convolution with bias, ReLU and moments, or without.
+fn convolution(row: Row<'_>, end: &str, [bias, relu, moments]: [bool; 3]) -> Case {
+    let (name, x, outputs, (kernel, stride, pad, dilation, groups)) = row;
+    let conv = Conv2d { kernel, stride, padding: padding(pad), dilation, groups };
+    let weight = [kernel[0], kernel[1], x[3] / groups, outputs];
+    let inputs: [(Fill, &[usize]); 3] = [(Any, &x), (Any, &weight), (Any, &[outputs])];
+    let op = Op::Conv2d { conv, bias, relu, moments };
+    Case::of(format!("conv {name}{end}"), op, &inputs[..if bias { 3 } else { 2 }])
+}
+
+fn convolutions(rows: &[Row<'_>]) {
     let mut cases = Vec::new();
-    for &(name, x, outputs, (kernel, stride, pad, dilation, groups)) in rows {
-        let conv = Conv2d { kernel, stride, padding: padding(pad), dilation, groups };
-        let weight = [kernel[0], kernel[1], x[3] / groups, outputs];
-        let inputs: [(Fill, &[usize]); 3] = [(Any, &x), (Any, &weight), (Any, &[outputs])];
-        let op = |bias, relu| Op::Conv2d { conv, bias, relu, moments: false };
-        cases.push(Case::of(format!("conv {name}"), op(false, false), &inputs[..2]));
-        cases.push(Case::of(format!("conv {name}, bias"), op(true, false), &inputs));
-        cases.push(Case::of(format!("conv {name}, bias, relu"), op(true, true), &inputs).forward_only());
-        cases.push(Case::of(format!("conv {name}, relu"), op(false, true), &inputs[..2]).forward_only());
-        let moments = Op::Conv2d { conv, bias: true, relu: false, moments: true };
-        cases.push(Case::of(format!("conv {name}, bias, moments"), moments, &inputs).forward_only());
+    for &row in rows {
+        cases.push(convolution(row, "", [false; 3]));
+        cases.push(convolution(row, ", bias", [true, false, false]));
+        cases.push(convolution(row, ", bias, relu", [true, true, false]).forward_only());
+        cases.push(convolution(row, ", relu", [false, true, false]).forward_only());
+        cases.push(convolution(row, ", bias, moments", [true, false, true]).forward_only());
     }
     check_all(cases);
 }
@@ -100,30 +108,43 @@ fn convolutions_of_pictures() {
     ]);
 }
 
-/// Channels that are multiples of 16, kernels of 3×3 and 1×1: what a GPU computes by other kernels of its own in bf16.
+/// Channels that are multiples of 16, kernels of 3×3 and 1×1: what a GPU computes by other kernels of its own in bf16. All rows reach those of
+/// the weights' gradient; the forward pass and, at stride 1, the image's gradient are reached by rows that say so.
 #[test]
 fn convolutions_of_few_channels() {
-    convolutions(&[
-        ("3×3, 16 channels", [2, 7, 7, 16], 16, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
-        ("3×3, 16 channels, rows that are cut", [1, 9, 33, 16], 16, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
-        ("3×3, 32 channels", [2, 5, 4, 32], 32, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
-        ("3×3, 64 channels, images together", [3, 2, 3, 64], 64, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
-        ("3×3, 48 to 16, not padded", [1, 6, 5, 48], 16, ([3, 3], [1, 1], [0; 4], [1, 1], 1)),
-        ("3×3, 16 to 48, padded by four numbers", [2, 4, 6, 16], 48, ([3, 3], [1, 1], [2, 0, 1, 3], [1, 1], 1)),
-        ("3×3, 64 to 32, one pixel", [2, 1, 1, 64], 32, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
-        ("3×3, padding wider than the kernel", [1, 3, 3, 16], 16, ([3, 3], [1, 1], [3; 4], [1, 1], 1)),
-        ("3×3 stride 2, 16 to 32", [2, 7, 5, 16], 32, ([3, 3], [2, 2], [1; 4], [1, 1], 1)),
+    let rows: [Row<'_>; 15] = [
+        ("3×3, 16 channels, forward", [2, 5, 5, 16], 16, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
+        ("3×3, 16 channels, rows that are cut, forward", [1, 3, 172, 16], 16, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
         (
-            "3×3 stride 2, 32 to 64, padded below and right",
-            [2, 8, 8, 32],
-            64,
-            ([3, 3], [2, 2], [0, 0, 1, 1], [1, 1], 1),
+            "3×3, 16 channels, padded by four numbers, forward",
+            [2, 3, 4, 16],
+            16,
+            ([3, 3], [1, 1], [2, 0, 1, 3], [1, 1], 1),
         ),
-        ("1×1, 32 to 48", [3, 5, 7, 32], 48, ([1, 1], [1, 1], [0; 4], [1, 1], 1)),
-        ("1×1, 64 to 64, padded", [1, 4, 4, 64], 64, ([1, 1], [1, 1], [1; 4], [1, 1], 1)),
-        ("1×1 stride 2, 16 to 32", [2, 9, 9, 16], 32, ([1, 1], [2, 2], [0; 4], [1, 1], 1)),
+        (
+            "3×3, 16 channels, padding wider than the kernel, forward",
+            [1, 2, 2, 16],
+            16,
+            ([3, 3], [1, 1], [3; 4], [1, 1], 1),
+        ),
+        ("3×3, 32 channels", [1, 3, 4, 32], 32, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
+        ("3×3, 64 channels, images together", [3, 1, 2, 64], 64, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
+        ("3×3, 48 to 16, not padded", [1, 5, 4, 48], 16, ([3, 3], [1, 1], [0; 4], [1, 1], 1)),
+        ("3×3 stride 2, 16 to 32, forward", [2, 7, 5, 16], 32, ([3, 3], [2, 2], [1; 4], [1, 1], 1)),
+        ("3×3 stride 2, padded below and right, forward", [1, 6, 6, 16], 32, ([3, 3], [2, 2], [0, 0, 1, 1], [1, 1], 1)),
+        ("3×3 stride 2, 32 to 64", [1, 4, 4, 32], 64, ([3, 3], [2, 2], [1; 4], [1, 1], 1)),
+        ("1×1, 32 to 48", [2, 3, 5, 32], 48, ([1, 1], [1, 1], [0; 4], [1, 1], 1)),
+        ("1×1, 64 to 64, padded", [1, 2, 2, 64], 64, ([1, 1], [1, 1], [1; 4], [1, 1], 1)),
+        (
+            "1×1 stride 2, 16 to 32, rows that are cut, forward",
+            [1, 3, 260, 16],
+            32,
+            ([1, 1], [2, 2], [0; 4], [1, 1], 1),
+        ),
+        ("1×1 stride 2, 32 to 64, forward", [3, 5, 5, 32], 64, ([1, 1], [2, 2], [0; 4], [1, 1], 1)),
         ("1×1 stride 3, 48 to 16", [1, 7, 8, 48], 16, ([1, 1], [3, 3], [0; 4], [1, 1], 1)),
-    ]);
+    ];
+    check_all(rows.map(|row| convolution(row, "", [false; 3])).into());
 }
 
 #[test]

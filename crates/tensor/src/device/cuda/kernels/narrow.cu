@@ -2,20 +2,20 @@
 // sides are read from shared memory. Bound: images and results moved once.
 //
 // What a block has in shared memory at one time is a stage: `images` whole images, or `band` rows of the result of one image, with all of
-// the image that lies under them, zeros around it included. Stages come in a ring of `depth` slots, so that the next ones are on their way
-// while one is computed with. Eight channels of a pixel are a piece of 16 bytes; pieces of the same channels stand together, pixel after
+// the image that lies under them, zeros around it included. Two stages have room, so that the next one is on its way while one is
+// computed with. Eight channels of a pixel are a piece of 16 bytes; pieces of the same channels stand together, pixel after
 // pixel, so that eight neighbours lie in different banks. Planes of pieces are 8n + 4 long: so do two pieces of four neighbours.
 
 #define NARROW_PARAMETERS                                                                                                      \
     int batch, int height, int width, int channels, int rows, int columns, int outputs, int stride, int top, int left,         \
-        int band, int images, int depth
+        int band, int images
 #define NARROW                                                                                                                 \
-    { batch, height, width, channels, rows, columns, outputs, stride, top, left, band, images, depth }
+    { batch, height, width, channels, rows, columns, outputs, stride, top, left, band, images }
 
 extern __shared__ uint4 narrow_room[];
 
 template <int SIZE> struct Narrow {
-    int batch, height, width, channels, rows, columns, outputs, stride, top, left, band, images, depth;
+    int batch, height, width, channels, rows, columns, outputs, stride, top, left, band, images;
     // From one window to the next in a stage, and from one pixel to the next in the image: a kernel of one pixel leaves out what it skips.
     __device__ __forceinline__ int step() const { return SIZE == 1 ? 1 : stride; }
     __device__ __forceinline__ int jump() const { return SIZE == 1 ? stride : 1; }
@@ -45,13 +45,8 @@ __device__ __forceinline__ void copy_piece(u32 to, const void* from, bool there)
 
 __device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most so many groups of copies, below four, are under way.
-__device__ __forceinline__ void await_copies(int groups) {
-    if (groups == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
-    else if (groups == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
-    else if (groups == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
-    else asm volatile("cp.async.wait_group 3;" ::: "memory");
-}
+// Waits until at most so many groups of copies are under way.
+template <int GROUPS> __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory"); }
 
 // Four 8×8 matrices.
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 address) {
@@ -100,11 +95,12 @@ template <int SIZE> __device__ __forceinline__ void list_windows(int* windows, c
     }
 }
 
-// Goes through a block's stages, the first of which is `fetch`ed before the first is `use`d; both get a stage and the slot that it is in.
+// Goes through a block's stages, the first two of which are `fetch`ed before the first is `use`d; both get a stage and the slot that it
+// is in.
 template <int SIZE, typename F, typename G> __device__ __forceinline__ void each_stage(const Narrow<SIZE>& s, F fetch, G use) {
     const int stages = s.stages();
 #pragma unroll 1
-    for (int ahead = 0; ahead < s.depth; ahead++) {
+    for (int ahead = 0; ahead < 2; ahead++) {
         int index = blockIdx.x + ahead * gridDim.x;
         if (index < stages) fetch(Stage(s, index), ahead);
         close_copies();
@@ -112,18 +108,18 @@ template <int SIZE, typename F, typename G> __device__ __forceinline__ void each
     int slot = 0;
 #pragma unroll 1
     for (int index = blockIdx.x; index < stages; index += gridDim.x) {
-        await_copies(s.depth - 1);
+        await_copies<1>();
         __syncthreads();
         use(Stage(s, index), slot);
-        int next = index + s.depth * gridDim.x;
+        int next = index + 2 * gridDim.x;
         if (next < stages) {
             __syncthreads();
             fetch(Stage(s, next), slot);
         }
         close_copies();
-        slot = slot + 1 == s.depth ? 0 : slot + 1;
+        slot = 1 - slot;
     }
-    await_copies(0);
+    await_copies<0>();
     __syncthreads();
 }
 
@@ -242,10 +238,11 @@ __device__ __forceinline__ void exchange_words(u32 (&words)[4], int t) {
 // The forward pass: rows of the product are pixels, 16·TILES for a warp, columns 16·WIDE outputs (blockIdx.y says which), and it sums over
 // channels, 16 at a time, of each tap. `turned` is the gradient of the image at stride 1: the same with a kernel that is
 // mirrored and whose outputs are channels; `channels` and `outputs` are then those of this pass, and weights stand as
-// [channel][tap][output]. `KEPT` is for 16 channels, whose weights are kept in registers.
-template <int SIZE, int WIDE, int TILES, bool KEPT>
+// [channel][tap][output]. A kernel of 3×3 is for 16 channels, and its weights are kept in registers.
+template <int SIZE, int WIDE>
 __device__ __forceinline__ void narrow_pass(const bf16* x, const bf16* w, bf16* y, bool turned, const Narrow<SIZE>& s) {
-    const int TAPS = SIZE * SIZE, SLICE = WIDE * 16;
+    const bool KEPT = SIZE == 3;
+    const int TAPS = SIZE * SIZE, SLICE = WIDE * 16, TILES = KEPT ? 2 : 1;
     const int across = s.across(), steps = (s.pixels() + 15) / 16, pieces = s.channels / 8, deep = KEPT ? 1 : s.channels / 16;
     const int plane = s.plane(s.images * s.under() * across), slot_bytes = plane * pieces * 16;
     // Lines of weights, with one piece more than they have, so that eight lines lie in different banks.
@@ -328,12 +325,11 @@ __device__ __forceinline__ void narrow_pass(const bf16* x, const bf16* w, bf16* 
         });
 }
 
-#define NARROW_PASS(name, SIZE, WIDE, TILES, KEPT)                                                                             \
-    KERNEL __launch_bounds__(256, 2) narrow_##name(const bf16* x, const bf16* w, bf16* y, int turned, NARROW_PARAMETERS) {        \
-        narrow_pass<SIZE, WIDE, TILES, KEPT>(x, w, y, turned, NARROW);                                                         \
+#define NARROW_PASS(SIZE, SLICE)                                                                                               \
+    KERNEL __launch_bounds__(256, 2)                                                                                           \
+        narrow_pass_##SIZE##_##SLICE(const bf16* x, const bf16* w, bf16* y, int turned, NARROW_PARAMETERS) {                   \
+        narrow_pass<SIZE, SLICE / 16>(x, w, y, turned, NARROW);                                                                \
     }
-NARROW_PASS(pass_1_16, 1, 1, 2, false)
-NARROW_PASS(pass_1_32, 1, 2, 1, false)
-NARROW_PASS(pass_3_16, 3, 1, 2, false)
-NARROW_PASS(pass_3_32, 3, 2, 1, false)
-NARROW_PASS(pass_3_kept, 3, 1, 2, true)
+NARROW_PASS(1, 32)
+NARROW_PASS(3, 16)
+NARROW_PASS(3, 32)
