@@ -190,14 +190,13 @@ impl Replica {
     /// As [`Replica::new`], to compute on a GPU: weights and optimizer live there, and [`Replica::fetch`] brings them to the host.
     ///
     /// # Errors
-    /// As [`Replica::new`], when the GPU's memory is too small or a layer cannot be computed there, and for options that it does not know.
+    /// As [`Replica::new`], when the GPU's memory is too small or a layer cannot be computed there.
     pub fn on_gpu(
         model: &dyn Model,
         options: ReplicaOptions,
         device: &Arc<Cpu>,
         cuda: &Arc<Cuda>,
     ) -> Result<Self, TrainError> {
-        on_gpu::check(&options)?;
         let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
         let train = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
         Self::assemble(model, options, (device, Some(cuda)), Some(train))
@@ -247,7 +246,8 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = segments(&parameters, store.layout());
-        let gpu = cuda.map(|cuda| OnGpu::new(cuda, train.as_ref(), &eval, (optimizer, &segments))).transpose()?;
+        let step = (optimizer, &segments[..], &options.rule);
+        let gpu = cuda.map(|cuda| OnGpu::new(cuda, train.as_ref(), &eval, step)).transpose()?;
         let place = cuda.map_or_else(|| Device::Cpu(Arc::clone(device)), |cuda| Device::Cuda(Arc::clone(cuda)));
         let borrows = trains || cuda.is_some();
         Ok(Self {

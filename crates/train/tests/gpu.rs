@@ -11,7 +11,7 @@ use on_gpu::{BATCH, batch, gpu, options};
 use paceline_data::augment::{Augment, Op};
 use paceline_data::dataset::OpenOptions;
 use paceline_data::{Dataset, Loader, LoaderOptions, Spec};
-use paceline_nn::optim::{Moment, Optimizer};
+use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::zoo;
 use paceline_system::clock::Clock;
 use paceline_system::disk::Disk;
@@ -87,9 +87,9 @@ fn a_first_layer_moves_as_on_the_cpu() {
     let Some(cuda) = gpu("a_first_layer_moves_as_on_the_cpu") else { return };
     let (entry, cpu) = (zoo::find("vgg13").unwrap(), Arc::new(Cpu::new(4)));
     let [full, narrow] = [Precision::F32, Precision::Bf16].map(|precision| options(Optimizer::Momentum, precision));
-    let exact = first_moves(&mut Replica::new(entry, full, &cpu).unwrap());
-    let here = first_moves(&mut Replica::new(entry, narrow, &cpu).unwrap());
-    let there = first_moves(&mut Replica::on_gpu(entry, narrow, &cpu, &cuda).unwrap());
+    let exact = moves(&mut Replica::new(entry, full, &cpu).unwrap(), &[0, 1]);
+    let here = moves(&mut Replica::new(entry, narrow, &cpu).unwrap(), &[0, 1]);
+    let there = moves(&mut Replica::on_gpu(entry, narrow, &cpu, &cuda).unwrap(), &[0, 1]);
     for index in 0..exact.len() {
         let [here, there] = [&here, &there].map(|moves| apart(&exact[index], &moves[index]));
         let text = format!("parameter {index}: {here:.4} apart from f32 on the CPU, {there:.4} on the GPU");
@@ -98,29 +98,50 @@ fn a_first_layer_moves_as_on_the_cpu() {
     }
 }
 
-/// By how much the first layer's weight and bias change in one step.
-fn first_moves(replica: &mut Replica) -> [Vec<f64>; 2] {
-    let before = [0, 1].map(|index| replica.store.parameter(index).to_vec());
+/// By how much some parameters change in one step.
+fn moves(replica: &mut Replica, indices: &[usize]) -> Vec<Vec<f64>> {
+    let before: Vec<_> = indices.iter().map(|&index| replica.store.parameter(index).to_vec()).collect();
     let moment = Moment { step: 0, learning_rate: 0.1 };
     let (_, result) = replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
     assert_eq!(result, Ok(()));
     replica.fetch().unwrap();
-    [0, 1].map(|index| {
+    let moved = indices.iter().zip(&before).map(|(&index, before)| {
         let after = replica.store.parameter(index).iter();
-        after.zip(&before[index]).map(|(after, before)| f64::from(*after) - f64::from(*before)).collect()
-    })
+        after.zip(before).map(|(after, before)| f64::from(*after) - f64::from(*before)).collect()
+    });
+    moved.collect()
 }
 
 /// The length of the difference in lengths of `a`.
 fn apart(a: &[f64], b: &[f64]) -> f64 {
     let length = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
-    length(&mut a.iter().zip(b).map(|(a, b)| a - b)) / length(&mut a.iter().copied())
+    length(&mut a.iter().zip(b).map(|(a, b)| a - b)) / length(&mut a.iter().copied()).max(f64::MIN_POSITIVE)
 }
 
 #[test]
 fn a_batch_in_parts_follows_the_cpu() {
     let options = options(Optimizer::Momentum, Precision::F32);
     compare_with("resnet20", ReplicaOptions { micro_batch: BATCH / 4, accumulate: 4, ..options }, 0.002, 1e-3);
+}
+
+#[test]
+fn lars_follows_the_cpu() {
+    let hyper = HyperParameters { lars_coefficient: 0.1, weight_decay: Some(1e-3), ..HyperParameters::default() };
+    let rule = Optimizer::Lars.rule(&hyper).unwrap();
+    // Clipped, so that the norms are those of gradients that were scaled down.
+    let options = ReplicaOptions { rule, clip_norm: Some(0.5), ..options(Optimizer::Lars, Precision::F32) };
+    compare_with("resnet20", options, 0.002, 1e-3);
+    let Some(cuda) = gpu("lars_follows_the_cpu") else { return };
+    // A step of every parameter on its own: a wrong rate would show in the length of the step.
+    let (entry, cpu) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)));
+    let mut here = Replica::new(entry, options, &cpu).unwrap();
+    let mut there = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
+    let all: Vec<usize> = (0..here.parameters.len()).collect();
+    let (expected, found) = (moves(&mut here, &all), moves(&mut there, &all));
+    for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
+        let apart = apart(expected, found);
+        assert!(apart < 1e-2, "{} moves {apart:.4} apart from the CPU's", here.parameters[index].name);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use paceline_data::augment::View;
 use paceline_data::batch::Batch;
-use paceline_nn::optim::{Moment, Segment};
+use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_tensor::device::cuda::session::{self, Album, Blueprint, Found, Samples, Session};
 use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::Profile;
@@ -12,7 +12,7 @@ use paceline_tensor::{Buffer, Store};
 
 use super::guard::Guard;
 use super::half::{Ends, Planned};
-use super::{NotFinite, Replica, ReplicaOptions, Stepped, is_finite};
+use super::{NotFinite, Replica, Stepped, is_finite};
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
@@ -49,14 +49,6 @@ fn refused(error: CudaError) -> TrainError {
     TrainError::Refused(error.to_string())
 }
 
-/// Refuses what a GPU does not do.
-pub(super) fn check(options: &ReplicaOptions) -> Result<(), TrainError> {
-    if options.rule.needs_whole_tensors() {
-        return Err(TrainError::Refused("LARS is not on the GPU; type another --optimizer or --device cpu".into()));
-    }
-    Ok(())
-}
-
 fn ends(ends: &Ends) -> session::Ends {
     session::Ends { x: ends.x, targets: ends.targets, logits: ends.logits, seed: ends.seed }
 }
@@ -75,7 +67,7 @@ impl OnGpu {
         cuda: &Arc<Cuda>,
         train: Option<&Planned>,
         eval: &Planned,
-        (slots, segments): (usize, &[Segment]),
+        (slots, segments, rule): (usize, &[Segment], &Rule),
     ) -> Result<Self, TrainError> {
         let decays: Vec<_> = segments.iter().map(|segment| (segment.range.clone(), segment.decay)).collect();
         let blueprint = Blueprint {
@@ -83,6 +75,7 @@ impl OnGpu {
             eval: (&eval.plan, ends(&eval.ends)),
             slots,
             decays: &decays,
+            layer_rates: rule.layer_coefficient(),
         };
         let session = Session::new(cuda, &blueprint).map_err(refused)?;
         let (host_is_newer, gpu_is_newer, albums, coming) = (true, false, None, None);
