@@ -228,24 +228,34 @@ impl Replica {
         session::Moment { seed: self.dropout_seed, step: pass, norm_max, rules }
     }
 
-    /// A step whose batch is computed in parts. Ends early, without a step, when a loss is not a number.
+    /// Makes a step on the batch that is there, and has the next one brought meanwhile.
+    fn compute_whole(&mut self, moment: Moment, next: &mut dyn FnMut() -> Option<Batch>) -> Result<Found, TrainError> {
+        self.start_on_gpu(moment)?;
+        let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
+        gpu.bring(next);
+        Ok(gpu.session.finish()?)
+    }
+
+    /// A step whose batch is computed in parts. When a loss is not a number, it ends early, without a step; where others wait for its
+    /// gradients, it goes on and makes them no numbers either, so that nobody makes the step.
     fn compute_in_parts(&mut self, batch: &Batch, moment: Moment) -> Result<(Found, Tally), TrainError> {
         let (parts, mut total) = (self.options.accumulate, Tally::default());
-        let mut found = Found::default();
+        let (mut found, others_wait) = (Found::default(), self.world() > 1);
         for part in 0..parts {
             let numbers = self.numbers(moment, moment.step * parts as u64 + part as u64);
+            let share = if total.loss.is_finite() { self.share / parts as f32 } else { f32::NAN };
             let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
             gpu.give(&self.store, &self.optimizer_state)?;
-            gpu.fill_part(batch, (part, parts), self.share / parts as f32)?;
+            gpu.fill_part(batch, (part, parts), share)?;
             gpu.gpu_is_newer = true;
             gpu.session.start_part(&numbers, (part, parts))?;
             found = gpu.session.finish()?;
             total.merge(&tally(found, batch.targets.len() / parts));
-            found.loss_is_finite = found.loss.is_finite();
-            if !found.loss_is_finite {
+            if !total.loss.is_finite() && !others_wait {
                 break;
             }
         }
+        found.loss_is_finite = total.loss.is_finite();
         Ok((found, total))
     }
 
@@ -257,10 +267,10 @@ impl Replica {
         next: &mut dyn FnMut() -> Option<Batch>,
     ) -> Result<Stepped, TrainError> {
         let (found, tally) = if self.options.accumulate > 1 {
-            phases.time("compute", || self.compute_in_parts(batch, moment))?
+            phases.time("compute", || self.watched(|replica| replica.compute_in_parts(batch, moment)))?
         } else {
             phases.time("copy", || self.fill_gpu(batch))?;
-            let found = phases.time("compute", || self.compute_on_gpu(moment, next))?;
+            let found = phases.time("compute", || self.watched(|replica| replica.compute_whole(moment, next)))?;
             (found, tally(found, batch.targets.len()))
         };
         let tally = if self.world() > 1 { phases.time("wait", || self.total(tally))? } else { tally };

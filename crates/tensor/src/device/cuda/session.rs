@@ -21,7 +21,7 @@ use update::{Layers, MOMENT_BYTES, ROWS_AT, write_moment};
 
 use super::bound::{channels_last, translate};
 use super::driver::{Event, Memory, Pinned};
-use super::graph::Captured;
+use super::graph::Recorded;
 use super::join::Joins;
 use super::program::{Address, Bases, Program};
 use super::{Cuda, CudaError, lower};
@@ -90,15 +90,16 @@ struct Half {
     tally: Program,
     /// In training: whether the gradients are numbers, and the step.
     update: Option<Program>,
-    captured: Option<Captured>,
-    runs: u64,
+    recorded: Recorded,
 }
 
 /// A model on a GPU.
 #[derive(Debug)]
 pub struct Session {
     train: Option<Half>,
-    /// The way to other GPUs that train the same model. Dropped after the graph that goes there.
+    /// Gradients of the parts of a batch, once there are parts.
+    sums: Option<Sums>,
+    /// The way to other GPUs that train the same model. Dropped after the graphs that go there.
     exchange: Option<Exchange>,
     eval: Half,
     bases: Bases,
@@ -110,8 +111,6 @@ pub struct Session {
     moment: Memory,
     found: Memory,
     input: Input,
-    /// Gradients of the parts of a batch, once there are parts.
-    sums: Option<Sums>,
     results: Pinned,
     moments: Vec<(Pinned, Event)>,
     started: usize,
@@ -403,22 +402,14 @@ impl Half {
     fn start(&mut self, cuda: &Cuda, exchange: Option<&Exchange>) -> Result<(), CudaError> {
         let stream = cuda.stream();
         let (program, tally, update) = (&self.program, &self.tally, &self.update);
-        let calls = || {
+        self.recorded.start(stream, exchange.is_none(), || {
             match exchange {
-                Some(exchange) => exchange.start(program, cuda, stream)?,
+                Some(exchange) => exchange.start(program, cuda, stream, |_| Ok(()))?,
                 None => program.start(cuda, stream)?,
             }
             tally.start(cuda, stream)?;
             update.iter().try_for_each(|update| update.start(cuda, stream))
-        };
-        self.runs += 1;
-        if self.runs == 1 {
-            return calls();
-        }
-        if self.captured.is_none() {
-            self.captured = Some(stream.capture(exchange.is_none(), calls)?);
-        }
-        stream.replay(self.captured.as_ref().expect("captured above"))
+        })
     }
 }
 
@@ -437,7 +428,7 @@ impl Parts<'_> {
         let program = Program::new(self.cuda, plan, self.bases, true)?;
         let tally = self.tally(plan, ends)?;
         let update = trains.then(|| self.update(plan)).transpose()?;
-        Ok(Half { plan: plan.clone(), ends, program, tally, update, captured: None, runs: 0 })
+        Ok(Half { plan: plan.clone(), ends, program, tally, update, recorded: Recorded::default() })
     }
 
     /// What follows the graph.
