@@ -27,7 +27,7 @@ use paceline_parallel::Agreement;
 use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
-use paceline_tensor::device::cuda::Cuda;
+use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::{Profile, Turn};
 use paceline_tensor::plan::{Bucket, Layout, Updates};
 use paceline_tensor::{Buffer, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
@@ -430,15 +430,18 @@ impl Replica {
 
     /// As one part of a step, timing every node and applying nothing.
     ///
+    /// # Errors
+    /// When the GPU does not answer.
+    ///
     /// # Panics
     /// When the replica was built for evaluation.
-    pub fn profile(&mut self, batch: &Batch, step: u64) -> Profile {
+    pub fn profile(&mut self, batch: &Batch, step: u64) -> Result<Profile, CudaError> {
         if let Some(gpu) = &mut self.gpu {
             return gpu.profile();
         }
         let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
         ends.fill(executor, batch, 0, 1.0);
-        executor.profile(&mut self.store, Pass { seed: self.dropout_seed, step })
+        Ok(executor.profile(&mut self.store, Pass { seed: self.dropout_seed, step }))
     }
 
     /// Where a step went wrong, as layer and operation: the first result that is not finite for this batch. Where later

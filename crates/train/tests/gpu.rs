@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use on_gpu::{BATCH, batch, gpu, options};
 use paceline_data::augment::{Augment, Op};
+use paceline_data::batch::Batch;
 use paceline_data::dataset::OpenOptions;
 use paceline_data::{Dataset, Loader, LoaderOptions, Spec};
 use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
-use paceline_nn::zoo;
+use paceline_nn::{Input, zoo};
 use paceline_system::clock::Clock;
 use paceline_system::disk::Disk;
 use paceline_tensor::Precision;
@@ -227,4 +228,28 @@ fn a_model_is_evaluated_on_a_gpu_as_on_the_cpu() {
     let (found, expected) = (there.evaluate(&batch(1)).unwrap(), here.evaluate(&batch(1)).unwrap());
     let most = expected.0.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     assert!(found.0.iter().zip(&expected.0).all(|(a, b)| (a - b).abs() < 1e-4 * most), "{found:?} is not {expected:?}");
+}
+
+#[test]
+fn a_batch_that_does_not_fit_a_gpu_is_refused_with_one_that_does() {
+    let Some(cuda) = gpu("a_batch_that_does_not_fit_a_gpu_is_refused_with_one_that_does") else { return };
+    let (entry, cpu) = (zoo::find("resnet50").unwrap(), Arc::new(Cpu::new(4)));
+    let input = Input::Image { size: [224, 224], channels: 3 };
+    let options =
+        |micro_batch: usize| ReplicaOptions { input, micro_batch, ..options(Optimizer::Momentum, Precision::F32) };
+    let error = Replica::on_gpu(entry, options(100_000), &cpu, &cuda).map(|_| ()).unwrap_err();
+    let (error, refused) = (error.to_string(), error.is_refusal());
+    let words = |text: &str, before: &str| {
+        text.split_once(before).and_then(|(_, rest)| rest.split(' ').next()?.parse().ok()).unwrap_or(f64::NAN)
+    };
+    let [needed, free, fits] = ["needs ", "memory; ", "a batch of about "].map(|before| words(&error, before));
+    assert!(refused && error.starts_with("a step with a batch of 100000 needs ") && needed > free, "{error}");
+    assert!((1.0..100_000.0).contains(&fits), "{error}");
+    assert!((needed / 100_000.0 * fits) < free, "{error}");
+    let mut replica = Replica::on_gpu(entry, options(2), &cpu, &cuda).unwrap();
+    let images = (0..2 * 224 * 224 * 3).map(|pixel| (pixel % 251) as f32 / 125.0 - 1.0).collect();
+    let batch = Batch { size: 2, images, targets: vec![1, 2], ..Batch::default() };
+    let moment = Moment { step: 0, learning_rate: 0.001 };
+    let (tally, result) = replica.step(&batch, moment, &mut Phases::start(&Clock::real())).unwrap();
+    assert!(result.is_ok() && tally.rows == 2 && tally.loss.is_finite(), "{tally:?}");
 }

@@ -133,8 +133,8 @@ impl OnGpu {
     }
 
     /// Times every node on the batch that is there.
-    pub fn profile(&mut self) -> Profile {
-        Profile { seconds: self.session.profile().expect("the GPU answers") }
+    pub fn profile(&mut self) -> Result<Profile, CudaError> {
+        Ok(Profile { seconds: self.session.profile()? })
     }
 
     /// Answers a batch.

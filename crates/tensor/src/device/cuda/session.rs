@@ -7,6 +7,7 @@ mod album;
 mod exchange;
 mod input;
 mod parts;
+mod room;
 mod update;
 
 use std::ops::Range;
@@ -17,12 +18,12 @@ use exchange::Exchange;
 use input::Input;
 pub use input::Samples;
 use parts::Sums;
+use room::Room;
 use update::{Layers, MOMENT_BYTES, ROWS_AT, write_moment};
 
 use super::bound::{channels_last, translate};
 use super::driver::{Event, Memory, Pinned};
 use super::graph::Recorded;
-use super::join::Joins;
 use super::program::{Address, Bases, Program};
 use super::{Cuda, CudaError, lower};
 use crate::buffer::{Buffer, bytes_of, bytes_of_mut};
@@ -147,17 +148,17 @@ impl Session {
     pub fn new(cuda: &Arc<Cuda>, blueprint: &Blueprint<'_>) -> Result<Self, CudaError> {
         let alone = cuda.enter()?;
         let plan = blueprint.train.map_or(blueprint.eval.0, |(plan, _)| plan);
-        check_memory(cuda, blueprint)?;
+        let room = Room::new(cuda, blueprint)?;
         let take = |bytes: usize, what: &str| Memory::zeroed(cuda.context(), bytes, what);
         let (words, states) = (plan.parameters().length() * 4, plan.states().length() * 4);
-        let arena = take(plan.arena_bytes().max(blueprint.eval.0.arena_bytes()), "a step")?;
+        let arena = take(room.arena, "a step")?;
         let parameters = take(words, "the parameters")?;
         let rounded = take(words / 2, "the parameters in bf16")?;
         let gradients = take(if blueprint.train.is_some() { words } else { 0 }, "the gradients")?;
         let states = take(states, "the states")?;
         let slots = (0..blueprint.slots).map(|_| take(words, "the optimizer")).collect::<Result<Vec<_>, _>>()?;
         let (moment, found) = (take(MOMENT_BYTES, "a step's numbers")?, take(FOUND_BYTES, "a step's results")?);
-        let gates = take(blueprint.train.map_or(0, |(plan, _)| Joins::new(plan).gate_bytes), "what ReLUs let pass")?;
+        let gates = take(room.gates, "what ReLUs let pass")?;
         let bases = Bases {
             arena: arena.address(),
             parameters: parameters.address(),
@@ -173,7 +174,9 @@ impl Session {
         let mut train = blueprint.train.map(|(plan, ends)| parts.half(plan, ends, true)).transpose()?;
         let mut eval = parts.half(blueprint.eval.0, blueprint.eval.1, false)?;
         let programs = || train.iter().chain([&eval]).flat_map(Half::programs);
-        let scratch = take(programs().map(Program::scratch_bytes).max().unwrap_or(0), "working memory")?;
+        let working = programs().map(Program::scratch_bytes).max().unwrap_or(0);
+        room.check_working(cuda, working)?;
+        let scratch = take(working, "working memory")?;
         for half in train.iter_mut().chain([&mut eval]) {
             half.program.complete(scratch.address())?;
             half.tally.complete(scratch.address())?;
@@ -445,26 +448,4 @@ impl Parts<'_> {
             lower::tally(builder, address(ends.logits), address(ends.targets), rows, size, found)
         })
     }
-}
-
-/// A step that cannot fit is refused before memory is taken, with a batch that would.
-fn check_memory(cuda: &Cuda, blueprint: &Blueprint<'_>) -> Result<(), CudaError> {
-    let (plan, ends) = blueprint.train.unwrap_or(blueprint.eval);
-    let (free, total) = cuda.context().memory()?;
-    let arena = plan.arena_bytes().max(blueprint.eval.0.arena_bytes());
-    let fixed = plan.parameters().length() * (4 * (2 + blueprint.slots) + 2) + plan.states().length() * 4;
-    if arena + fixed <= free {
-        return Ok(());
-    }
-    let gigabytes = |bytes: usize| bytes as f64 / 1e9;
-    let batch = plan.graph().shape(ends.x)[0];
-    let fits = (free.saturating_sub(fixed) as f64 / arena as f64 * batch as f64) as usize;
-    let advice =
-        if fits > 0 { format!("a batch of about {fits} would fit") } else { "not even one sample would fit".into() };
-    Err(CudaError(format!(
-        "a step needs {:.2} GB of GPU memory; {:.2} of {:.2} GB are free: {advice}",
-        gigabytes(arena + fixed),
-        gigabytes(free),
-        gigabytes(total)
-    )))
 }
