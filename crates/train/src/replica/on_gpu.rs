@@ -67,13 +67,13 @@ impl OnGpu {
         cuda: &Arc<Cuda>,
         train: Option<&Planned>,
         eval: &Planned,
-        (slots, segments, rule): (usize, &[Segment], &Rule),
+        (segments, rule): (&[Segment], &Rule),
     ) -> Result<Self, TrainError> {
         let decays: Vec<_> = segments.iter().map(|segment| (segment.range.clone(), segment.decay)).collect();
         let blueprint = Blueprint {
             train: train.map(|planned| (&planned.plan, ends(&planned.ends))),
             eval: (&eval.plan, ends(&eval.ends)),
-            slots,
+            slots: if train.is_some() { rule.optimizer().state_slots() } else { 0 },
             decays: &decays,
             layer_rates: rule.layer_coefficient(),
         };
