@@ -54,7 +54,8 @@ KERNEL gradient_verdict(const double* partial, int chunks, const double* loss, c
         if (loss && !isfinite(*loss)) spoiled = 1;
         verdict->spoiled = spoiled;
         verdict->norm = norm;
-        verdict->factor = norm > (double)moment->norm_max ? (float)((double)moment->norm_max / norm) : 1.0f;
+        // As on the CPU, which adds a little to the norm.
+        verdict->factor = (float)fmin((double)moment->norm_max / (norm + 1e-6), 1.0);
     }
 }
 
