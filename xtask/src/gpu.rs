@@ -1,8 +1,9 @@
 //! `cargo x gpu`: packs what a GPU machine without Rust needs (the binary, the tests that look for a GPU, a script that runs all of it) and, if
 //! there is such a machine, runs it there.
 //!
-//! The pack is the folder target/gpu, at most 64 MiB: `sh target/gpu/run.sh` here, or wherever it was copied to. The script gives every part
-//! a time limit, keeps each part's output in `logs/`, goes on after a failure, and ends with counts; its exit code is 1 if anything failed.
+//! The pack is the folder target/gpu, at most 64 MiB: `sh target/gpu/run.sh` here, or wherever it was copied to. The script (`gpu/run.sh`) gives
+//! every part a time limit, keeps each part's output in `logs/`, goes on after a failure, and ends with counts; its exit code is 1 if
+//! anything failed. Where the machine's Python has PyTorch, it measures both in turns and ends with a table.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,14 +22,15 @@ const TESTS: [(&str, &str, u32); 4] = [
 /// What a pack may take: as much as travels to a borrowed machine.
 const PACK_BYTES_MAX: u64 = 64 << 20;
 
-/// What is measured: model, side, batch.
-const MEASURED: [(&str, usize, usize); 6] = [
-    ("resnet50", 224, 256),
-    ("resnet152", 224, 128),
-    ("vgg16", 224, 128),
-    ("alexnet", 224, 512),
-    ("resnet50", 32, 2048),
-    ("resnet20", 32, 128),
+/// What is measured: model, side, batch, and the seconds that PyTorch may take to compile it and to be timed. What takes longest comes last, so
+/// that a run that is cut short loses that.
+const MEASURED: [(&str, usize, usize, u32, u32); 6] = [
+    ("resnet50", 224, 256, 240, 120),
+    ("vgg16", 224, 128, 240, 80),
+    ("alexnet", 224, 512, 240, 80),
+    ("resnet20", 32, 128, 240, 80),
+    ("resnet50", 32, 2048, 240, 120),
+    ("resnet152", 224, 128, 300, 160),
 ];
 
 /// Packs, and runs the pack here, on `host` by ssh, or nowhere.
@@ -64,6 +66,7 @@ fn pack(root: &Path, folder: &Path) -> Result<()> {
         let path = entry?.path();
         fs::copy(&path, fixtures.join(path.file_name().context("a file has a name")?))?;
     }
+    fs::copy(root.join("tools/peer_gpu.py"), folder.join("peer_gpu.py"))?;
     fs::write(folder.join("run.sh"), script())?;
     let bytes = size(folder)?;
     println!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
@@ -87,66 +90,24 @@ fn size(folder: &Path) -> Result<u64> {
     Ok(bytes)
 }
 
-/// The script: everything once, each part with a limit, and counts at the end.
+/// The script: each part with a limit, and counts at the end.
 fn script() -> String {
-    let mut script = String::from(BEGINNING);
-    let mut part = |name: &str, seconds: u32, command: &str| script += &format!("part {name} {seconds} {command}\n");
-    part("doctor", 120, "./paceline doctor");
-    TESTS.iter().for_each(|(_, test, seconds)| part(test, *seconds, &format!("./{test} --test-threads 4")));
     let sanitizer = "compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9";
-    part("sanitizer", 900, &format!("{sanitizer} ./ops --test-threads 1"));
-    for (model, side, batch) in MEASURED {
-        let step = format!("bench step --device cuda --model {model} --size {side} --batch {batch}");
-        let step = format!("./paceline {step} --classes 1000 --dtype bf16 --steps 5");
-        part(&format!("bench-{model}-{side}"), 300, &step);
-    }
-    script + END
+    let mut tests = vec!["part doctor 120 ./paceline doctor".to_owned()];
+    tests.extend(TESTS.map(|(_, test, seconds)| format!("part {test} {seconds} ./{test} --test-threads 4")));
+    tests.push(format!("part sanitizer 900 {sanitizer} ./ops --test-threads 1"));
+    // What takes longest begins first.
+    let prepare = MEASURED
+        .iter()
+        .rev()
+        .map(|(model, side, batch, seconds, _)| format!("prepare {model} {side} {batch} {seconds}"));
+    let rows = MEASURED.iter().map(|(model, side, batch, _, seconds)| format!("row {model} {side} {batch} {seconds}"));
+    let lines = |lines: Vec<String>, indent: &str| lines.join(&format!("\n{indent}"));
+    include_str!("gpu/run.sh")
+        .replace("@TESTS@", &lines(tests, "  "))
+        .replace("@PREPARE@", &lines(prepare.collect(), "    "))
+        .replace("@ROWS@", &lines(rows.collect(), "  "))
 }
-
-/// What runs a part, and what knows where NVIDIA's libraries are if Python's packages brought them.
-const BEGINNING: &str = r#"#!/bin/sh
-# Made by `cargo x gpu`: tests and benches on a machine with a GPU. No Rust is needed.
-cd "$(dirname "$0")" || exit 1
-mkdir -p logs
-export PACELINE_CACHE="${PACELINE_CACHE:-$PWD/cache}"
-for folder in $(python3 -c 'import glob, sys; print(*[f for p in sys.path for f in glob.glob(p + "/nvidia/*/lib")])' 2>/dev/null); do
-  LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
-done
-export LD_LIBRARY_PATH
-passed=0 failed=0 skipped=0 failures=
-# part NAME SECONDS COMMAND...
-part() {
-  name=$1 seconds=$2
-  shift 2
-  if ! command -v "$1" > /dev/null; then
-    echo "skipped: $name: this machine has no $1"
-    skipped=$((skipped + 1))
-    return
-  fi
-  echo "== $name"
-  timeout -k 10 "$seconds" "$@" > "logs/$name.log" 2>&1
-  code=$?
-  grep -E '^(test result:|skipped:|gpus )|cuda:|ERROR SUMMARY|images/s|panicked' "logs/$name.log"
-  if [ $code -eq 0 ]; then
-    passed=$((passed + 1))
-  elif grep -q 'Device not supported' "logs/$name.log"; then
-    echo "skipped: $name: $1 does not know this machine's GPU"
-    skipped=$((skipped + 1))
-  else
-    [ $code -eq 124 ] && echo "$name was ended after $seconds s"
-    tail -n 20 "logs/$name.log"
-    failed=$((failed + 1)) failures="$failures $name"
-  fi
-}
-"#;
-
-/// Counts of parts and of the tests in them.
-const END: &str = r#"
-count() { cat logs/*.log | grep '^test result:' | sed "s/.* \([0-9]*\) $1.*/\1/" | awk '{ sum += $1 } END { print sum + 0 }'; }
-echo "parts: $passed passed, $failed failed, $skipped skipped${failures:+; failed:$failures}"
-echo "tests: $(count passed) passed, $(count failed) failed, $(cat logs/*.log | grep -c '^skipped:') reported themselves skipped"
-[ $failed -eq 0 ]
-"#;
 
 /// Copies a program without what only a debugger reads.
 fn take(from: &Path, to: &Path) -> Result<()> {
@@ -183,38 +144,80 @@ mod tests {
 
     use super::*;
 
-    /// Runs the script with stand-ins for the packed programs, all of which do the same.
-    fn played(program: &str) -> (String, bool) {
+    /// What the packed programs do in a test: as much as the script looks at.
+    const WORKS: &str = r#"case "$*" in
+  *json*) echo '{"device":"cuda","images_per_s":12345.6,"peak_bytes":2147483648}' ;;
+  *) echo 'test result: ok. 3 passed; 0 failed; 1 ignored'; echo 'skipped: a: no GPU' ;;
+esac"#;
+
+    /// A Python that knows of no libraries, has PyTorch, and prints what `peer_gpu.py` does.
+    const TORCH: &str = r#"case "$*" in
+  *glob*|*import*) ;;
+  *prepare*) echo "prepared $*" ;;
+  *) echo "torch $2 $3 $4 eager 800 images/s, 1.0 ms a step (1.0 to 1.0), 3.250 GiB"
+     echo "torch $2 $3 $4 compile 10000 images/s, 1.0 ms a step (1.0 to 1.0), 2.500 GiB"
+     echo "torch $2 $3 $4 graphs failed: TimeoutError" ;;
+esac"#;
+
+    /// Runs the script with stand-ins for the packed programs, all of which do the same, and for Python.
+    fn played(arguments: &[&str], program: &str, python: &str) -> (String, Option<i32>) {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["paceline", "ops", "models", "gpu", "nccl"] {
+        let stand_in = |name: &str, program: &str| {
             let path = folder.path().join(name);
             fs::write(&path, format!("#!/bin/sh\n{program}\n")).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        for name in ["paceline", "ops", "models", "gpu", "nccl"] {
+            stand_in(name, program);
         }
+        fs::create_dir(folder.path().join("bin")).unwrap();
+        stand_in("bin/python3", python);
         // A machine with a real sanitizer is not asked to run it on these.
         fs::write(folder.path().join("run.sh"), script().replace("compute-sanitizer", "no-such-sanitizer")).unwrap();
-        let output = Command::new("sh").arg(folder.path().join("run.sh")).output().unwrap();
-        (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.success())
+        let path = format!("{}:{}", folder.path().join("bin").display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new("sh");
+        let output = command.arg(folder.path().join("run.sh")).args(arguments).env("PATH", path).output().unwrap();
+        (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.code())
     }
 
     #[test]
     fn the_script_counts_what_passed_and_names_what_is_missing() {
-        let (text, succeeded) =
-            played("echo 'test result: ok. 3 passed; 0 failed; 1 ignored'; echo 'skipped: a: no GPU'");
-        assert!(succeeded, "{text}");
+        let (text, code) = played(&[], WORKS, "exit 1");
+        assert_eq!(code, Some(0), "{text}");
         assert!(text.contains("skipped: sanitizer: this machine has no no-such-sanitizer"), "{text}");
-        assert!(text.contains("parts: 11 passed, 0 failed, 1 skipped\n"), "{text}");
-        assert!(text.contains("tests: 33 passed, 0 failed, 11 reported themselves skipped"), "{text}");
+        assert!(text.contains("skipped: PyTorch: this machine's python3 has no torch with CUDA"), "{text}");
+        assert!(text.contains("parts: 17 passed, 0 failed, 2 skipped; "), "{text}");
+        assert!(text.contains("tests: 15 passed, 0 failed, 5 reported themselves skipped"), "{text}");
+        assert!(text.contains("| vgg16 224² b128 | 12,346 · 12,346 | – | – | 2.000 : – |"), "{text}");
     }
 
     #[test]
     fn the_script_goes_on_after_a_failure_and_fails_at_the_end() {
-        let (text, succeeded) = played("echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101");
-        assert!(
-            !succeeded
-                && text.contains("parts: 0 passed, 11 failed, 1 skipped; failed: doctor ops models gpu nccl bench"),
-            "{text}"
-        );
-        assert!(text.contains("tests: 22 passed, 11 failed"), "{text}");
+        let (text, code) = played(&[], "echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101", "exit 1");
+        assert_eq!(code, Some(1), "{text}");
+        let failed = "parts: 0 passed, 17 failed, 2 skipped; failed: doctor ops models gpu nccl bench";
+        assert!(text.contains(failed), "{text}");
+        assert!(text.contains("tests: 34 passed, 17 failed"), "{text}");
+        assert!(text.contains("| vgg16 224² b128 | – | – | – | – : – |"), "{text}");
+    }
+
+    #[test]
+    fn rows_are_paceline_beside_the_best_of_pytorch() {
+        let (text, code) = played(&["rows"], WORKS, TORCH);
+        assert_eq!(code, Some(0), "{text}");
+        assert!(text.contains("parts: 18 passed, 0 failed, 0 skipped; "), "{text}");
+        let row = "| resnet152 224² b128 | 12,346 · 12,346 | 10,000 (compile) | 1.23 | 2.000 : 2.500 |";
+        assert_eq!(text.matches(row).count(), 2, "at once, and in the table: {text}");
+        let order =
+            ["PyTorch has compiled", "bench-resnet50-224-first", "torch-resnet50-224", "bench-resnet50-224-second"];
+        assert!(order.map(|part| text.find(part)).is_sorted() && !text.contains("doctor"), "{text}");
+    }
+
+    #[test]
+    fn tests_alone_ask_for_no_pytorch() {
+        let (text, code) = played(&["tests"], WORKS, TORCH);
+        assert_eq!(code, Some(0), "{text}");
+        assert!(text.contains("parts: 5 passed, 0 failed, 1 skipped; ") && !text.contains("PyTorch"), "{text}");
+        assert_eq!(played(&["everything"], WORKS, TORCH).1, Some(2));
     }
 }

@@ -197,7 +197,15 @@ impl Rule {
 
     /// Whether the rule looks at a tensor as a whole, so that a tensor must not come in parts.
     pub const fn needs_whole_tensors(&self) -> bool {
-        matches!(self.formula, Formula::Lars(_))
+        self.layer_coefficient().is_some()
+    }
+
+    /// c of LARS, whose layers have rates of their own: with [`Rule::constants`], what a device needs that applies the rule itself.
+    pub const fn layer_coefficient(&self) -> Option<f32> {
+        match self.formula {
+            Formula::Lars(lars) => Some(lars.coefficient),
+            _ => None,
+        }
     }
 
     /// Zeroed state for `elements` weights.
@@ -235,7 +243,7 @@ impl Rule {
         }
     }
 
-    /// The arithmetic of one step for tensors that decay or do not: what a device needs that applies the rule itself.
+    /// The arithmetic of one step for tensors that decay or do not, without LARS' own rates: what a device needs that applies the rule itself.
     pub fn constants(&self, moment: Moment, decays: bool) -> update::Update {
         self.step(moment, Place { decay: if decays { self.decay } else { 0.0 }, rate: 1.0 })
     }

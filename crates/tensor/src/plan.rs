@@ -128,6 +128,7 @@ pub struct Plan {
     graph: Graph,
     places: Vec<Place>,
     arena_bytes: usize,
+    spans: Vec<memory::Span>,
     /// Bytes of results that the backward pass reads.
     activation_bytes: usize,
     /// Nodes before this one belong to the forward pass.
@@ -188,6 +189,7 @@ impl Plan {
             graph,
             places: memory.places,
             arena_bytes: memory.arena_bytes,
+            spans: memory.spans,
             activation_bytes,
             forward_nodes,
             dues: bucket::dues(&buckets),
@@ -289,6 +291,11 @@ impl Plan {
             Place::Arena(start) => Some(start..start + self.graph.info(value).bytes()),
             _ => None,
         }
+    }
+
+    /// The longest run of bytes of the arena that no value occupies at any of some nodes.
+    pub(crate) fn free_arena(&self, nodes: &[usize]) -> Range<usize> {
+        memory::longest_gap(&self.spans, nodes, self.arena_bytes)
     }
 
     /// Asserts what the devices' memory accesses rely on: within a node, an output overlaps nothing but the one input

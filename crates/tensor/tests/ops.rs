@@ -109,39 +109,24 @@ fn convolutions_of_pictures() {
 }
 
 /// Channels that are multiples of 16, kernels of 3×3 and 1×1: what a GPU computes by other kernels of its own in bf16. All rows reach those of
-/// the weights' gradient; the forward pass and, at stride 1, the image's gradient are reached by rows that say so.
+/// the weights' gradient; those of a forward pass are for 16 to 16 at stride 1, 16 to 32 and, by 1×1, 32 to 64 at stride 2.
 #[test]
 fn convolutions_of_few_channels() {
     let rows: [Row<'_>; 15] = [
-        ("3×3, 16 channels, forward", [2, 5, 5, 16], 16, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
-        ("3×3, 16 channels, rows that are cut, forward", [1, 3, 172, 16], 16, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
-        (
-            "3×3, 16 channels, padded by four numbers, forward",
-            [2, 3, 4, 16],
-            16,
-            ([3, 3], [1, 1], [2, 0, 1, 3], [1, 1], 1),
-        ),
-        (
-            "3×3, 16 channels, padding wider than the kernel, forward",
-            [1, 2, 2, 16],
-            16,
-            ([3, 3], [1, 1], [3; 4], [1, 1], 1),
-        ),
+        ("3×3, 16 channels", [2, 5, 5, 16], 16, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
+        ("3×3, 16 channels, rows that are cut", [1, 3, 172, 16], 16, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
+        ("3×3, 16, padded by four numbers", [2, 3, 4, 16], 16, ([3, 3], [1, 1], [2, 0, 1, 3], [1, 1], 1)),
+        ("3×3, 16, padding wider than itself", [1, 2, 2, 16], 16, ([3, 3], [1, 1], [3; 4], [1, 1], 1)),
         ("3×3, 32 channels", [1, 3, 4, 32], 32, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
         ("3×3, 64 channels, images together", [3, 1, 2, 64], 64, ([3, 3], [1, 1], [1; 4], [1, 1], 1)),
         ("3×3, 48 to 16, not padded", [1, 5, 4, 48], 16, ([3, 3], [1, 1], [0; 4], [1, 1], 1)),
-        ("3×3 stride 2, 16 to 32, forward", [2, 7, 5, 16], 32, ([3, 3], [2, 2], [1; 4], [1, 1], 1)),
-        ("3×3 stride 2, padded below and right, forward", [1, 6, 6, 16], 32, ([3, 3], [2, 2], [0, 0, 1, 1], [1, 1], 1)),
+        ("3×3 stride 2, 16 to 32", [2, 7, 5, 16], 32, ([3, 3], [2, 2], [1; 4], [1, 1], 1)),
+        ("3×3 stride 2, padded below and right", [1, 6, 6, 16], 32, ([3, 3], [2, 2], [0, 0, 1, 1], [1, 1], 1)),
         ("3×3 stride 2, 32 to 64", [1, 4, 4, 32], 64, ([3, 3], [2, 2], [1; 4], [1, 1], 1)),
         ("1×1, 32 to 48", [2, 3, 5, 32], 48, ([1, 1], [1, 1], [0; 4], [1, 1], 1)),
         ("1×1, 64 to 64, padded", [1, 2, 2, 64], 64, ([1, 1], [1, 1], [1; 4], [1, 1], 1)),
-        (
-            "1×1 stride 2, 16 to 32, rows that are cut, forward",
-            [1, 3, 260, 16],
-            32,
-            ([1, 1], [2, 2], [0; 4], [1, 1], 1),
-        ),
-        ("1×1 stride 2, 32 to 64, forward", [3, 5, 5, 32], 64, ([1, 1], [2, 2], [0; 4], [1, 1], 1)),
+        ("1×1 stride 2, rows that are cut", [1, 3, 260, 16], 32, ([1, 1], [2, 2], [0; 4], [1, 1], 1)),
+        ("1×1 stride 2, 32 to 64", [3, 5, 5, 32], 64, ([1, 1], [2, 2], [0; 4], [1, 1], 1)),
         ("1×1 stride 3, 48 to 16", [1, 7, 8, 48], 16, ([1, 1], [3, 3], [0; 4], [1, 1], 1)),
     ];
     check_all(rows.map(|row| convolution(row, "", [false; 3])).into());

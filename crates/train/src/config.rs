@@ -298,9 +298,6 @@ impl Config {
         if world > 1 && self.device != Compute::Cpu {
             self.check_gpus()?;
         }
-        if self.device != Compute::Cpu && self.accumulate > 1 && (world > 1 || self.carry == Carry::Nccl) {
-            return refuse("GPUs that train together take their batches as a whole; leave --accumulate out".into());
-        }
         let unit = world * self.accumulate;
         if self.batch.is_multiple_of(unit) {
             return Ok(());
@@ -390,13 +387,12 @@ mod tests {
     }
 
     #[test]
-    fn gpus_that_train_together_take_whole_batches() {
-        let mut config = Config { device: Compute::Cuda(None), accumulate: 2, ..Config::default() };
-        assert!(config.check_world(1).is_ok());
-        let error = config.check_world(2).unwrap_err().to_string();
-        assert!(error.ends_with("leave --accumulate out"), "{error}");
+    fn gpus_that_train_together_may_take_their_batches_in_parts() {
+        let mut config = Config { device: Compute::Cuda(None), batch: 64, accumulate: 4, ..Config::default() };
         config.carry = Carry::Nccl;
-        assert!(config.check_world(1).is_err());
+        assert!(config.check_world(1).is_ok() && config.check_world(4).is_ok());
+        let error = config.check_world(3).unwrap_err().to_string();
+        assert!(error.ends_with("by 3 workers in 4 parts each; type --batch 60 or 72"), "{error}");
     }
 
     #[test]

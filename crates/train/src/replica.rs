@@ -27,7 +27,7 @@ use paceline_parallel::Agreement;
 use paceline_system::host::Host;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
-use paceline_tensor::device::cuda::Cuda;
+use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::{Profile, Turn};
 use paceline_tensor::plan::{Bucket, Layout, Updates};
 use paceline_tensor::{Buffer, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
@@ -190,14 +190,13 @@ impl Replica {
     /// As [`Replica::new`], to compute on a GPU: weights and optimizer live there, and [`Replica::fetch`] brings them to the host.
     ///
     /// # Errors
-    /// As [`Replica::new`], when the GPU's memory is too small or a layer cannot be computed there, and for options that it does not know.
+    /// As [`Replica::new`], when the GPU's memory is too small or a layer cannot be computed there.
     pub fn on_gpu(
         model: &dyn Model,
         options: ReplicaOptions,
         device: &Arc<Cpu>,
         cuda: &Arc<Cuda>,
     ) -> Result<Self, TrainError> {
-        on_gpu::check(&options)?;
         let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
         let train = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
         Self::assemble(model, options, (device, Some(cuda)), Some(train))
@@ -247,7 +246,7 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = segments(&parameters, store.layout());
-        let gpu = cuda.map(|cuda| OnGpu::new(cuda, train.as_ref(), &eval, (optimizer, &segments))).transpose()?;
+        let gpu = cuda.map(|cuda| OnGpu::new(cuda, train.as_ref(), &eval, (&segments, &options.rule))).transpose()?;
         let place = cuda.map_or_else(|| Device::Cpu(Arc::clone(device)), |cuda| Device::Cuda(Arc::clone(cuda)));
         let borrows = trains || cuda.is_some();
         Ok(Self {
@@ -430,15 +429,18 @@ impl Replica {
 
     /// As one part of a step, timing every node and applying nothing.
     ///
+    /// # Errors
+    /// When the GPU does not answer.
+    ///
     /// # Panics
     /// When the replica was built for evaluation.
-    pub fn profile(&mut self, batch: &Batch, step: u64) -> Profile {
+    pub fn profile(&mut self, batch: &Batch, step: u64) -> Result<Profile, CudaError> {
         if let Some(gpu) = &mut self.gpu {
             return gpu.profile();
         }
         let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
         ends.fill(executor, batch, 0, 1.0);
-        executor.profile(&mut self.store, Pass { seed: self.dropout_seed, step })
+        Ok(executor.profile(&mut self.store, Pass { seed: self.dropout_seed, step }))
     }
 
     /// Where a step went wrong, as layer and operation: the first result that is not finite for this batch. Where later

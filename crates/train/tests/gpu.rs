@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use on_gpu::{BATCH, batch, gpu, options};
 use paceline_data::augment::{Augment, Op};
+use paceline_data::batch::Batch;
 use paceline_data::dataset::OpenOptions;
 use paceline_data::{Dataset, Loader, LoaderOptions, Spec};
-use paceline_nn::optim::{Moment, Optimizer};
-use paceline_nn::zoo;
+use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
+use paceline_nn::{Input, zoo};
 use paceline_system::clock::Clock;
 use paceline_system::disk::Disk;
 use paceline_tensor::Precision;
@@ -87,9 +88,9 @@ fn a_first_layer_moves_as_on_the_cpu() {
     let Some(cuda) = gpu("a_first_layer_moves_as_on_the_cpu") else { return };
     let (entry, cpu) = (zoo::find("vgg13").unwrap(), Arc::new(Cpu::new(4)));
     let [full, narrow] = [Precision::F32, Precision::Bf16].map(|precision| options(Optimizer::Momentum, precision));
-    let exact = first_moves(&mut Replica::new(entry, full, &cpu).unwrap());
-    let here = first_moves(&mut Replica::new(entry, narrow, &cpu).unwrap());
-    let there = first_moves(&mut Replica::on_gpu(entry, narrow, &cpu, &cuda).unwrap());
+    let exact = moves(&mut Replica::new(entry, full, &cpu).unwrap(), &[0, 1]);
+    let here = moves(&mut Replica::new(entry, narrow, &cpu).unwrap(), &[0, 1]);
+    let there = moves(&mut Replica::on_gpu(entry, narrow, &cpu, &cuda).unwrap(), &[0, 1]);
     for index in 0..exact.len() {
         let [here, there] = [&here, &there].map(|moves| apart(&exact[index], &moves[index]));
         let text = format!("parameter {index}: {here:.4} apart from f32 on the CPU, {there:.4} on the GPU");
@@ -98,29 +99,50 @@ fn a_first_layer_moves_as_on_the_cpu() {
     }
 }
 
-/// By how much the first layer's weight and bias change in one step.
-fn first_moves(replica: &mut Replica) -> [Vec<f64>; 2] {
-    let before = [0, 1].map(|index| replica.store.parameter(index).to_vec());
+/// By how much some parameters change in one step.
+fn moves(replica: &mut Replica, indices: &[usize]) -> Vec<Vec<f64>> {
+    let before: Vec<_> = indices.iter().map(|&index| replica.store.parameter(index).to_vec()).collect();
     let moment = Moment { step: 0, learning_rate: 0.1 };
     let (_, result) = replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
     assert_eq!(result, Ok(()));
     replica.fetch().unwrap();
-    [0, 1].map(|index| {
+    let moved = indices.iter().zip(&before).map(|(&index, before)| {
         let after = replica.store.parameter(index).iter();
-        after.zip(&before[index]).map(|(after, before)| f64::from(*after) - f64::from(*before)).collect()
-    })
+        after.zip(before).map(|(after, before)| f64::from(*after) - f64::from(*before)).collect()
+    });
+    moved.collect()
 }
 
 /// The length of the difference in lengths of `a`.
 fn apart(a: &[f64], b: &[f64]) -> f64 {
     let length = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
-    length(&mut a.iter().zip(b).map(|(a, b)| a - b)) / length(&mut a.iter().copied())
+    length(&mut a.iter().zip(b).map(|(a, b)| a - b)) / length(&mut a.iter().copied()).max(f64::MIN_POSITIVE)
 }
 
 #[test]
 fn a_batch_in_parts_follows_the_cpu() {
     let options = options(Optimizer::Momentum, Precision::F32);
     compare_with("resnet20", ReplicaOptions { micro_batch: BATCH / 4, accumulate: 4, ..options }, 0.002, 1e-3);
+}
+
+#[test]
+fn lars_follows_the_cpu() {
+    let hyper = HyperParameters { lars_coefficient: 0.1, weight_decay: Some(1e-3), ..HyperParameters::default() };
+    let rule = Optimizer::Lars.rule(&hyper).unwrap();
+    // Clipped, so that the norms are those of gradients that were scaled down.
+    let options = ReplicaOptions { rule, clip_norm: Some(0.5), ..options(Optimizer::Lars, Precision::F32) };
+    compare_with("resnet20", options, 0.002, 1e-3);
+    let Some(cuda) = gpu("lars_follows_the_cpu") else { return };
+    // A step of every parameter on its own: a wrong rate would show in the length of the step.
+    let (entry, cpu) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)));
+    let mut here = Replica::new(entry, options, &cpu).unwrap();
+    let mut there = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
+    let all: Vec<usize> = (0..here.parameters.len()).collect();
+    let (expected, found) = (moves(&mut here, &all), moves(&mut there, &all));
+    for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
+        let apart = apart(expected, found);
+        assert!(apart < 1e-2, "{} moves {apart:.4} apart from the CPU's", here.parameters[index].name);
+    }
 }
 
 #[test]
@@ -206,4 +228,28 @@ fn a_model_is_evaluated_on_a_gpu_as_on_the_cpu() {
     let (found, expected) = (there.evaluate(&batch(1)).unwrap(), here.evaluate(&batch(1)).unwrap());
     let most = expected.0.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     assert!(found.0.iter().zip(&expected.0).all(|(a, b)| (a - b).abs() < 1e-4 * most), "{found:?} is not {expected:?}");
+}
+
+#[test]
+fn a_batch_that_does_not_fit_a_gpu_is_refused_with_one_that_does() {
+    let Some(cuda) = gpu("a_batch_that_does_not_fit_a_gpu_is_refused_with_one_that_does") else { return };
+    let (entry, cpu) = (zoo::find("resnet50").unwrap(), Arc::new(Cpu::new(4)));
+    let input = Input::Image { size: [224, 224], channels: 3 };
+    let options =
+        |micro_batch: usize| ReplicaOptions { input, micro_batch, ..options(Optimizer::Momentum, Precision::F32) };
+    let error = Replica::on_gpu(entry, options(100_000), &cpu, &cuda).map(|_| ()).unwrap_err();
+    let (error, refused) = (error.to_string(), error.is_refusal());
+    let words = |text: &str, before: &str| {
+        text.split_once(before).and_then(|(_, rest)| rest.split(' ').next()?.parse().ok()).unwrap_or(f64::NAN)
+    };
+    let [needed, free, fits] = ["needs ", "memory; ", "a batch of about "].map(|before| words(&error, before));
+    assert!(refused && error.starts_with("a step with a batch of 100000 needs ") && needed > free, "{error}");
+    assert!((1.0..100_000.0).contains(&fits), "{error}");
+    assert!((needed / 100_000.0 * fits) < free, "{error}");
+    let mut replica = Replica::on_gpu(entry, options(2), &cpu, &cuda).unwrap();
+    let images = (0..2 * 224 * 224 * 3).map(|pixel| (pixel % 251) as f32 / 125.0 - 1.0).collect();
+    let batch = Batch { size: 2, images, targets: vec![1, 2], ..Batch::default() };
+    let moment = Moment { step: 0, learning_rate: 0.001 };
+    let (tally, result) = replica.step(&batch, moment, &mut Phases::start(&Clock::real())).unwrap();
+    assert!(result.is_ok() && tally.rows == 2 && tally.loss.is_finite(), "{tally:?}");
 }

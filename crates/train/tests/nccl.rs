@@ -68,6 +68,11 @@ fn losses_of(replica: &mut Replica, rate: f32, rank: usize, world: usize) -> Vec
     steps.collect()
 }
 
+/// The same batch, computed in parts.
+fn in_parts(options: ReplicaOptions, parts: usize) -> ReplicaOptions {
+    ReplicaOptions { micro_batch: options.micro_batch / parts, accumulate: parts, ..options }
+}
+
 fn limits() -> Limits {
     Limits { stop: Stop::new(), meeting: LONG, step: LONG }
 }
@@ -85,25 +90,27 @@ fn alone_through_nccl_gives_the_same_bits_as_without() {
         return;
     }
     let (cpu, limits) = (Arc::new(Cpu::new(4)), limits());
-    // Several buckets, one of which is a large matrix, and one bucket with batch-norms.
-    for (model, precision) in [("vgg11", Precision::Bf16), ("resnet20", Precision::F32)] {
-        let (entry, options) = (zoo::find(model).unwrap(), options(Optimizer::Momentum, precision));
+    // Several buckets, one of which is a large matrix, and one bucket with batch-norms; as a whole and in parts.
+    let models = [("vgg11", Precision::Bf16), ("resnet20", Precision::F32)];
+    for ((model, precision), parts) in models.into_iter().flat_map(|model| [(model, 1), (model, 2)]) {
+        let options = in_parts(options(Optimizer::Momentum, precision), parts);
+        let entry = zoo::find(model).unwrap();
         let mut without = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
         let mut with = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
         with.join_gpus(None, &[], &limits).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(losses(&mut without, 1e-3), losses(&mut with, 1e-3), "{model}: the same losses");
+        assert_eq!(losses(&mut without, 1e-3), losses(&mut with, 1e-3), "{model} in {parts}: the same losses");
         without.fetch().unwrap();
         with.fetch().unwrap();
-        assert!(bits(&without) == bits(&with), "{model}: the same weights");
+        assert!(bits(&without) == bits(&with), "{model} in {parts}: the same weights");
     }
 }
 
-/// A replica that is one of two ranks, each with its half of every batch.
-fn one_of_two(mut communicator: Communicator, limits: &Limits) -> Replica {
+/// A replica that is one of two ranks, each with its half of every batch, which it computes in parts.
+fn one_of_two(mut communicator: Communicator, parts: usize, limits: &Limits) -> Replica {
     let rank = communicator.rank().index();
     let cuda = gpu("one of two").expect("a GPU");
     let options = ReplicaOptions { micro_batch: BATCH / 2, ..options(Optimizer::Momentum, Precision::F32) };
-    let mut replica = Replica::on_gpu(&plain, options, &Arc::new(Cpu::new(2)), &cuda).unwrap();
+    let mut replica = Replica::on_gpu(&plain, in_parts(options, parts), &Arc::new(Cpu::new(2)), &cuda).unwrap();
     assert!(replica.buckets().len() >= 2, "sums overlap with the backward pass");
     let mut key = if rank == 0 { nccl::key().unwrap() } else { [0; nccl::KEY_BYTES] };
     communicator.broadcast_bytes(Rank(0), &mut key).unwrap();
@@ -157,9 +164,9 @@ impl Drop for Other {
 #[test]
 fn child() {
     let Ok(role) = std::env::var("PACELINE_TEST_RANK") else { return };
-    let (what, token) = role.split_once(' ').unwrap();
-    let mut replica = one_of_two(meet(token, 1), &limits());
-    if what == "follow" {
+    let (what, token) = role.rsplit_once(' ').unwrap();
+    let mut replica = one_of_two(meet(token, 1), if what == "follow in parts" { 2 } else { 1 }, &limits());
+    if what.starts_with("follow") {
         println!("\nended with {}", follow(&mut replica, 1).1);
         return;
     }
@@ -193,13 +200,15 @@ fn two_ranks_through_nccl_follow_one_process() {
     let options = options(Optimizer::Momentum, Precision::F32);
     let mut alone = Replica::on_gpu(&plain, options, &Arc::new(Cpu::new(2)), &cuda).unwrap();
     let expected = losses(&mut alone, 1e-3);
-    let (mut other, communicator) = Other::start("follow");
-    let (found, digest) = follow(&mut one_of_two(communicator, &limits()), 0);
-    let mut said = String::new();
-    other.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.contains(&format!("ended with {digest}\n")), "both have the same losses and bits: {digest}, {said}");
-    for (step, (expected, found)) in expected.iter().zip(&found).enumerate() {
-        assert!((found / expected - 1.0).abs() < 1e-4, "step {step}: {found} by two, {expected} by one");
+    for (what, parts) in [("follow", 1), ("follow in parts", 2)] {
+        let (mut other, communicator) = Other::start(what);
+        let (found, digest) = follow(&mut one_of_two(communicator, parts, &limits()), 0);
+        let mut said = String::new();
+        other.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(said.contains(&format!("ended with {digest}\n")), "the same losses and bits: {digest}, {said}");
+        for (step, (expected, found)) in expected.iter().zip(&found).enumerate() {
+            assert!((found / expected - 1.0).abs() < 1e-4, "{what}, step {step}: {found} by two, {expected} by one");
+        }
     }
 }
 
@@ -210,7 +219,7 @@ fn a_rank_that_stays_away_from_a_sum_ends_the_waiting_on_the_gpu() {
         return;
     }
     let (_other, communicator) = Other::start("away");
-    let mut replica = one_of_two(communicator, &Limits { step: Duration::from_secs(5), ..limits() });
+    let mut replica = one_of_two(communicator, 1, &Limits { step: Duration::from_secs(5), ..limits() });
     // The third step is a graph that was recorded.
     steps(&mut replica, 0, 0..2).unwrap();
     let error = steps(&mut replica, 0, 2..3).unwrap_err().to_string();

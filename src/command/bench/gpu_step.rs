@@ -39,7 +39,7 @@ pub fn run(arguments: &BenchStep) -> Outcome {
         let batch = random_batch(input, size, arguments.classes);
         replica.fill_gpu(&batch)?;
         let mut times = time(&mut replica, arguments.steps, size)?;
-        let profile = arguments.profile.then(|| Profile::take(&mut replica, &batch));
+        let profile = arguments.profile.then(|| Profile::take(&mut replica, &batch)).transpose()?;
         show(arguments, &mut replica, &mut times, &plan::describe(input), profile.as_ref());
     }
     Ok(ExitCode::SUCCESS)

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::super::print;
 use super::bound::Bound;
+use crate::failure::Failure;
 
 /// What the nodes of one operation took together.
 #[derive(Debug, Default)]
@@ -35,9 +36,10 @@ pub struct Profile {
 
 impl Profile {
     /// Runs a step.
-    pub fn take(replica: &mut Replica, batch: &Batch) -> Self {
-        let seconds = replica.profile(batch, 0).seconds;
-        let gpu = replica.session().map(|session| session.cuda().peak().expect("the GPU answers"));
+    pub fn take(replica: &mut Replica, batch: &Batch) -> Result<Self, Failure> {
+        let failed = |error| Failure::failed(format!("the GPU failed while nodes were timed: {error}"));
+        let seconds = replica.profile(batch, 0).map_err(failed)?.seconds;
+        let gpu = replica.session().map(|session| session.cuda().peak()).transpose().map_err(failed)?;
         let (cpu, graph) = (replica.device(), replica.plan().graph());
         let on_cpu = gpu.is_none();
         let peak = gpu.unwrap_or_else(|| cpu.peak());
@@ -54,7 +56,7 @@ impl Profile {
         operations.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
         let total = |part: fn(&Sum) -> f64| operations.iter().map(|(_, sum)| part(sum)).sum();
         let (total, bound) = (total(|sum| sum.seconds), total(|sum| sum.bound));
-        Self { seconds, operations, total, bound, peak }
+        Ok(Self { seconds, operations, total, bound, peak })
     }
 
     /// For people: the operations, then the slowest nodes.

@@ -31,7 +31,7 @@ pub fn run(arguments: &BenchStep) -> Outcome {
         let mut seconds = time(&mut replica, &batch, arguments.steps)?;
         // What the process held at most until now: a batch behind a larger one in the list shows the larger one's.
         let peak = host::peak_memory_bytes();
-        let profile = arguments.profile.then(|| Profile::take(&mut replica, &batch));
+        let profile = arguments.profile.then(|| Profile::take(&mut replica, &batch)).transpose()?;
         show(arguments, &replica, (&mut seconds, peak), plan::describe(input), profile.as_ref());
     }
     Ok(ExitCode::SUCCESS)

@@ -220,6 +220,12 @@ impl Cuda {
         made
     }
 
+    /// What a convolution takes, where it is known or may be tried. Where nothing is tried, nothing is built to find out.
+    fn seconds(&self, problem: &Problem) -> Option<f64> {
+        let asks = self.options.tune || lock(&self.known).contains_key(&problem.key());
+        if asks { self.prepare(problem).ok()?.engine.seconds } else { None }
+    }
+
     /// Numbers to try kernels on.
     fn fill_with_noise(&self, address: u64, bytes: usize, dtype: DType) -> Result<(), CudaError> {
         let (elements, name) = (bytes / dtype.bytes(), format!("noise_{}", program::suffix(dtype)));

@@ -1,5 +1,7 @@
 //! Who shares bytes with whom, and where: liveness, in-place results, offsets.
 
+use std::ops::{Range, RangeInclusive};
+
 use super::bucket::Bucket;
 use super::{ALIGNMENT_BYTES, Layout, Place, Updates, Wanted};
 use crate::dtype::DType;
@@ -10,8 +12,31 @@ use crate::split::Part;
 pub(super) struct Memory {
     pub places: Vec<Place>,
     pub arena_bytes: usize,
+    pub spans: Vec<Span>,
     storages: Vec<Storage>,
     storage_of: Vec<Option<usize>>,
+}
+
+/// Bytes of the arena that are in use between two nodes, both included.
+#[derive(Clone, Debug)]
+pub(super) struct Span {
+    bytes: Range<usize>,
+    nodes: RangeInclusive<usize>,
+}
+
+/// The longest run of bytes below `end` that no value occupies at any of some nodes.
+pub(super) fn longest_gap(spans: &[Span], nodes: &[usize], end: usize) -> Range<usize> {
+    let is_used = |span: &&Span| nodes.iter().any(|node| span.nodes.contains(node));
+    let mut used: Vec<&Range<usize>> = spans.iter().filter(is_used).map(|span| &span.bytes).collect();
+    used.sort_by_key(|bytes| bytes.start);
+    let (mut gap, mut from) = (0..0, 0);
+    for next in used.into_iter().chain([&(end..end)]) {
+        if next.start.saturating_sub(from) > gap.len() {
+            gap = from..next.start;
+        }
+        from = from.max(next.end);
+    }
+    gap
 }
 
 /// Values that share bytes, from the first one's birth to the last one's death, in node numbers.
@@ -57,7 +82,12 @@ pub(super) fn assign(
             other => other.unwrap_or(Place::None),
         })
         .collect();
-    Memory { places, arena_bytes, storages, storage_of }
+    let in_arena = storages.iter().zip(&offsets).filter(|(storage, _)| storage.fixed.is_none());
+    let spans = in_arena.map(|(storage, &start)| Span {
+        bytes: start..start + storage.bytes.next_multiple_of(ALIGNMENT_BYTES),
+        nodes: storage.birth..=storage.death,
+    });
+    Memory { places, arena_bytes, spans: spans.collect(), storages, storage_of }
 }
 
 struct Assignment {
@@ -228,4 +258,22 @@ pub(super) fn activation_bytes(graph: &Graph, memory: &Memory, forward_nodes: us
         .filter(|(storage, read)| *read && is_activation(storage))
         .map(|(s, _)| s.bytes)
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_gap_is_free_at_every_node() {
+        let span = |bytes: Range<usize>, nodes| Span { bytes, nodes };
+        let spans = [span(0..10, 0..=9), span(30..40, 2..=4), span(12..20, 3..=5), span(35..60, 0..=2)];
+        let gap = |nodes: &[usize]| longest_gap(&spans, nodes, 100);
+        assert_eq!(gap(&[9]), 10..100);
+        assert_eq!(gap(&[2]), 60..100);
+        assert_eq!(gap(&[4]), 40..100);
+        assert_eq!(longest_gap(&spans, &[4], 45), 20..30);
+        assert_eq!(longest_gap(&spans, &[2, 3], 64), 20..30);
+        assert_eq!(longest_gap(&spans[..1], &[0], 10), 0..0, "all is used");
+    }
 }

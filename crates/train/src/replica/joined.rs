@@ -3,11 +3,8 @@
 use std::sync::Arc;
 
 use paceline_comm::{CommError, Communicator, Rank};
-use paceline_data::batch::Batch;
-use paceline_nn::optim::Moment;
 use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::device::cuda::nccl::{Group, Key, Seat};
-use paceline_tensor::device::cuda::session::Found;
 
 use super::Replica;
 use super::guard::{Guard, Limits, within};
@@ -62,26 +59,16 @@ impl Replica {
         Ok(())
     }
 
-    /// Makes a step on the batch that is there.
-    pub(super) fn compute_on_gpu(
+    /// Does something that may wait for the other GPUs, where there are some.
+    pub(super) fn watched<T>(
         &mut self,
-        moment: Moment,
-        next: &mut dyn FnMut() -> Option<Batch>,
-    ) -> Result<Found, TrainError> {
-        let guard = self.gpu.as_mut().and_then(|gpu| gpu.guard.take());
-        let mut compute = || {
-            self.start_on_gpu(moment)?;
-            let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
-            gpu.bring(next);
-            Ok::<Found, TrainError>(gpu.session.finish()?)
-        };
-        let found = match &guard {
-            Some(guard) => guard.during(STEP, compute),
-            None => compute(),
-        };
+        work: impl FnOnce(&mut Self) -> Result<T, TrainError>,
+    ) -> Result<T, TrainError> {
+        let Some(guard) = self.gpu.as_mut().and_then(|gpu| gpu.guard.take()) else { return work(self) };
+        let done = guard.during(STEP, || work(self));
         if let Some(gpu) = &mut self.gpu {
-            gpu.guard = guard;
+            gpu.guard = Some(guard);
         }
-        found
+        done
     }
 }

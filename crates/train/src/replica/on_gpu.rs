@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use paceline_data::augment::View;
 use paceline_data::batch::Batch;
-use paceline_nn::optim::{Moment, Segment};
+use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_tensor::device::cuda::session::{self, Album, Blueprint, Found, Samples, Session};
 use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::Profile;
@@ -12,7 +12,7 @@ use paceline_tensor::{Buffer, Store};
 
 use super::guard::Guard;
 use super::half::{Ends, Planned};
-use super::{NotFinite, Replica, ReplicaOptions, Stepped, is_finite};
+use super::{NotFinite, Replica, Stepped, is_finite};
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
@@ -49,14 +49,6 @@ fn refused(error: CudaError) -> TrainError {
     TrainError::Refused(error.to_string())
 }
 
-/// Refuses what a GPU does not do.
-pub(super) fn check(options: &ReplicaOptions) -> Result<(), TrainError> {
-    if options.rule.needs_whole_tensors() {
-        return Err(TrainError::Refused("LARS is not on the GPU; type another --optimizer or --device cpu".into()));
-    }
-    Ok(())
-}
-
 fn ends(ends: &Ends) -> session::Ends {
     session::Ends { x: ends.x, targets: ends.targets, logits: ends.logits, seed: ends.seed }
 }
@@ -75,14 +67,15 @@ impl OnGpu {
         cuda: &Arc<Cuda>,
         train: Option<&Planned>,
         eval: &Planned,
-        (slots, segments): (usize, &[Segment]),
+        (segments, rule): (&[Segment], &Rule),
     ) -> Result<Self, TrainError> {
         let decays: Vec<_> = segments.iter().map(|segment| (segment.range.clone(), segment.decay)).collect();
         let blueprint = Blueprint {
             train: train.map(|planned| (&planned.plan, ends(&planned.ends))),
             eval: (&eval.plan, ends(&eval.ends)),
-            slots,
+            slots: if train.is_some() { rule.optimizer().state_slots() } else { 0 },
             decays: &decays,
+            layer_rates: rule.layer_coefficient(),
         };
         let session = Session::new(cuda, &blueprint).map_err(refused)?;
         let (host_is_newer, gpu_is_newer, albums, coming) = (true, false, None, None);
@@ -140,8 +133,8 @@ impl OnGpu {
     }
 
     /// Times every node on the batch that is there.
-    pub fn profile(&mut self) -> Profile {
-        Profile { seconds: self.session.profile().expect("the GPU answers") }
+    pub fn profile(&mut self) -> Result<Profile, CudaError> {
+        Ok(Profile { seconds: self.session.profile()? })
     }
 
     /// Answers a batch.
@@ -235,24 +228,34 @@ impl Replica {
         session::Moment { seed: self.dropout_seed, step: pass, norm_max, rules }
     }
 
-    /// A step whose batch is computed in parts. Ends early, without a step, when a loss is not a number.
+    /// Makes a step on the batch that is there, and has the next one brought meanwhile.
+    fn compute_whole(&mut self, moment: Moment, next: &mut dyn FnMut() -> Option<Batch>) -> Result<Found, TrainError> {
+        self.start_on_gpu(moment)?;
+        let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
+        gpu.bring(next);
+        Ok(gpu.session.finish()?)
+    }
+
+    /// A step whose batch is computed in parts. When a loss is not a number, it ends early, without a step; where others wait for its
+    /// gradients, it goes on and makes them no numbers either, so that nobody makes the step.
     fn compute_in_parts(&mut self, batch: &Batch, moment: Moment) -> Result<(Found, Tally), TrainError> {
         let (parts, mut total) = (self.options.accumulate, Tally::default());
-        let mut found = Found::default();
+        let (mut found, others_wait) = (Found::default(), self.world() > 1);
         for part in 0..parts {
             let numbers = self.numbers(moment, moment.step * parts as u64 + part as u64);
+            let share = if total.loss.is_finite() { self.share / parts as f32 } else { f32::NAN };
             let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
             gpu.give(&self.store, &self.optimizer_state)?;
-            gpu.fill_part(batch, (part, parts), self.share / parts as f32)?;
+            gpu.fill_part(batch, (part, parts), share)?;
             gpu.gpu_is_newer = true;
             gpu.session.start_part(&numbers, (part, parts))?;
             found = gpu.session.finish()?;
             total.merge(&tally(found, batch.targets.len() / parts));
-            found.loss_is_finite = found.loss.is_finite();
-            if !found.loss_is_finite {
+            if !total.loss.is_finite() && !others_wait {
                 break;
             }
         }
+        found.loss_is_finite = total.loss.is_finite();
         Ok((found, total))
     }
 
@@ -264,10 +267,10 @@ impl Replica {
         next: &mut dyn FnMut() -> Option<Batch>,
     ) -> Result<Stepped, TrainError> {
         let (found, tally) = if self.options.accumulate > 1 {
-            phases.time("compute", || self.compute_in_parts(batch, moment))?
+            phases.time("compute", || self.watched(|replica| replica.compute_in_parts(batch, moment)))?
         } else {
             phases.time("copy", || self.fill_gpu(batch))?;
-            let found = phases.time("compute", || self.compute_on_gpu(moment, next))?;
+            let found = phases.time("compute", || self.watched(|replica| replica.compute_whole(moment, next)))?;
             (found, tally(found, batch.targets.len()))
         };
         let tally = if self.world() > 1 { phases.time("wait", || self.total(tally))? } else { tally };

@@ -67,22 +67,37 @@ pub(super) fn channels_last(plan: &Plan) -> Vec<bool> {
     last
 }
 
-/// `to`, of `rows`·`columns` elements, becomes `from` transposed.
+/// `to`, of `rows`·`columns` elements, becomes `from` transposed. Sixteen rows at a time, which are a cache line of the result.
 fn transpose(from: &[f32], columns: usize, to: &mut [f32]) {
     let rows = from.len() / columns.max(1);
-    for (row, line) in from.chunks_exact(columns).enumerate() {
-        line.iter().enumerate().for_each(|(column, &x)| to[column * rows + row] = x);
+    for first in (0..rows).step_by(16) {
+        let lines = first..rows.min(first + 16);
+        for column in 0..columns {
+            lines.clone().for_each(|row| to[column * rows + row] = from[row * columns + column]);
+        }
     }
 }
 
 /// Translates flat parameters between the host's order and the GPU's.
 pub(super) fn translate(plan: &Plan, last: &[bool], data: &mut [f32], to_gpu: bool) {
+    translate_some(plan, last, (0..last.len(), 0), data, to_gpu);
+}
+
+/// The same for some of them, of which `data` has what begins at this element.
+fn translate_some(
+    plan: &Plan,
+    last: &[bool],
+    (parameters, start): (Range<usize>, usize),
+    data: &mut [f32],
+    to_gpu: bool,
+) {
     let mut copy = Vec::new();
-    for (index, &value) in plan.graph().parameters().iter().enumerate().filter(|(index, _)| last[*index]) {
-        let part = &mut data[plan.parameters().range(index)];
+    for index in parameters.filter(|&index| last[index]) {
+        let range = plan.parameters().range(index);
+        let part = &mut data[range.start - start..range.end - start];
         copy.clear();
         copy.extend_from_slice(part);
-        let outputs = plan.graph().shape(value).last();
+        let outputs = plan.graph().shape(plan.graph().parameters()[index]).last();
         transpose(&copy, if to_gpu { outputs } else { part.len() / outputs }, part);
     }
 }
@@ -233,45 +248,53 @@ impl Bound {
         (number, apply): (usize, bool),
         watch: &mut dyn FnMut(Progress<'_>) -> bool,
     ) -> Result<bool, CudaError> {
-        let (bucket, stream) = (&plan.buckets()[number], self.cuda.stream());
+        let bucket = &plan.buckets()[number];
         let mut gradients = self.bucket(plan, number)?;
         let goes_on = if apply {
             let parameters = &mut store.parameters[bucket.elements.clone()];
-            let goes_on = watch(Progress::Turn(Turn::Apply { bucket: number, gradients: &mut gradients, parameters }));
-            let mut all = store.parameters.to_vec();
-            translate(plan, &self.bases.channels_last, &mut all, true);
-            stream.upload(self.parameters.address(), bytes_of(&all))?;
+            let turn = Turn::Apply { bucket: number, gradients: &mut gradients, parameters };
+            let goes_on = watch(Progress::Turn(turn));
+            let changed = store.parameters[bucket.elements.clone()].to_vec();
+            self.give_bucket(plan, number, changed, self.parameters.address())?;
             goes_on
         } else {
             watch(Progress::Turn(Turn::Send { bucket: number, gradients: &mut gradients }))
         };
         match bucket.place {
-            Place::Arena(offset) => stream.upload(self.arena.address() + offset as u64, bytes_of(&gradients))?,
-            _ => {
-                let mut all = self.all_gradients(plan)?;
-                all[bucket.elements.clone()].copy_from_slice(&gradients);
-                translate(plan, &self.bases.channels_last, &mut all, true);
-                stream.upload(self.gradients.address(), bytes_of(&all))?;
+            Place::Arena(offset) => {
+                self.cuda.stream().upload(self.arena.address() + offset as u64, bytes_of(&gradients))?;
             }
+            _ => self.give_bucket(plan, number, gradients, self.gradients.address())?,
         }
         Ok(goes_on)
     }
 
+    /// Uploads a bucket's part of the parameters or gradients that begin at this address.
+    fn give_bucket(&self, plan: &Plan, number: usize, mut data: Vec<f32>, address: u64) -> Result<(), CudaError> {
+        let bucket = &plan.buckets()[number];
+        let which = (bucket.parameters.clone(), bucket.elements.start);
+        translate_some(plan, &self.bases.channels_last, which, &mut data, true);
+        self.cuda.stream().upload(address + (bucket.elements.start * DType::F32.bytes()) as u64, bytes_of(&data))
+    }
+
     /// The gradients of a bucket in the host's order, with zeros in the gaps between them.
     fn bucket(&self, plan: &Plan, number: usize) -> Result<Vec<f32>, CudaError> {
-        let bucket = &plan.buckets()[number];
-        let mut gradients = match bucket.place {
+        let (bucket, stream) = (&plan.buckets()[number], self.cuda.stream());
+        let (start, mut gradients) = (bucket.elements.start, vec![0.0f32; bucket.elements.len()]);
+        match bucket.place {
             Place::Arena(offset) => {
-                let mut gradients = vec![0.0f32; bucket.elements.len()];
-                let address = self.arena.address() + offset as u64;
-                self.cuda.stream().download(address, bytes_of_mut(&mut gradients))?;
-                gradients
+                stream.download(self.arena.address() + offset as u64, bytes_of_mut(&mut gradients))?;
             }
-            _ => self.all_gradients(plan)?[bucket.elements.clone()].to_vec(),
-        };
+            _ => {
+                let address = self.gradients.address() + (start * DType::F32.bytes()) as u64;
+                stream.download(address, bytes_of_mut(&mut gradients))?;
+                let which = (bucket.parameters.clone(), start);
+                translate_some(plan, &self.bases.channels_last, which, &mut gradients, false);
+            }
+        }
         for parameter in bucket.parameters.clone().skip(1) {
             let [before, here] = [parameter - 1, parameter].map(|index| plan.parameters().range(index));
-            gradients[before.end - bucket.elements.start..here.start - bucket.elements.start].fill(0.0);
+            gradients[before.end - start..here.start - start].fill(0.0);
         }
         Ok(gradients)
     }
@@ -297,5 +320,8 @@ mod tests {
         assert_eq!(once[..4], [0.0, 4.0, 8.0, 1.0]);
         transpose(&once, 3, &mut twice);
         assert_eq!(from, twice);
+        let (long, mut turned) = ((0..40 * 3).map(|x| x as f32).collect::<Vec<_>>(), [0.0; 120]);
+        transpose(&long, 3, &mut turned);
+        assert!((0..120).all(|at| turned[at % 3 * 40 + at / 3] == long[at]), "more rows than are taken at a time");
     }
 }

@@ -34,6 +34,33 @@ impl Drop for Captured {
     }
 }
 
+/// Work that is done again and again: call by call the first time, when libraries load what they load late; the second time it is
+/// recorded, and from then on it is replayed.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    captured: Option<Captured>,
+    runs: u64,
+}
+
+impl Recorded {
+    /// Starts the work on a stream; `whole` is that of [`Stream::capture`].
+    pub fn start(
+        &mut self,
+        stream: &Stream,
+        whole: bool,
+        work: impl Fn() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        self.runs += 1;
+        if self.runs == 1 {
+            return work();
+        }
+        if self.captured.is_none() {
+            self.captured = Some(stream.capture(whole, work)?);
+        }
+        stream.replay(self.captured.as_ref().expect("captured above"))
+    }
+}
+
 /// A graph that is being put together.
 struct Draft(sys::CUgraph);
 
@@ -86,7 +113,7 @@ impl Draft {
 
 impl Stream {
     /// Records what `work` starts on this stream, instead of running it. `whole` says that it starts nothing on other streams.
-    pub fn capture(&self, whole: bool, work: impl Fn() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
+    fn capture(&self, whole: bool, work: impl Fn() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
         if whole
             && self.context().driver_version()? >= CONDITIONS_SINCE
             && let Ok(captured) = self.capture_as_body(&work)
@@ -117,7 +144,7 @@ impl Stream {
     }
 
     /// Starts a recorded graph.
-    pub fn replay(&self, captured: &Captured) -> Result<(), CudaError> {
+    fn replay(&self, captured: &Captured) -> Result<(), CudaError> {
         // SAFETY: both live.
         check(unsafe { sys::cuGraphLaunch(captured.executable, self.handle()) }, "starting a step")
     }

@@ -1,7 +1,8 @@
 //! A plan turned into calls with all their arguments: what is left to do at run time is to start them in order.
 //!
-//! Every tensor has an address before the first call is made. Only working memory has not: how much the greediest node wants
-//! is known at the end, and addresses in it are completed then.
+//! Every tensor has an address before the first call is made. Only working memory has not. A node's lies in the arena, where values that live
+//! longer leave a gap that is large enough, and else in memory of its own, as much as the greediest of such nodes wants: that is known at the
+//! end, and addresses are completed then.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -186,10 +187,20 @@ impl Call {
 #[derive(Debug)]
 pub(super) struct Program {
     calls: Vec<Call>,
+    /// Where the working memory of each call begins.
+    scratch: Vec<Room>,
     /// How many calls come before the end of each node.
     ends: Vec<usize>,
     scratch_bytes: usize,
-    scratch: u64,
+}
+
+/// Where working memory lies.
+#[derive(Clone, Copy, Debug)]
+enum Room {
+    /// At an address that is known.
+    At(u64),
+    /// In memory of its own.
+    Own,
 }
 
 impl Program {
@@ -203,7 +214,6 @@ impl Program {
         let joins = if join { Joins::new(plan) } else { Joins::default() };
         let mut ends = Vec::with_capacity(plan.graph().nodes().len());
         for (index, node) in plan.graph().nodes().iter().enumerate() {
-            builder.scratch_used = 0;
             let sum = joins.sums.get(&index).map(|&sum| &plan.graph().nodes()[sum]);
             let gate = joins.gates.get(&index).map(|offset| Address::Fixed(bases.gates + offset));
             let at = At { plan, node, bases, sum, gate };
@@ -218,6 +228,9 @@ impl Program {
                 (None, None) => super::lower::node(&mut builder, &at),
             };
             made.map_err(|CudaError(why)| CudaError(format!("{}, {}: {why}", node.layer, node.op.name())))?;
+            // What an addition that is done here reads may be given to others by now.
+            let nodes = [index, joins.sums.get(&index).copied().unwrap_or(index)];
+            builder.end_node(bases.arena, plan.free_arena(&nodes));
             ends.push(builder.calls.len());
         }
         Ok(builder.finish(ends))
@@ -230,6 +243,7 @@ impl Program {
     ) -> Result<Self, CudaError> {
         let mut builder = Builder::new(cuda);
         build(&mut builder)?;
+        builder.end_node(0, 0..0);
         Ok(builder.finish(Vec::new()))
     }
 
@@ -240,8 +254,12 @@ impl Program {
 
     /// Completes all addresses: the working memory starts here.
     pub fn complete(&mut self, scratch: u64) -> Result<(), CudaError> {
-        self.scratch = scratch;
-        for call in &mut self.calls {
+        for (call, room) in self.calls.iter_mut().zip(&mut self.scratch) {
+            let scratch = match *room {
+                Room::At(address) => address,
+                Room::Own => scratch,
+            };
+            *room = Room::At(scratch);
             match call {
                 Call::Launch(launch) => {
                     launch.completed = launch.arguments.iter().map(|argument| argument.complete(scratch)).collect();
@@ -257,7 +275,15 @@ impl Program {
 
     /// Starts every call.
     pub fn start(&self, cuda: &Cuda, stream: &Stream) -> Result<(), CudaError> {
-        self.calls.iter().try_for_each(|call| call.start(cuda, stream, self.scratch))
+        self.start_calls(cuda, stream, 0..self.calls.len())
+    }
+
+    fn start_calls(&self, cuda: &Cuda, stream: &Stream, which: Range<usize>) -> Result<(), CudaError> {
+        let (calls, rooms) = (&self.calls[which.clone()], &self.scratch[which]);
+        calls.iter().zip(rooms).try_for_each(|(call, room)| match *room {
+            Room::At(scratch) => call.start(cuda, stream, scratch),
+            Room::Own => unreachable!("a program is completed before it runs"),
+        })
     }
 
     /// Starts the calls of one node.
@@ -269,8 +295,7 @@ impl Program {
     pub fn start_nodes(&self, cuda: &Cuda, stream: &Stream, nodes: Range<usize>) -> Result<(), CudaError> {
         let before =
             |node: usize| node.checked_sub(1).map_or(0, |last| *self.ends.get(last).unwrap_or(&self.calls.len()));
-        let calls = &self.calls[before(nodes.start)..before(nodes.end)];
-        calls.iter().try_for_each(|call| call.start(cuda, stream, self.scratch))
+        self.start_calls(cuda, stream, before(nodes.start)..before(nodes.end))
     }
 
     /// The number of calls.
@@ -353,6 +378,7 @@ pub(super) struct Builder<'a> {
     cuda: &'a Cuda,
     calls: Vec<Call>,
     functions: HashMap<String, Function>,
+    rooms: Vec<Room>,
     scratch_used: usize,
     scratch_bytes: usize,
 }
@@ -360,12 +386,29 @@ pub(super) struct Builder<'a> {
 /// Bytes of shared memory that a block may ask for: every GPU that multiplies bf16 has them.
 pub(super) const SHARED_MAX: usize = 96 << 10;
 
+/// What the beginning of every piece of working memory is a multiple of.
+const SCRATCH_ALIGNMENT: usize = 256;
+
 /// Threads of a block, where nothing else is asked for.
 pub(super) const BLOCK: u32 = 256;
 
 impl<'a> Builder<'a> {
     fn new(cuda: &'a Cuda) -> Self {
-        Self { cuda, calls: Vec::new(), functions: HashMap::new(), scratch_used: 0, scratch_bytes: 0 }
+        let (calls, functions, rooms) = (Vec::new(), HashMap::new(), Vec::new());
+        Self { cuda, calls, functions, rooms, scratch_used: 0, scratch_bytes: 0 }
+    }
+
+    /// Ends a node: its working memory lies in a gap of the arena if that has room for it.
+    fn end_node(&mut self, arena: u64, gap: Range<usize>) {
+        let start = gap.start.next_multiple_of(SCRATCH_ALIGNMENT);
+        let room = if start + self.scratch_used <= gap.end {
+            Room::At(arena + start as u64)
+        } else {
+            self.scratch_bytes = self.scratch_bytes.max(self.scratch_used);
+            Room::Own
+        };
+        self.rooms.resize(self.calls.len(), room);
+        self.scratch_used = 0;
     }
 
     /// The GPU.
@@ -373,11 +416,10 @@ impl<'a> Builder<'a> {
         self.cuda
     }
 
-    /// Working memory of this node, aligned to 256 bytes; the next node gets the same again.
+    /// Working memory of this node, aligned to 256 bytes; the next node may get the same again.
     pub fn scratch(&mut self, bytes: usize) -> Address {
         let offset = self.scratch_used;
-        self.scratch_used += bytes.next_multiple_of(256);
-        self.scratch_bytes = self.scratch_bytes.max(self.scratch_used);
+        self.scratch_used += bytes.next_multiple_of(SCRATCH_ALIGNMENT);
         Address::Scratch(offset as u64)
     }
 
@@ -443,6 +485,6 @@ impl<'a> Builder<'a> {
     }
 
     fn finish(self, ends: Vec<usize>) -> Program {
-        Program { calls: self.calls, ends, scratch_bytes: self.scratch_bytes, scratch: 0 }
+        Program { calls: self.calls, scratch: self.rooms, ends, scratch_bytes: self.scratch_bytes }
     }
 }

@@ -7,6 +7,8 @@ mod album;
 mod exchange;
 mod input;
 mod parts;
+mod room;
+mod update;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,12 +18,13 @@ use exchange::Exchange;
 use input::Input;
 pub use input::Samples;
 use parts::Sums;
+use room::Room;
+use update::{Layers, MOMENT_BYTES, ROWS_AT, write_moment};
 
 use super::bound::{channels_last, translate};
 use super::driver::{Event, Memory, Pinned};
-use super::graph::Captured;
-use super::join::Joins;
-use super::program::{Address, Argument, BLOCK, Bases, Program};
+use super::graph::Recorded;
+use super::program::{Address, Bases, Program};
 use super::{Cuda, CudaError, lower};
 use crate::buffer::{Buffer, bytes_of, bytes_of_mut};
 use crate::device::cpu::update::Update;
@@ -73,10 +76,6 @@ pub struct Found {
     pub norm: f64,
 }
 
-/// Bytes of [`Moment`] on the device: seed, step, norm, rows, two rules of a kind and nine numbers.
-const MOMENT_BYTES: usize = 24 + 2 * 40;
-/// Where the number of rows stands in them.
-const ROWS_AT: u64 = 20;
 /// Three numbers of the tally, then the verdict on the gradients.
 const FOUND_BYTES: usize = 24 + 16;
 /// Steps that may be under way.
@@ -92,15 +91,16 @@ struct Half {
     tally: Program,
     /// In training: whether the gradients are numbers, and the step.
     update: Option<Program>,
-    captured: Option<Captured>,
-    runs: u64,
+    recorded: Recorded,
 }
 
 /// A model on a GPU.
 #[derive(Debug)]
 pub struct Session {
     train: Option<Half>,
-    /// The way to other GPUs that train the same model. Dropped after the graph that goes there.
+    /// Gradients of the parts of a batch, once there are parts.
+    sums: Option<Sums>,
+    /// The way to other GPUs that train the same model. Dropped after the graphs that go there.
     exchange: Option<Exchange>,
     eval: Half,
     bases: Bases,
@@ -112,13 +112,11 @@ pub struct Session {
     moment: Memory,
     found: Memory,
     input: Input,
-    /// Gradients of the parts of a batch, once there are parts.
-    sums: Option<Sums>,
     results: Pinned,
     moments: Vec<(Pinned, Event)>,
     started: usize,
     rows: u32,
-    decays: Memory,
+    layers: Layers,
     /// Held as long as programs refer to them.
     rounded: Memory,
     gates: Memory,
@@ -137,6 +135,8 @@ pub struct Blueprint<'a> {
     pub slots: usize,
     /// Where the parameters stand, and whether they decay.
     pub decays: &'a [(Range<usize>, bool)],
+    /// c of LARS, where each parameter that decays has a rate of its own: c‖w‖/(‖g‖+λ‖w‖).
+    pub layer_rates: Option<f32>,
 }
 
 impl Session {
@@ -148,17 +148,17 @@ impl Session {
     pub fn new(cuda: &Arc<Cuda>, blueprint: &Blueprint<'_>) -> Result<Self, CudaError> {
         let alone = cuda.enter()?;
         let plan = blueprint.train.map_or(blueprint.eval.0, |(plan, _)| plan);
-        check_memory(cuda, blueprint)?;
+        let room = Room::new(cuda, blueprint)?;
         let take = |bytes: usize, what: &str| Memory::zeroed(cuda.context(), bytes, what);
         let (words, states) = (plan.parameters().length() * 4, plan.states().length() * 4);
-        let arena = take(plan.arena_bytes().max(blueprint.eval.0.arena_bytes()), "a step")?;
+        let arena = take(room.arena, "a step")?;
         let parameters = take(words, "the parameters")?;
         let rounded = take(words / 2, "the parameters in bf16")?;
         let gradients = take(if blueprint.train.is_some() { words } else { 0 }, "the gradients")?;
         let states = take(states, "the states")?;
         let slots = (0..blueprint.slots).map(|_| take(words, "the optimizer")).collect::<Result<Vec<_>, _>>()?;
         let (moment, found) = (take(MOMENT_BYTES, "a step's numbers")?, take(FOUND_BYTES, "a step's results")?);
-        let gates = take(blueprint.train.map_or(0, |(plan, _)| Joins::new(plan).gate_bytes), "what ReLUs let pass")?;
+        let gates = take(room.gates, "what ReLUs let pass")?;
         let bases = Bases {
             arena: arena.address(),
             parameters: parameters.address(),
@@ -169,14 +169,14 @@ impl Session {
             gates: gates.address(),
             channels_last: channels_last(plan),
         };
-        let decays = decays(plan.parameters().length(), blueprint.decays);
-        let decay_flags = take(decays.len(), "which parameters decay")?;
-        cuda.stream().upload(decay_flags.address(), &decays)?;
-        let parts = Parts { cuda, bases: &bases, slots: &slots, decays: &decay_flags, moment: &moment, found: &found };
+        let layers = Layers::new(cuda, plan.parameters().length(), (blueprint.decays, blueprint.layer_rates))?;
+        let parts = Parts { cuda, bases: &bases, slots: &slots, layers: &layers, moment: &moment, found: &found };
         let mut train = blueprint.train.map(|(plan, ends)| parts.half(plan, ends, true)).transpose()?;
         let mut eval = parts.half(blueprint.eval.0, blueprint.eval.1, false)?;
         let programs = || train.iter().chain([&eval]).flat_map(Half::programs);
-        let scratch = take(programs().map(Program::scratch_bytes).max().unwrap_or(0), "working memory")?;
+        let working = programs().map(Program::scratch_bytes).max().unwrap_or(0);
+        room.check_working(cuda, working)?;
+        let scratch = take(working, "working memory")?;
         for half in train.iter_mut().chain([&mut eval]) {
             half.program.complete(scratch.address())?;
             half.tally.complete(scratch.address())?;
@@ -206,7 +206,7 @@ impl Session {
             moments,
             started: 0,
             rows: 0,
-            decays: decay_flags,
+            layers,
             rounded,
             gates,
             scratch,
@@ -232,7 +232,8 @@ impl Session {
     /// What it holds on the GPU, with the bytes of each.
     pub fn memory(&self) -> [(&'static str, usize); 7] {
         let slots = self.slots.iter().map(Memory::bytes).sum();
-        let small = [&self.states, &self.moment, &self.found, &self.decays].map(Memory::bytes).iter().sum::<usize>();
+        let small =
+            [&self.states, &self.moment, &self.found].map(Memory::bytes).iter().sum::<usize>() + self.layers.bytes();
         [
             ("arena", self.arena.bytes()),
             ("gates", self.gates.bytes()),
@@ -404,22 +405,14 @@ impl Half {
     fn start(&mut self, cuda: &Cuda, exchange: Option<&Exchange>) -> Result<(), CudaError> {
         let stream = cuda.stream();
         let (program, tally, update) = (&self.program, &self.tally, &self.update);
-        let calls = || {
+        self.recorded.start(stream, exchange.is_none(), || {
             match exchange {
-                Some(exchange) => exchange.start(program, cuda, stream)?,
+                Some(exchange) => exchange.start(program, cuda, stream, |_| Ok(()))?,
                 None => program.start(cuda, stream)?,
             }
             tally.start(cuda, stream)?;
             update.iter().try_for_each(|update| update.start(cuda, stream))
-        };
-        self.runs += 1;
-        if self.runs == 1 {
-            return calls();
-        }
-        if self.captured.is_none() {
-            self.captured = Some(stream.capture(exchange.is_none(), calls)?);
-        }
-        stream.replay(self.captured.as_ref().expect("captured above"))
+        })
     }
 }
 
@@ -428,7 +421,7 @@ struct Parts<'a> {
     cuda: &'a Cuda,
     bases: &'a Bases,
     slots: &'a [Memory],
-    decays: &'a Memory,
+    layers: &'a Layers,
     moment: &'a Memory,
     found: &'a Memory,
 }
@@ -438,7 +431,7 @@ impl Parts<'_> {
         let program = Program::new(self.cuda, plan, self.bases, true)?;
         let tally = self.tally(plan, ends)?;
         let update = trains.then(|| self.update(plan)).transpose()?;
-        Ok(Half { plan: plan.clone(), ends, program, tally, update, captured: None, runs: 0 })
+        Ok(Half { plan: plan.clone(), ends, program, tally, update, recorded: Recorded::default() })
     }
 
     /// What follows the graph.
@@ -454,129 +447,5 @@ impl Parts<'_> {
             let found = Address::Fixed(self.found.address());
             lower::tally(builder, address(ends.logits), address(ends.targets), rows, size, found)
         })
-    }
-
-    /// What follows in training: the verdict and the step.
-    fn update(&self, plan: &Plan) -> Result<Program, CudaError> {
-        let (found, moment) = (Address::Fixed(self.found.address()), Address::Fixed(self.moment.address()));
-        let verdict = Address::Fixed(self.found.address() + 24);
-        Program::of_calls(self.cuda, |builder| {
-            let elements = plan.parameters().length();
-            let chunks = elements.div_ceil(4 * BLOCK as usize).min(self.cuda.multiprocessors() * 8).max(1);
-            let partial = builder.scratch(chunks * size_of::<f64>());
-            let gradients = Address::Fixed(self.bases.gradients);
-            let arguments = [gradients.into(), elements.into(), partial.into()];
-            builder.launch("gradient_squares", [chunks, 1, 1], BLOCK, &arguments)?;
-            let arguments = [partial.into(), (chunks as i32).into(), found.into(), moment.into(), verdict.into()];
-            builder.launch("gradient_verdict", [1, 1, 1], BLOCK, &arguments)?;
-            let slot = |index: usize| Address::Fixed(self.slots.get(index).map_or(0, Memory::address));
-            let tensors = [self.bases.parameters, self.bases.gradients].map(Address::Fixed);
-            let mut arguments: Vec<Argument> = tensors.map(Argument::from).into();
-            arguments.extend([slot(0), slot(1), Address::Fixed(self.bases.rounded)].map(Argument::from));
-            arguments.extend([Argument::from(Address::Fixed(self.decays.address())), elements.into()]);
-            arguments.extend([moment, verdict].map(Argument::from));
-            builder.launch_each("update_parameters", elements.div_ceil(4), &arguments)
-        })
-    }
-}
-
-/// A byte for every 16 elements: whether they decay.
-fn decays(elements: usize, ranges: &[(Range<usize>, bool)]) -> Vec<u8> {
-    let mut flags = vec![0; elements.div_ceil(16)];
-    for (range, _) in ranges.iter().filter(|range| range.1) {
-        flags[range.start / 16..range.end.div_ceil(16)].fill(1);
-    }
-    flags
-}
-
-fn write_moment(bytes: &mut [u8], moment: &Moment, rows: u32) {
-    let mut at = 0;
-    let mut put = |word: &[u8]| {
-        bytes[at..at + word.len()].copy_from_slice(word);
-        at += word.len();
-    };
-    put(&moment.seed.to_le_bytes());
-    put(&moment.step.to_le_bytes());
-    put(&moment.norm_max.to_le_bytes());
-    put(&rows.to_le_bytes());
-    for rule in moment.rules {
-        let (kind, numbers) = constants(rule);
-        put(&kind.to_le_bytes());
-        numbers.iter().for_each(|number| put(&number.to_le_bytes()));
-    }
-}
-
-/// A rule as the kernel `update_parameters` reads it.
-fn constants(rule: Update) -> (i32, [f32; 9]) {
-    let mut numbers = [0.0; 9];
-    let mut put = |values: &[f32]| numbers[..values.len()].copy_from_slice(values);
-    let kind = match rule {
-        Update::Descent { rate, decay } => {
-            put(&[rate, decay]);
-            0
-        }
-        Update::Momentum { momentum, inside, outside, decay, ahead } => {
-            put(&[momentum, inside, outside, decay]);
-            if ahead { 2 } else { 1 }
-        }
-        Update::Adagrad { rate, epsilon, decay } => {
-            put(&[rate, epsilon, decay]);
-            3
-        }
-        Update::Adam { rate, root, betas, rests, epsilon, decay, kept } => {
-            put(&[rate, root, betas[0], betas[1], rests[0], rests[1], epsilon, decay, kept]);
-            4
-        }
-    };
-    (kind, numbers)
-}
-
-/// A step that cannot fit is refused before memory is taken, with a batch that would.
-fn check_memory(cuda: &Cuda, blueprint: &Blueprint<'_>) -> Result<(), CudaError> {
-    let (plan, ends) = blueprint.train.unwrap_or(blueprint.eval);
-    let (free, total) = cuda.context().memory()?;
-    let arena = plan.arena_bytes().max(blueprint.eval.0.arena_bytes());
-    let fixed = plan.parameters().length() * (4 * (2 + blueprint.slots) + 2) + plan.states().length() * 4;
-    if arena + fixed <= free {
-        return Ok(());
-    }
-    let gigabytes = |bytes: usize| bytes as f64 / 1e9;
-    let batch = plan.graph().shape(ends.x)[0];
-    let fits = (free.saturating_sub(fixed) as f64 / arena as f64 * batch as f64) as usize;
-    let advice =
-        if fits > 0 { format!("a batch of about {fits} would fit") } else { "not even one sample would fit".into() };
-    Err(CudaError(format!(
-        "a step needs {:.2} GB of GPU memory; {:.2} of {:.2} GB are free: {advice}",
-        gigabytes(arena + fixed),
-        gigabytes(free),
-        gigabytes(total)
-    )))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_numbers_of_a_step_fill_their_bytes() {
-        let adam = Update::Adam {
-            rate: 1.0,
-            root: 2.0,
-            betas: [3.0, 4.0],
-            rests: [5.0, 6.0],
-            epsilon: 7.0,
-            decay: 8.0,
-            kept: 9.0,
-        };
-        let mut bytes = [0; MOMENT_BYTES];
-        let moment = Moment { seed: 1, step: 2, norm_max: 3.0, rules: [adam; 2] };
-        write_moment(&mut bytes, &moment, 7);
-        assert_eq!(u32::from_le_bytes(bytes[ROWS_AT as usize..][..4].try_into().unwrap()), 7);
-        assert_eq!(f32::from_le_bytes(bytes[MOMENT_BYTES - 4..].try_into().unwrap()), 9.0);
-    }
-
-    #[test]
-    fn every_line_of_a_decaying_tensor_is_marked() {
-        assert_eq!(decays(64, &[(0..10, true), (16..20, false), (32..50, true)]), [1, 0, 1, 1]);
     }
 }

@@ -1,12 +1,15 @@
 // Batch normalisation over the rows of a [rows, channels] matrix: two reading passes forward (sums, then the result), two
-// backward. Bound: bytes of those passes over memory bandwidth.
+// backward. Bound: bytes of those passes over memory bandwidth. The second of two passes goes the way back: what was read last is still in
+// the cache.
 //
 // A block of 256 threads works on a tile of `tile` packs of W channels and a few times 256/tile rows at a time, then as far on as all blocks
 // together reach: what is read at one time lies side by side. Blocks are numbered by rows (x) and by tile of channels (y). Sums go lane by
-// lane, then block by block, in a fixed order.
+// lane, then block by block, in a fixed order: every block of the second pass adds up for itself what those of the first have found for its
+// tile, which takes less time than a kernel between them. Only for large matrices, whose tiles are wide, such a kernel comes first.
 
 #define NORM_THREADS 256
 #define NORM_UNROLL 4
+#define NORM_GRAD_UNROLL 2
 
 struct NormPlace {
     i64 row, end, step;
@@ -26,9 +29,18 @@ template <int W, int U> __device__ __forceinline__ NormPlace norm_place(i64 rows
     return p;
 }
 
+// The last row at which a thread begins.
+__device__ __forceinline__ i64 norm_last(const NormPlace& p) { return p.row < p.end ? p.row + (p.end - 1 - p.row) / p.step * p.step : p.row - p.step; }
+
+// Room of a block for sums.
+template <int W> __device__ __forceinline__ double* norm_room() {
+    __shared__ double room[NORM_THREADS * W];
+    return room;
+}
+
 // Adds up what the lanes of a block hold, two sums per channel, and writes them to partial[block][2][channels].
 template <int W> __device__ __forceinline__ void norm_write_sums(const float* first, const float* second, float* partial, int channels, int tile) {
-    __shared__ float room[NORM_THREADS * 2 * W];
+    float* room = reinterpret_cast<float*>(norm_room<W>());
     const int n = 2 * W;
 #pragma unroll
     for (int i = 0; i < W; i++) {
@@ -44,7 +56,8 @@ template <int W> __device__ __forceinline__ void norm_write_sums(const float* fi
     }
 }
 
-// Sums of x − pivot and of its square, the pivot being the first row.
+// Sums of x − pivot and of its square, the pivot being the first row. It is written behind the blocks' sums, since the second pass may
+// overwrite x.
 template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* x, float* partial, i64 rows, int channels, int tile) {
     NormPlace p = norm_place<W, NORM_UNROLL>(rows, channels, tile);
     float sum[W], square[W];
@@ -53,6 +66,9 @@ template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* 
     for (int i = 0; i < W; i++) sum[i] = square[i] = 0.0f;
     if (p.live) {
         pivot.load(x + p.channel);
+        if (blockIdx.x == 0 && (int)threadIdx.x < tile)
+#pragma unroll
+            for (int i = 0; i < W; i++) partial[(i64)gridDim.x * 2 * channels + p.channel + i] = pivot.at(i);
         for (i64 row = p.row; row < p.end; row += p.step) {
 #pragma unroll
             for (int u = 0; u < NORM_UNROLL; u++)
@@ -71,57 +87,67 @@ template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* 
     norm_write_sums<W>(sum, square, partial, channels, tile);
 }
 
-// Adds up the blocks' sums of 32 channels with 32 threads for each; the first of them gets both.
-__device__ __forceinline__ bool norm_collect(const float* partial, int blocks, int channels, int* channel, double* first, double* second) {
-    __shared__ double room[2][32][33];
-    int column = threadIdx.x % 32, group = threadIdx.x / 32;
-    int c = blockIdx.x * 32 + column;
-    double a = 0.0, b = 0.0;
-    if (c < channels)
-#pragma unroll 4
-        for (int block = group; block < blocks; block += 32) {
-            a += partial[((i64)block * 2) * channels + c];
-            b += partial[((i64)block * 2 + 1) * channels + c];
-        }
-    room[0][group][column] = a;
-    room[1][group][column] = b;
-    __syncthreads();
-    *channel = c;
-    if (group != 0 || c >= channels) return false;
-    a = b = 0.0;
-    for (int g = 0; g < 32; g++) {
-        a += room[0][g][column];
-        b += room[1][g][column];
-    }
-    *first = a;
-    *second = b;
-    return true;
+// What the blocks of the first pass have written: two sums for each block and channel, then a pivot.
+struct NormPartial {
+    const float* sums;
+    int blocks;
+    __device__ __forceinline__ double pivot(int channels, int c) const { return sums[(i64)blocks * 2 * channels + c]; }
+};
+
+template <int V> __device__ __forceinline__ void norm_load(float (&to)[V], const float* p);
+template <> __device__ __forceinline__ void norm_load<1>(float (&to)[1], const float* p) { to[0] = *p; }
+template <> __device__ __forceinline__ void norm_load<4>(float (&to)[4], const float* p) {
+    float4 four = *reinterpret_cast<const float4*>(p);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
 }
 
-template <typename T> __device__ __forceinline__ void norm_statistics(const float* partial, int blocks, const T* x, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) {
-    int c;
-    double sum, square;
-    if (!norm_collect(partial, blocks, channels, &c, &sum, &square)) return;
-    double shift = sum / (double)rows, variance = fmax(square / (double)rows - shift * shift, 0.0);
-    double middle = (double)to_float(x[c]) + shift;
-    mean[c] = (float)middle;
-    spread[c] = (float)(1.0 / sqrt(variance + (double)epsilon));
-    double m = momentum, unbiased = variance * (double)rows / fmax((double)rows - 1.0, 1.0);
-    running_mean[c] = (float)((1.0 - m) * (double)running_mean[c] + m * middle);
-    running_variance[c] = (float)((1.0 - m) * (double)running_variance[c] + m * unbiased);
+// Adds it up: each thread for a few channels and some of the blocks, then one thread for each channel, which hands both sums to `take`.
+template <int W, typename F> __device__ __forceinline__ void norm_totals(NormPartial partial, int channels, int tile, F take) {
+    const int V = W < 4 ? 1 : 4, U = 4;
+    double* room = norm_room<W>();
+    int half = tile * W / V, columns = 2 * half, groups = NORM_THREADS / columns, first = blockIdx.y * tile * W;
+    int column = threadIdx.x % columns, group = threadIdx.x / columns, c = first + column % half * V;
+    const float* from = partial.sums + (i64)(column / half) * channels + c;
+    double sum[V];
+#pragma unroll
+    for (int i = 0; i < V; i++) sum[i] = 0.0;
+    if (c < channels)
+        for (int block = group; block < partial.blocks; block += groups * U) {
+            float found[U][V];
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (block + u * groups < partial.blocks) norm_load<V>(found[u], from + (i64)(block + u * groups) * 2 * channels);
+#pragma unroll
+            for (int u = 0; u < U; u++)
+                if (block + u * groups < partial.blocks)
+#pragma unroll
+                    for (int i = 0; i < V; i++) sum[i] += found[u][i];
+        }
+#pragma unroll
+    for (int i = 0; i < V; i++) room[threadIdx.x * V + i] = sum[i];
+    __syncthreads();
+    int channel = first + threadIdx.x;
+    if ((int)threadIdx.x < tile * W && channel < channels) {
+        double a = 0.0, b = 0.0;
+        for (int g = 0; g < groups; g++) {
+            a += room[g * columns * V + threadIdx.x];
+            b += room[(g * columns + half) * V + threadIdx.x];
+        }
+        take(channel, a, b);
+    }
+    __syncthreads();
 }
 
 // The mean and the variance themselves.
-template <typename T> __device__ __forceinline__ void norm_moments(const float* partial, int blocks, const T* x, i64 rows, int channels, float* mean, float* variance) {
-    int c;
-    double sum, square;
-    if (!norm_collect(partial, blocks, channels, &c, &sum, &square)) return;
-    double shift = sum / (double)rows;
-    mean[c] = (float)((double)to_float(x[c]) + shift);
-    variance[c] = (float)fmax(square / (double)rows - shift * shift, 0.0);
+template <int W> __device__ __forceinline__ void norm_moments(NormPartial partial, float* mean, float* variance, i64 rows, int channels, int tile) {
+    norm_totals<W>(partial, channels, tile, [&](int c, double sum, double square) {
+        double shift = sum / (double)rows;
+        mean[c] = (float)(partial.pivot(channels, c) + shift);
+        variance[c] = (float)fmax(square / (double)rows - shift * shift, 0.0);
+    });
 }
 
-// As norm_statistics, from a mean and a variance that are given.
+// The statistics of a batch-norm from a mean and a variance that are given.
 KERNEL batch_norm_given(const float* given_mean, const float* given_variance, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) {
     i64 c = first_index();
     if (c >= channels) return;
@@ -150,20 +176,19 @@ __device__ __forceinline__ float norm_cut(float x, int cut) {
 
 __device__ __forceinline__ bool norm_passes(float x, int cut) { return x > 0.0f && (cut != 2 || x < 6.0f); }
 
-// `gate`, where it is given, gets a bit for each element that the ReLU lets pass: a byte for eight channels.
-template <typename T, int W> __device__ __forceinline__ void norm_apply(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile) {
-    NormPlace p = norm_place<W, NORM_UNROLL>(rows, channels, tile);
-    if (!p.live) return;
-    float scale[W], shift[W];
-    norm_affine<W>(scale, shift, p.channel, mean, spread, is_variance, epsilon, gamma, beta);
+// x and what is added to it, at a few rows. `gate`, where it is given, gets a bit for each element that the ReLU lets pass: a byte for
+// eight channels.
+template <typename T, int W> struct NormRows {
     Raw<T, W> raw[NORM_UNROLL], other[NORM_UNROLL];
-    for (i64 row = p.row; row < p.end; row += p.step) {
+    __device__ __forceinline__ void load(const T* x, const T* added, const NormPlace& p, i64 row, int channels) {
 #pragma unroll
         for (int u = 0; u < NORM_UNROLL; u++)
             if (row + u * p.lanes < p.end) {
                 raw[u].load(x + (row + u * p.lanes) * channels + p.channel);
                 if (added) other[u].load(added + (row + u * p.lanes) * channels + p.channel);
             }
+    }
+    __device__ __forceinline__ void write(T* y, unsigned char* gate, bool adds, const float* scale, const float* shift, int cut, const NormPlace& p, i64 row, int channels) const {
 #pragma unroll
         for (int u = 0; u < NORM_UNROLL; u++)
             if (row + u * p.lanes < p.end) {
@@ -173,13 +198,55 @@ template <typename T, int W> __device__ __forceinline__ void norm_apply(const T*
 #pragma unroll
                 for (int i = 0; i < W; i++) {
                     float value = fmaf(raw[u].at(i), scale[i], shift[i]);
-                    if (added) value += other[u].at(i);
+                    if (adds) value += other[u].at(i);
                     bits |= (u32)norm_passes(value, cut) << i;
                     pack.v[i] = norm_cut(value, cut);
                 }
                 pack.store(y + at);
                 if (W == 8 && gate) gate[at / 8] = (unsigned char)bits;
             }
+    }
+};
+
+template <typename T, int W> __device__ __forceinline__ void norm_apply(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile) {
+    NormPlace p = norm_place<W, NORM_UNROLL>(rows, channels, tile);
+    if (!p.live) return;
+    float scale[W], shift[W];
+    norm_affine<W>(scale, shift, p.channel, mean, spread, is_variance, epsilon, gamma, beta);
+    NormRows<T, W> some;
+    for (i64 row = p.row; row < p.end; row += p.step) {
+        some.load(x, added, p, row, channels);
+        some.write(y, gate, added, scale, shift, cut, p, row, channels);
+    }
+}
+
+// The second pass of a training step: statistics, from the sums of the first, and the result.
+template <typename T, int W> __device__ __forceinline__ void norm_train(const T* x, const T* added, T* y, unsigned char* gate, NormPartial partial, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile) {
+    NormPlace p = norm_place<W, NORM_UNROLL>(rows, channels, tile);
+    __shared__ float scales[NORM_THREADS], shifts[NORM_THREADS];
+    i64 row = norm_last(p);
+    NormRows<T, W> some;
+    if (p.live && row >= p.row) some.load(x, added, p, row, channels);
+    norm_totals<W>(partial, channels, tile, [&](int c, double sum, double square) {
+        double shift = sum / (double)rows, variance = fmax(square / (double)rows - shift * shift, 0.0);
+        double middle = partial.pivot(channels, c) + shift;
+        float inverse = (float)(1.0 / sqrt(variance + (double)epsilon)), scale = gamma ? gamma[c] * inverse : inverse;
+        scales[threadIdx.x] = scale;
+        shifts[threadIdx.x] = fmaf(-(float)middle, scale, beta[c]);
+        if (blockIdx.x != 0) return;
+        mean[c] = (float)middle;
+        spread[c] = inverse;
+        double m = momentum, unbiased = variance * (double)rows / fmax((double)rows - 1.0, 1.0);
+        running_mean[c] = (float)((1.0 - m) * (double)running_mean[c] + m * middle);
+        running_variance[c] = (float)((1.0 - m) * (double)running_variance[c] + m * unbiased);
+    });
+    if (!p.live) return;
+    float scale[W], shift[W];
+#pragma unroll
+    for (int i = 0; i < W; i++) scale[i] = scales[threadIdx.x % tile * W + i], shift[i] = shifts[threadIdx.x % tile * W + i];
+    for (; row >= p.row; row -= p.step) {
+        some.write(y, gate, added, scale, shift, cut, p, row, channels);
+        if (row - p.step >= p.row) some.load(x, added, p, row - p.step, channels);
     }
 }
 
@@ -210,7 +277,7 @@ template <typename T, int W, int mask> struct NormGradient {
 
 // Sums of dz and of dz·(x − mean)/deviation; gives dz out where somebody wants it.
 template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad_sums(const T* dy, const T* more, const T* x, const void* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int kind, float* partial, i64 rows, int channels, int tile) {
-    const int U = 2;
+    const int U = NORM_GRAD_UNROLL;
     NormPlace p = norm_place<W, U>(rows, channels, tile);
     float sum[W], slope[W], scale[W], shift[W], middle[W];
 #pragma unroll
@@ -243,35 +310,39 @@ template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad
     norm_write_sums<W>(sum, slope, partial, channels, tile);
 }
 
-KERNEL batch_norm_grad_totals(const float* partial, int blocks, int channels, float* dbeta, float* dgamma) {
-    int c;
-    double sum, slope;
-    if (!norm_collect(partial, blocks, channels, &c, &sum, &slope)) return;
-    dbeta[c] = (float)sum;
-    dgamma[c] = (float)slope;
-}
-
 // dx = gamma/deviation·(dz − mean of dz − (x − mean)/deviation·mean of dz·(x − mean)/deviation)
-template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad_apply(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int kind, i64 rows, int channels, int tile) {
-    const int U = 4;
+template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad_apply(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, float* dbeta, float* dgamma, int kind, NormPartial partial, i64 rows, int channels, int tile) {
+    const int U = NORM_UNROLL;
     NormPlace p = norm_place<W, U>(rows, channels, tile);
-    if (!p.live) return;
-    float scale[W], shift[W], of_x[W], constant[W], of_dy[W];
-    float share = 1.0f / (float)rows;
-#pragma unroll
-    for (int i = 0; i < W; i++) {
-        int c = p.channel + i;
-        of_dy[i] = gamma ? gamma[c] * spread[c] : spread[c];
-        of_x[i] = -of_dy[i] * spread[c] * dgamma[c] * share;
-        constant[i] = -of_dy[i] * dbeta[c] * share - of_x[i] * mean[c];
-    }
-    if (mask == 1) norm_affine<W>(scale, shift, p.channel, mean, spread, 0, 0.0f, gamma, beta);
+    __shared__ float factors[3][NORM_THREADS];
     NormGradient<T, W, mask> g[U];
     const T* none = 0;
-    for (i64 row = p.row; row < p.end; row += p.step) {
+    i64 row = norm_last(p);
+    auto load = [&]() {
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (row + u * p.lanes < p.end) g[u].load(dy, none, x, y, (row + u * p.lanes) * channels + p.channel);
+    };
+    if (p.live && row >= p.row) load();
+    norm_totals<W>(partial, channels, tile, [&](int c, double sum, double slope) {
+        float share = 1.0f / (float)rows, s = spread[c], of_dy = gamma ? gamma[c] * s : s;
+        float of_x = -of_dy * s * (float)slope * share;
+        factors[0][threadIdx.x] = of_dy;
+        factors[1][threadIdx.x] = of_x;
+        factors[2][threadIdx.x] = -of_dy * (float)sum * share - of_x * mean[c];
+        if (blockIdx.x != 0) return;
+        dbeta[c] = (float)sum;
+        dgamma[c] = (float)slope;
+    });
+    if (!p.live) return;
+    float scale[W], shift[W], of_x[W], constant[W], of_dy[W];
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        int at = threadIdx.x % tile * W + i;
+        of_dy[i] = factors[0][at], of_x[i] = factors[1][at], constant[i] = factors[2][at];
+    }
+    if (mask == 1) norm_affine<W>(scale, shift, p.channel, mean, spread, 0, 0.0f, gamma, beta);
+    while (row >= p.row) {
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (row + u * p.lanes < p.end) {
@@ -281,6 +352,8 @@ template <typename T, int W, int mask> __device__ __forceinline__ void norm_grad
                 for (int i = 0; i < W; i++) passed.v[i] = fmaf(of_dy[i], passed.v[i], fmaf(of_x[i], g[u].x.at(i), constant[i]));
                 passed.store(dx + (row + u * p.lanes) * channels + p.channel);
             }
+        row -= p.step;
+        if (row >= p.row) load();
     }
 }
 
@@ -317,10 +390,13 @@ template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(cons
 
 #define NORM_KERNELS(T, NAME, W)                                                                                                 \
     KERNEL __launch_bounds__(NORM_THREADS) relu_grad_sums_##NAME(const T* dy, const T* y, T* dz, float* partial, i64 rows, int channels, int tile) { \
-        relu_grad_sums<T, W>(dy, y, dz, partial, rows, channels, tile);                                                   \
+        relu_grad_sums<T, W>(dy, y, dz, partial, rows, channels, tile);                                                          \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_sums_##NAME(const T* x, float* partial, i64 rows, int channels, int tile) { \
-        norm_sums<T, W>(x, partial, rows, channels, tile);                                                                \
+        norm_sums<T, W>(x, partial, rows, channels, tile);                                                                       \
+    }                                                                                                                            \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_train_##NAME(const T* x, const T* added, T* y, unsigned char* gate, const float* partial, int blocks, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile) { \
+        norm_train<T, W>(x, added, y, gate, {partial, blocks}, epsilon, momentum, mean, spread, running_mean, running_variance, gamma, beta, cut, rows, channels, tile); \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_apply_##NAME(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile) { \
         norm_apply<T, W>(x, added, y, gate, mean, spread, is_variance, epsilon, gamma, beta, cut, rows, channels, tile);         \
@@ -328,10 +404,10 @@ template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(cons
 
 #define NORM_GRADIENTS(T, NAME, W, MASK)                                                                                         \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_sums_##NAME##_##MASK(const T* dy, const T* more, const T* x, const void* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int kind, float* partial, i64 rows, int channels, int tile) { \
-        norm_grad_sums<T, W, MASK>(dy, more, x, y, dz, mean, spread, gamma, beta, kind, partial, rows, channels, tile);    \
+        norm_grad_sums<T, W, MASK>(dy, more, x, y, dz, mean, spread, gamma, beta, kind, partial, rows, channels, tile);          \
     }                                                                                                                            \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_apply_##NAME##_##MASK(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, const float* dbeta, const float* dgamma, int kind, i64 rows, int channels, int tile) { \
-        norm_grad_apply<T, W, MASK>(dy, x, y, dx, mean, spread, gamma, beta, dbeta, dgamma, kind, rows, channels, tile);   \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_apply_##NAME##_##MASK(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, float* dbeta, float* dgamma, int kind, const float* partial, int blocks, i64 rows, int channels, int tile) { \
+        norm_grad_apply<T, W, MASK>(dy, x, y, dx, mean, spread, gamma, beta, dbeta, dgamma, kind, {partial, blocks}, rows, channels, tile); \
     }
 #define NORM_MASKS(T, NAME, W) NORM_GRADIENTS(T, NAME, W, 0) NORM_GRADIENTS(T, NAME, W, 1) NORM_GRADIENTS(T, NAME, W, 2)
 
@@ -346,18 +422,24 @@ NORM_KERNELS(float, f32_wide, 4)
 NORM_KERNELS(bf16, bf16, 1)
 NORM_KERNELS(bf16, bf16_wide, 8)
 
-#define NORM_STATISTICS(T, NAME)                                                                                                 \
-    KERNEL batch_norm_statistics_##NAME(const float* partial, int blocks, const T* x, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) { \
-        norm_statistics<T>(partial, blocks, x, rows, channels, epsilon, momentum, mean, spread, running_mean, running_variance);  \
+// What blocks have found, added up once for all, where there are many of both: by one block for each tile.
+#define NORM_TOTALS(NAME, W)                                                                                                     \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_totals_##NAME(const float* partial, int blocks, float* sums, i64 rows, int channels, int tile) { \
+        NormPartial all = {partial, blocks};                                                                                     \
+        norm_totals<W>(all, channels, tile, [&](int c, double first, double second) {                                            \
+            sums[c] = (float)first;                                                                                              \
+            sums[channels + c] = (float)second;                                                                                  \
+            sums[2 * channels + c] = (float)all.pivot(channels, c);                                                              \
+        });                                                                                                                      \
+    }                                                                                                                            \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_moments_##NAME(const float* partial, int blocks, float* mean, float* variance, i64 rows, int channels, int tile) { \
+        norm_moments<W>({partial, blocks}, mean, variance, rows, channels, tile);                                                \
+    }                                                                                                                            \
+    KERNEL __launch_bounds__(NORM_THREADS) first_totals_##NAME(const float* partial, int blocks, float* sums, i64 rows, int channels, int tile) { \
+        norm_totals<W>({partial, blocks}, channels, tile, [&](int c, double sum, double) { sums[c] = (float)sum; });             \
     }
 
-#define NORM_MOMENTS(T, NAME)                                                                                                    \
-    KERNEL batch_norm_moments_##NAME(const float* partial, int blocks, const T* x, i64 rows, int channels, float* mean, float* variance) { \
-        norm_moments<T>(partial, blocks, x, rows, channels, mean, variance);                                                     \
-    }
-
-NORM_STATISTICS(float, f32)
-NORM_STATISTICS(bf16, bf16)
-NORM_MOMENTS(float, f32)
-NORM_MOMENTS(bf16, bf16)
-
+NORM_TOTALS(f32, 1)
+NORM_TOTALS(f32_wide, 4)
+NORM_TOTALS(bf16, 1)
+NORM_TOTALS(bf16_wide, 8)

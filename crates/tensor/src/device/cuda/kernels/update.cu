@@ -54,22 +54,78 @@ KERNEL gradient_verdict(const double* partial, int chunks, const double* loss, c
         if (loss && !isfinite(*loss)) spoiled = 1;
         verdict->spoiled = spoiled;
         verdict->norm = norm;
-        verdict->factor = norm > (double)moment->norm_max ? (float)((double)moment->norm_max / norm) : 1.0f;
+        // As on the CPU, which adds a little to the norm.
+        verdict->factor = (float)fmin((double)moment->norm_max / (norm + 1e-6), 1.0);
     }
 }
 
-__device__ __forceinline__ void update_one(const Rule& rule, float& w, float g, float& m, float& s) {
+// Sums of the squares of weights and gradients of one piece of a layer each; in f64 throughout, as on the CPU. Layers begin at multiples of
+// 16, so that a load of four stays in a layer's lines.
+KERNEL layer_squares(const float* weights, const float* gradients, const i64* pieces, const Verdict* verdict, double* sums) {
+    __shared__ double room[2][256];
+    i64 end = pieces[blockIdx.x * 2 + 1];
+    float factor = verdict->factor;
+    double sum[2] = {0.0, 0.0};
+    for (i64 i = pieces[blockIdx.x * 2] + threadIdx.x * 4; i < end; i += 256 * 4) {
+        Pack<float, 4> w, g;
+        w.load(weights + i);
+        g.load(gradients + i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (i + j < end) {
+                double x = w.v[j], y = g.v[j] * factor;
+                sum[0] += x * x;
+                sum[1] += y * y;
+            }
+        }
+    }
+    for (int k = 0; k < 2; k++) room[k][threadIdx.x] = sum[k];
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            for (int k = 0; k < 2; k++) room[k][threadIdx.x] += room[k][threadIdx.x + half];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x < 2) sums[blockIdx.x * 2 + threadIdx.x] = room[threadIdx.x][0];
+}
+
+// A layer's own rate by LARS, one block for each: c‖w‖/(‖g‖+λ‖w‖), and 1 where there is nothing to compare.
+KERNEL layer_rates(const double* sums, const u32* firsts, const Moment* moment, float coefficient, float* rates) {
+    __shared__ double room[2][256];
+    double sum[2] = {0.0, 0.0};
+    for (u32 i = firsts[blockIdx.x] + threadIdx.x; i < firsts[blockIdx.x + 1]; i += 256) {
+        for (int k = 0; k < 2; k++) sum[k] += sums[i * 2 + k];
+    }
+    for (int k = 0; k < 2; k++) room[k][threadIdx.x] = sum[k];
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            for (int k = 0; k < 2; k++) room[k][threadIdx.x] += room[k][threadIdx.x + half];
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        double w = sqrt(room[0][0]), g = sqrt(room[1][0]);
+        // λ of a rule of momentum.
+        double decay = moment->rules[1].c[3];
+        rates[blockIdx.x + 1] = w == 0.0 || g == 0.0 ? 1.0f : (float)((double)coefficient * w / (g + decay * w));
+    }
+}
+
+// `rate` is the layer's own: 1 for every rule but LARS.
+__device__ __forceinline__ void update_one(const Rule& rule, float rate, float& w, float g, float& m, float& s) {
     const float* c = rule.c;
     switch (rule.kind) {
         case 0:
             w -= c[0] * (g + c[1] * w);
             break;
         case 1:
-            m = c[0] * m + c[1] * (g + c[3] * w);
+            m = c[0] * m + c[1] * rate * (g + c[3] * w);
             w -= c[2] * m;
             break;
         case 2:
-            g = c[1] * (g + c[3] * w);
+            g = c[1] * rate * (g + c[3] * w);
             m = c[0] * m + g;
             w -= c[2] * (g + c[0] * m);
             break;
@@ -86,19 +142,22 @@ __device__ __forceinline__ void update_one(const Rule& rule, float& w, float g, 
     }
 }
 
-// One step over all parameters: weights, what the rule keeps, and the rounded twins. `decays` has a byte for every 16 elements.
-KERNEL update_parameters(float* weights, const float* gradients, float* first, float* second, bf16* rounded, const unsigned char* decays, i64 elements, const Moment* moment, const Verdict* verdict) {
+// One step over all parameters: weights, what the rule keeps, and the rounded twins. `layers` has a number for every 16 elements, 0 where
+// they do not decay; `rates`, where it is given, has a rate for every number.
+KERNEL update_parameters(float* weights, const float* gradients, float* first, float* second, bf16* rounded, const unsigned short* layers, const float* rates, i64 elements, const Moment* moment, const Verdict* verdict) {
     if (verdict->spoiled) return;
     float factor = verdict->factor;
     for (i64 i = first_index() * 4; i < elements; i += all_threads() * 4) {
-        const Rule& rule = moment->rules[decays[i / 16]];
+        u32 layer = layers[i / 16];
+        const Rule& rule = moment->rules[layer ? 1 : 0];
+        float rate = rates ? rates[layer] : 1.0f;
         Pack<float, 4> w, g, m, s;
         w.load(weights + i);
         g.load(gradients + i);
         if (first) m.load(first + i);
         if (second) s.load(second + i);
 #pragma unroll
-        for (int j = 0; j < 4; j++) update_one(rule, w.v[j], g.v[j] * factor, m.v[j], s.v[j]);
+        for (int j = 0; j < 4; j++) update_one(rule, rate, w.v[j], g.v[j] * factor, m.v[j], s.v[j]);
         w.store(weights + i);
         if (first) m.store(first + i);
         if (second) s.store(second + i);

@@ -1,9 +1,9 @@
 //! Convolutions by cuDNN, and by kernels of our own where images have few channels (`stem.rs`, `narrow.rs`). What cuDNN does not take
 //! as it is, is brought into a form that it takes: weights in another order, zeros that are not the same on both sides.
 
-use super::super::CudaError;
 use super::super::convolution::{Convolution, Finish, Problem};
 use super::super::program::{Address, Argument, At, Builder, Call, Tensor};
+use super::super::{Cuda, CudaError};
 use super::fold::Fold;
 use super::narrow::Narrow;
 use super::stem::Stem;
@@ -68,12 +68,12 @@ fn forward(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d, end: (bool, boo
     let [alone, fused] = [Finish::None, finish].map(|finish| problem(plain, size, finish));
     // What the library's fused kernel may cost more than one that is not: reading and writing the result once more.
     let pass = 2.0 * y.bytes() as f64 / SPEED;
-    let seconds = |problem: &Problem| builder.cuda().prepare(problem).ok().map(|ready| ready.engine.seconds);
-    let fuses = match (seconds(&fused), seconds(&alone)) {
-        (Some(Some(fused)), Some(Some(alone))) => fused <= alone + pass,
-        (fused, _) => fused.is_some(),
+    let fuses = |cuda: &Cuda| {
+        let Ok(fused) = cuda.prepare(&fused) else { return false };
+        let seconds = fused.engine.seconds.and_then(|fused| Some((fused, cuda.seconds(&alone)?)));
+        seconds.is_none_or(|(fused, alone)| fused <= alone + pass)
     };
-    if finish == Finish::None || fuses {
+    if finish == Finish::None || fuses(builder.cuda()) {
         let address = bias.as_ref().map(|bias| bias.address);
         return start(builder, &fused, [padded, weight, y.address], address);
     }
@@ -166,18 +166,16 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
 
 /// Whether one problem was faster than another when both were tried, with so many bytes to be moved before it.
 fn is_faster(builder: &Builder<'_>, one: &Problem, other: &Problem, bytes: usize) -> bool {
-    let [one, other] = [one, other].map(|problem| builder.cuda().prepare(problem).ok()?.engine.seconds);
+    let [one, other] = [one, other].map(|problem| builder.cuda().seconds(problem));
     one.zip(other).is_some_and(|(one, other)| one + bytes as f64 / SPEED < 0.9 * other)
 }
 
 /// Whether a gradient in f32 costs no more than one that is rounded and then widened. Where nothing was timed, rounding it is.
 fn wider_is_as_fast(builder: &Builder<'_>, wide: &Problem, narrow: &Problem) -> bool {
-    let [wide, narrow] = [wide, narrow].map(|problem| builder.cuda().prepare(problem));
-    match (wide, narrow) {
-        (Ok(wide), Ok(narrow)) => {
-            wide.engine.seconds.zip(narrow.engine.seconds).is_some_and(|(wide, narrow)| wide <= narrow)
-        }
-        (wide, _) => wide.is_ok(),
+    let cuda = builder.cuda();
+    match cuda.prepare(narrow) {
+        Ok(narrow) => narrow.engine.seconds.is_some_and(|narrow| cuda.seconds(wide).is_some_and(|wide| wide <= narrow)),
+        Err(_) => cuda.prepare(wide).is_ok(),
     }
 }
 

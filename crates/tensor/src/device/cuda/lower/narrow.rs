@@ -179,13 +179,15 @@ impl Narrow {
 /// 3×3 from 16 to 16 channels 7.1 : 20.2 and back 7.2 : 19.1, from 16 to 32 at stride 2 5.9 : 7.1; by 1×1 at stride 2 3.8 : 4.9 and 3.3 : 6.4.
 /// By 3×3 from 32 to 32 6.8 : 7.0 and back 6.8 : 7.2, from 64 to 64 6.8 : 6.5 and back 7.0 : 6.1, from 32 to 64 at stride 2 6.3 : 5.6.
 fn faster(pass: ConvPass, kernel: [usize; 2], stride: usize, channels: [usize; 2]) -> bool {
-    match (pass, kernel, stride, channels) {
-        (ConvPass::GradWeight, [1, 1], ..) | (ConvPass::GradWeight, [3, 3], 1 | 2, _) => true,
-        (ConvPass::Forward | ConvPass::GradInput, [3, 3], 1, [16, 16]) => true,
-        (ConvPass::Forward, [3, 3], 2, [16, 32]) => true,
-        (ConvPass::Forward, [1, 1], 2, [16, 32] | [32, 64]) => true,
-        _ => false,
-    }
+    use ConvPass::{Forward, GradInput, GradWeight};
+    matches!(
+        (pass, kernel, stride, channels),
+        (GradWeight, [1, 1], ..)
+            | (GradWeight, [3, 3], 1 | 2, _)
+            | (Forward | GradInput, [3, 3], 1, [16, 16])
+            | (Forward, [3, 3], 2, [16, 32])
+            | (Forward, [1, 1], 2, [16, 32] | [32, 64])
+    )
 }
 
 #[cfg(test)]

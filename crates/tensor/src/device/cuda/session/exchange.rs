@@ -1,6 +1,8 @@
 //! Gradients of several GPUs, added up while the backward pass goes on: a stream of its own for the sums, which forks from the
 //! computation where a bucket of gradients is final and joins it before the optimizer.
 //!
+//! Where a batch is computed in parts, gradients are added up on each GPU first, and only the last part goes this way.
+//!
 //! The same calls run a step and are recorded: events between the streams become edges of the graph. Per step there is one fork and one
 //! sum for each bucket (25 MiB), and one join.
 
@@ -8,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::driver::{Event, Stream};
+use super::super::graph::Recorded;
 use super::super::nccl::Group;
 use super::super::program::Program;
 use super::super::{Cuda, CudaError};
@@ -64,12 +67,19 @@ impl Exchange {
         self.group.sum(self.gradients + (piece.start * size_of::<f32>()) as u64, piece.elements, &self.stream)
     }
 
-    /// Starts every call of a program, and every sum as soon as its gradients are final.
-    pub fn start(&self, program: &Program, cuda: &Cuda, stream: &Stream) -> Result<(), CudaError> {
+    /// Starts every call of a program, and every sum as soon as its gradients are final and `prepare` has made them what is to be sent.
+    pub fn start(
+        &self,
+        program: &Program,
+        cuda: &Cuda,
+        stream: &Stream,
+        prepare: impl Fn(Range<usize>) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
         let mut next = 0;
         for (piece, fork) in self.pieces.iter().zip(&self.forks) {
             program.start_nodes(cuda, stream, next..piece.after + 1)?;
             next = piece.after + 1;
+            prepare(piece.start..piece.start + piece.elements)?;
             fork.record(stream)?;
             self.stream.wait_for(fork)?;
             self.sum(piece)?;
@@ -95,7 +105,7 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let half = self.train.as_mut().expect("a training graph");
-        (half.captured, half.runs) = (None, 0);
+        (half.recorded, self.sums) = (Recorded::default(), None);
         self.exchange = Some(Exchange::new(&cuda, group, &half.plan, self.gradients.address())?);
         Ok(())
     }

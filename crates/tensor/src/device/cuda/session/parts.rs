@@ -1,26 +1,62 @@
-//! A batch that is computed in parts, one after the other: their gradients are added up, and the last part makes the step.
+//! A batch that is computed in parts, one after the other: their gradients are added up, and the last part makes the step. Among several
+//! GPUs, each adds up its own parts, and the last part's backward pass sends the sums.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{FOUND_BYTES, Moment, Session};
-use crate::device::cuda::CudaError;
-use crate::device::cuda::driver::Memory;
-use crate::device::cuda::graph::Captured;
+use crate::device::cuda::driver::{Function, Memory, Stream};
+use crate::device::cuda::graph::Recorded;
 use crate::device::cuda::program::BLOCK;
+use crate::device::cuda::{Cuda, CudaError};
 
-/// The sum of the gradients so far, and the recorded graph without its step.
+/// The sum of the gradients so far, and what is recorded of the parts.
 #[derive(Debug)]
 pub(super) struct Sums {
     memory: Memory,
-    captured: Option<Captured>,
-    runs: u64,
+    add: Function,
+    /// A part that is not the last.
+    part: Recorded,
+    /// The last one, with the step.
+    last: Recorded,
+}
+
+/// What becomes of the gradients of a part.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// They begin the sum.
+    First,
+    /// They are added to it.
+    Between,
+    /// The sum is added to them.
+    Last,
 }
 
 impl Sums {
+    fn new(cuda: &Cuda, elements: usize) -> Result<Self, CudaError> {
+        let memory = Memory::zeroed(cuda.context(), elements * size_of::<f32>(), "the sum of gradients")?;
+        let (part, last) = (Recorded::default(), Recorded::default());
+        Ok(Self { memory, add: cuda.function("add_gradients")?, part, last })
+    }
+
     /// Bytes that it holds on the GPU.
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
     }
+}
+
+/// Has a range of the gradients and of their sum added up.
+fn add(
+    stream: &Stream,
+    add: Function,
+    [sums, gradients]: [u64; 2],
+    range: Range<usize>,
+    turn: Turn,
+) -> Result<(), CudaError> {
+    let [sums, gradients] = [sums, gradients].map(|address| address + (range.start * size_of::<f32>()) as u64);
+    let (first, last) = (u64::from(turn == Turn::First), u64::from(turn == Turn::Last));
+    let blocks = range.len().div_ceil(BLOCK as usize).clamp(1, 1 << 16) as u32;
+    stream.launch(add, [blocks, 1, 1], BLOCK, &[sums, gradients, range.len() as u64, first, last])
 }
 
 impl Session {
@@ -30,35 +66,34 @@ impl Session {
     /// When the GPU does not answer, or has no room for the sums.
     ///
     /// # Panics
-    /// When the session has no training graph, or adds up gradients with other GPUs.
+    /// When the session has no training graph, or there is only one part.
     pub fn start_part(&mut self, moment: &Moment, (part, parts): (usize, usize)) -> Result<(), CudaError> {
-        assert!(self.exchange.is_none(), "parts are for one GPU");
+        assert!(part < parts && parts > 1, "part {part} of {parts}");
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         self.give(moment)?;
         let (half, stream) = (self.train.as_ref().expect("a training graph"), cuda.stream());
         let elements = half.plan.parameters().length();
         if self.sums.is_none() {
-            let memory = Memory::zeroed(cuda.context(), elements * size_of::<f32>(), "the sum of gradients")?;
-            self.sums = Some(Sums { memory, captured: None, runs: 0 });
+            self.sums = Some(Sums::new(&cuda, elements)?);
         }
         let sums = self.sums.as_mut().expect("taken above");
-        let calls = || half.program.start(&cuda, stream).and_then(|()| half.tally.start(&cuda, stream));
-        sums.runs += 1;
-        if sums.runs == 1 {
-            calls()?;
+        let (function, addresses) = (sums.add, [sums.memory.address(), self.gradients.address()]);
+        let add = |range, turn| add(stream, function, addresses, range, turn);
+        if part + 1 < parts {
+            let calls = || half.program.start(&cuda, stream).and_then(|()| half.tally.start(&cuda, stream));
+            sums.part.start(stream, true, calls)?;
+            add(0..elements, if part == 0 { Turn::First } else { Turn::Between })?;
         } else {
-            if sums.captured.is_none() {
-                sums.captured = Some(stream.capture(true, calls)?);
-            }
-            stream.replay(sums.captured.as_ref().expect("captured above"))?;
-        }
-        let (first, last) = (u64::from(part == 0), u64::from(part + 1 == parts));
-        let arguments = [sums.memory.address(), self.gradients.address(), elements as u64, first, last];
-        let blocks = elements.div_ceil(BLOCK as usize).clamp(1, 1 << 16) as u32;
-        stream.launch(cuda.function("add_gradients")?, [blocks, 1, 1], BLOCK, &arguments)?;
-        if last == 1 {
-            half.update.iter().try_for_each(|update| update.start(&cuda, stream))?;
+            let exchange = self.exchange.as_ref();
+            sums.last.start(stream, exchange.is_none(), || {
+                match exchange {
+                    Some(exchange) => exchange.start(&half.program, &cuda, stream, |range| add(range, Turn::Last))?,
+                    None => half.program.start(&cuda, stream).and_then(|()| add(0..elements, Turn::Last))?,
+                }
+                half.tally.start(&cuda, stream)?;
+                half.update.iter().try_for_each(|update| update.start(&cuda, stream))
+            })?;
         }
         stream.download_later(self.found.address(), &mut self.results, FOUND_BYTES)
     }

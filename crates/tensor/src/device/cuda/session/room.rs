@@ -1,0 +1,82 @@
+//! Whether a model fits the GPU: known before memory is taken, up to the working memory, which is known once every call is prepared.
+
+use super::Blueprint;
+use crate::device::cuda::join::Joins;
+use crate::device::cuda::{Cuda, CudaError};
+
+/// Of the memory that is free, what a batch that is proposed takes: the rest is for working memory and for batches on their way.
+const SHARE: f64 = 0.95;
+
+/// What a model needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// Bytes of the arena.
+    pub arena: usize,
+    /// Bytes of what ReLUs let pass.
+    pub gates: usize,
+    /// Bytes of weights, gradients, optimizer and states, which do not grow with the batch.
+    fixed: usize,
+    batch: usize,
+}
+
+impl Room {
+    /// Counts, and refuses what cannot fit.
+    pub fn new(cuda: &Cuda, blueprint: &Blueprint<'_>) -> Result<Self, CudaError> {
+        let (plan, ends) = blueprint.train.unwrap_or(blueprint.eval);
+        let tensors = 1 + usize::from(blueprint.train.is_some()) + blueprint.slots;
+        let room = Self {
+            arena: plan.arena_bytes().max(blueprint.eval.0.arena_bytes()),
+            gates: blueprint.train.map_or(0, |(plan, _)| Joins::new(plan).gate_bytes),
+            fixed: plan.parameters().length() * (4 * tensors + 2) + plan.states().length() * 4,
+            batch: plan.graph().shape(ends.x)[0],
+        };
+        room.check(0, cuda.context().memory()?)?;
+        Ok(room)
+    }
+
+    /// Refuses working memory that does not fit beside the rest, which is taken.
+    pub fn check_working(&self, cuda: &Cuda, working: usize) -> Result<(), CudaError> {
+        let (free, total) = cuda.context().memory()?;
+        self.check(working, (free + self.arena + self.gates + self.fixed, total))
+    }
+
+    fn check(&self, working: usize, (free, total): (usize, usize)) -> Result<(), CudaError> {
+        let grows = self.arena + self.gates + working;
+        if grows + self.fixed <= free {
+            return Ok(());
+        }
+        let gigabytes = |bytes: usize| bytes as f64 / 1e9;
+        let left = SHARE * free as f64 - self.fixed as f64;
+        let advice = match (left / grows as f64 * self.batch as f64) as usize {
+            0 => "not even one sample would fit".into(),
+            fits => format!("a batch of about {fits} would fit"),
+        };
+        Err(CudaError(format!(
+            "a step with a batch of {} needs {:.2} GB of GPU memory; {:.2} of {:.2} GB are free: {advice}",
+            self.batch,
+            gigabytes(grows + self.fixed),
+            gigabytes(free),
+            gigabytes(total)
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_does_not_fit_is_refused_with_a_batch_that_does() {
+        let room = Room { arena: 9_000_000_000, gates: 1_000_000_000, fixed: 500_000_000, batch: 1000 };
+        let all = 12_000_000_000;
+        assert_eq!(room.check(0, (10_500_000_000, all)), Ok(()));
+        let refusal = |working, free| room.check(working, (free, all)).unwrap_err().to_string();
+        assert_eq!(
+            refusal(0, 10_000_000_000),
+            "a step with a batch of 1000 needs 10.50 GB of GPU memory; 10.00 of 12.00 GB are free: \
+             a batch of about 900 would fit"
+        );
+        assert!(refusal(2_000_000_000, 10_500_000_000).contains("needs 12.50 GB"), "with working memory");
+        assert!(refusal(0, 400_000_000).ends_with("not even one sample would fit"));
+    }
+}
