@@ -106,10 +106,19 @@ impl Cuda {
     /// # Errors
     /// When a library is missing, which the sentence names, or the GPU is.
     pub fn new(ordinal: usize, options: Options) -> Result<Self, CudaError> {
+        Self::with_code(ordinal, options, compile::kernels)
+    }
+
+    /// The same with machine code of the kernels for a compute capability from elsewhere.
+    fn with_code(
+        ordinal: usize,
+        options: Options,
+        code: impl FnOnce((i32, i32)) -> Result<Vec<u8>, CudaError>,
+    ) -> Result<Self, CudaError> {
         library::NEEDED.iter().try_for_each(library::Library::require)?;
         let context = Context::new(ordinal)?;
         let stream = Stream::new(&context)?;
-        let module = Module::load(&context, &compile::kernels(context.capability()?)?)?;
+        let module = Module::load(&context, &code(context.capability()?)?)?;
         Ok(Self {
             options,
             prepared: Mutex::default(),

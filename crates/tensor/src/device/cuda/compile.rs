@@ -11,7 +11,7 @@ use cudarc::nvrtc::sys;
 use super::CudaError;
 
 /// Every kernel of the device, in one piece.
-const SOURCE: &str = concat!(
+pub(super) const SOURCE: &str = concat!(
     include_str!("kernels/prelude.cu"),
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/batch_norm.cu"),

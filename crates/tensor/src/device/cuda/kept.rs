@@ -1,11 +1,12 @@
-//! Opens a GPU with what was found out about its kind before: which engines its convolutions use, in a file of a cache folder.
+//! Opens a GPU with what was found out about its kind before, in files of a cache folder: which engines its convolutions use, and the machine
+//! code of our kernels, which take seconds to compile.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use paceline_system::disk::Disk;
 
-use super::{Cuda, CudaError, Engines, Options};
+use super::{Cuda, CudaError, Engines, Options, compile};
 
 /// A GPU, and the file that keeps its engines.
 #[derive(Debug)]
@@ -20,12 +21,17 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Opens GPU `number`; engines are kept in `folder`, if there is one.
+    /// Opens GPU `number`; engines and machine code are kept in `folder`, if there is one.
     ///
     /// # Errors
     /// As [`Cuda::new`].
     pub fn open(disk: &Disk, folder: Option<&Path>, number: usize, options: Options) -> Result<Self, CudaError> {
-        let cuda = Arc::new(Cuda::new(number, options)?);
+        let cuda = Arc::new(match folder {
+            Some(folder) => Cuda::with_code(number, options, |capability| {
+                kept_code(disk, folder, capability, || compile::kernels(capability))
+            })?,
+            None => Cuda::new(number, options)?,
+        });
         let file = folder.map(|folder| Ok::<_, CudaError>(folder.join(name(&cuda)?))).transpose()?;
         let mut warning = None;
         if let Some(file) = file.as_ref().filter(|file| disk.exists(file)) {
@@ -54,6 +60,30 @@ impl Kept {
     }
 }
 
+/// The kernels' machine code for a compute capability: what was kept of these very sources, if it is whole, or made now and kept. That it
+/// cannot be kept is no reason not to compute.
+fn kept_code(
+    disk: &Disk,
+    folder: &Path,
+    (major, minor): (i32, i32),
+    make: impl FnOnce() -> Result<Vec<u8>, CudaError>,
+) -> Result<Vec<u8>, CudaError> {
+    let file = folder.join(format!("kernels-sm{major}{minor}-{:08x}.bin", crc32c::crc32c(compile::SOURCE.as_bytes())));
+    let whole = |mut bytes: Vec<u8>| {
+        let sum = bytes.split_off(bytes.len().checked_sub(4)?);
+        (crc32c::crc32c(&bytes).to_le_bytes()[..] == sum[..]).then_some(bytes)
+    };
+    if disk.exists(&file)
+        && let Some(code) = disk.read(&file).ok().and_then(whole)
+    {
+        return Ok(code);
+    }
+    let code = make()?;
+    let kept = [&code[..], &crc32c::crc32c(&code).to_le_bytes()].concat();
+    let _ = disk.create_dir(folder).and_then(|()| disk.write(&file, &kept));
+    Ok(code)
+}
+
 /// Engines from the bytes of a file.
 ///
 /// # Errors
@@ -74,4 +104,26 @@ fn name(cuda: &Cuda) -> Result<String, CudaError> {
     let marks =
         format!("{}{}", if options.tf32 { "-tf32" } else { "" }, if options.deterministic { "-same" } else { "" });
     Ok(format!("cudnn-{}-{}-{}{marks}.json", plain.to_lowercase(), what.driver_version, what.cudnn_version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_code_is_made_once_and_again_where_the_file_is_damaged() {
+        let (folder, disk) = (tempfile::tempdir().unwrap(), Disk::real());
+        let cache = folder.path().join("cache");
+        let code = |made: Result<Vec<u8>, CudaError>| kept_code(&disk, &cache, (9, 0), || made);
+        let none = || Err(CudaError("made again".into()));
+        assert_eq!(code(none()), none(), "what cannot be made is not kept");
+        assert_eq!(code(Ok(vec![1, 2, 3])), Ok(vec![1, 2, 3]));
+        assert_eq!(code(none()), Ok(vec![1, 2, 3]), "it was kept");
+        assert_eq!(kept_code(&disk, &cache, (8, 0), none), none(), "for one kind of GPU");
+        let file = disk.list(&cache).unwrap().remove(0);
+        for damaged in [vec![], vec![1, 2], vec![1, 2, 4, 0, 0, 0, 0]] {
+            disk.write(&file, &damaged).unwrap();
+            assert_eq!(code(none()), none(), "{damaged:?}");
+        }
+    }
 }
