@@ -12,8 +12,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// The tests that run on a GPU if there is one: package, name, seconds that they may take there.
-const TESTS: [(&str, &str, u32); 4] = [
+const TESTS: [(&str, &str, u32); 5] = [
     ("paceline-tensor", "ops", 300),
+    ("paceline-tensor", "large", 120),
     ("paceline-nn", "models", 900),
     ("paceline-train", "gpu", 300),
     ("paceline-train", "nccl", 120),

@@ -263,6 +263,9 @@ pub(super) fn activation_bytes(graph: &Graph, memory: &Memory, forward_nodes: us
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gradient;
+    use crate::plan::Plan;
+    use crate::unary::Unary;
 
     #[test]
     fn the_longest_gap_is_free_at_every_node() {
@@ -275,5 +278,31 @@ mod tests {
         assert_eq!(longest_gap(&spans, &[4], 45), 20..30);
         assert_eq!(longest_gap(&spans, &[2, 3], 64), 20..30);
         assert_eq!(longest_gap(&spans[..1], &[0], 10), 0..0, "all is used");
+    }
+
+    #[test]
+    fn gaps_of_a_plan_miss_what_its_nodes_read_and_write() {
+        let mut graph = Graph::new();
+        let x = graph.input("x", [32, 8], DType::F32);
+        let mut y = x;
+        for layer in 0..6 {
+            let one = graph.push_one("one", Op::Unary(Unary::Relu), &[y]).unwrap();
+            let other = graph.push_one("other", Op::Unary(Unary::Tanh), &[y]).unwrap();
+            y = graph.push_one("product", if layer % 2 == 0 { Op::Mul } else { Op::Add }, &[one, other]).unwrap();
+        }
+        let seed = graph.input("dy", [32, 8], DType::F32);
+        let dx = gradient::differentiate(&mut graph, y, seed, &[x]).unwrap().of(x).unwrap();
+        let plan = Plan::new(graph, &Wanted { outputs: vec![y, dx], ..Wanted::default() });
+        let mut largest = 0;
+        for (index, node) in plan.graph().nodes().iter().enumerate() {
+            let gap = plan.free_arena(&[index]);
+            let outputs = plan.outputs().iter().filter(|_| index > plan.forward_nodes());
+            for &value in node.inputs.iter().chain(&node.outputs).chain(outputs) {
+                let used = plan.arena_range(value).unwrap();
+                assert!(gap.end <= used.start || used.end <= gap.start, "{gap:?} and {used:?} at node {index}");
+            }
+            largest = largest.max(gap.len());
+        }
+        assert!(largest >= 32 * 8 * 4 && largest < plan.arena_bytes());
     }
 }

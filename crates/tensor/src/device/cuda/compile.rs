@@ -11,7 +11,7 @@ use cudarc::nvrtc::sys;
 use super::CudaError;
 
 /// Every kernel of the device, in one piece.
-pub(super) const SOURCE: &str = concat!(
+const SOURCE: &str = concat!(
     include_str!("kernels/prelude.cu"),
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/batch_norm.cu"),
@@ -45,6 +45,18 @@ impl Drop for Program {
     }
 }
 
+/// How they are compiled, besides for which GPU.
+const OPTIONS: [&CStr; 2] = [c"--std=c++17", c"--extra-device-vectorization"];
+
+/// What the machine code follows from, besides the GPU: the sources, how they are compiled, and by what.
+pub(super) fn recipe() -> Vec<u8> {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: NVRTC writes two numbers.
+    let _ = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+    let options = OPTIONS.iter().flat_map(|option| option.to_bytes_with_nul());
+    SOURCE.bytes().chain(options.copied()).chain([major, minor].into_iter().flat_map(i32::to_le_bytes)).collect()
+}
+
 /// Machine code of all kernels for a compute capability.
 pub(super) fn kernels(capability: (i32, i32)) -> Result<Vec<u8>, CudaError> {
     let source = CString::new(SOURCE).expect("sources have no zero bytes");
@@ -54,7 +66,7 @@ pub(super) fn kernels(capability: (i32, i32)) -> Result<Vec<u8>, CudaError> {
         unsafe { sys::nvrtcCreateProgram(&mut program.0, source.as_ptr(), c"paceline.cu".as_ptr(), 0, null(), null()) };
     check(status, "reading the kernels")?;
     let target = CString::new(format!("--gpu-architecture=sm_{}{}", capability.0, capability.1)).expect("digits");
-    let options = [target.as_ptr(), c"--std=c++17".as_ptr(), c"--extra-device-vectorization".as_ptr()];
+    let options = [&*target, OPTIONS[0], OPTIONS[1]].map(CStr::as_ptr);
     // SAFETY: the options are strings that end with a zero and outlive the call.
     let status = unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
     if status != sys::nvrtcResult::NVRTC_SUCCESS {

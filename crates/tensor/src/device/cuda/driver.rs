@@ -181,8 +181,13 @@ impl Memory {
         }
         check(status, "taking GPU memory")?;
         let memory = Self { address, bytes, context: Arc::clone(context) };
-        // SAFETY: the range was just taken, and nothing else uses it.
-        check(unsafe { sys::cuMemsetD8_v2(address, 0, bytes.max(256)) }, "clearing GPU memory")?;
+        // SAFETY: the range was just taken, and nothing else uses it. The driver clears it some time later, on a stream that others do not wait
+        // for, and whoever fills it next would come too early.
+        let cleared = unsafe {
+            check(sys::cuMemsetD8_v2(address, 0, bytes.max(256)), "clearing GPU memory")?;
+            sys::cuStreamSynchronize(null_mut())
+        };
+        check(cleared, "clearing GPU memory")?;
         Ok(memory)
     }
 
@@ -486,7 +491,8 @@ impl Module {
     pub fn load(context: &Context, image: &[u8]) -> Result<Self, CudaError> {
         context.enter()?;
         let mut module = null_mut();
-        // SAFETY: an image as NVRTC made it, which carries its own length.
+        assert!(image.starts_with(b"\x7fELF"), "machine code comes in an ELF file");
+        // SAFETY: an image as NVRTC made it, now or before (`kept.rs`), which carries its own length.
         check(unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) }, "loading kernels")?;
         Ok(Self { module })
     }

@@ -28,7 +28,7 @@ impl Kept {
     pub fn open(disk: &Disk, folder: Option<&Path>, number: usize, options: Options) -> Result<Self, CudaError> {
         let cuda = Arc::new(match folder {
             Some(folder) => Cuda::with_code(number, options, |capability| {
-                kept_code(disk, folder, capability, || compile::kernels(capability))
+                kept_code(disk, folder, (capability, &compile::recipe()), || compile::kernels(capability))
             })?,
             None => Cuda::new(number, options)?,
         });
@@ -60,18 +60,19 @@ impl Kept {
     }
 }
 
-/// The kernels' machine code for a compute capability: what was kept of these very sources, if it is whole, or made now and kept. That it
+/// The kernels' machine code for a compute capability: what was kept of this very recipe, if it is whole, or made now and kept. That it
 /// cannot be kept is no reason not to compute.
 fn kept_code(
     disk: &Disk,
     folder: &Path,
-    (major, minor): (i32, i32),
+    ((major, minor), recipe): ((i32, i32), &[u8]),
     make: impl FnOnce() -> Result<Vec<u8>, CudaError>,
 ) -> Result<Vec<u8>, CudaError> {
-    let file = folder.join(format!("kernels-sm{major}{minor}-{:08x}.bin", crc32c::crc32c(compile::SOURCE.as_bytes())));
+    let file = folder.join(format!("kernels-sm{major}{minor}-{:08x}.bin", crc32c::crc32c(recipe)));
     let whole = |mut bytes: Vec<u8>| {
         let sum = bytes.split_off(bytes.len().checked_sub(4)?);
-        (crc32c::crc32c(&bytes).to_le_bytes()[..] == sum[..]).then_some(bytes)
+        let is_code = bytes.starts_with(b"\x7fELF") && crc32c::crc32c(&bytes).to_le_bytes()[..] == sum[..];
+        is_code.then_some(bytes)
     };
     if disk.exists(&file)
         && let Some(code) = disk.read(&file).ok().and_then(whole)
@@ -114,14 +115,16 @@ mod tests {
     fn machine_code_is_made_once_and_again_where_the_file_is_damaged() {
         let (folder, disk) = (tempfile::tempdir().unwrap(), Disk::real());
         let cache = folder.path().join("cache");
-        let code = |made: Result<Vec<u8>, CudaError>| kept_code(&disk, &cache, (9, 0), || made);
+        let code = |made: Result<Vec<u8>, CudaError>| kept_code(&disk, &cache, ((9, 0), b"recipe"), || made);
         let none = || Err(CudaError("made again".into()));
+        let whole = || b"\x7fELF and so on".to_vec();
         assert_eq!(code(none()), none(), "what cannot be made is not kept");
-        assert_eq!(code(Ok(vec![1, 2, 3])), Ok(vec![1, 2, 3]));
-        assert_eq!(code(none()), Ok(vec![1, 2, 3]), "it was kept");
-        assert_eq!(kept_code(&disk, &cache, (8, 0), none), none(), "for one kind of GPU");
+        assert_eq!(code(Ok(whole())), Ok(whole()));
+        assert_eq!(code(none()), Ok(whole()), "it was kept");
+        assert_eq!(kept_code(&disk, &cache, ((8, 0), b"recipe"), none), none(), "for one kind of GPU");
+        assert_eq!(kept_code(&disk, &cache, ((9, 0), b"other"), none), none(), "of one recipe");
         let file = disk.list(&cache).unwrap().remove(0);
-        for damaged in [vec![], vec![1, 2], vec![1, 2, 4, 0, 0, 0, 0]] {
+        for damaged in [vec![], vec![1, 2], vec![0; 4], [&whole()[..], &[0; 4]].concat()] {
             disk.write(&file, &damaged).unwrap();
             assert_eq!(code(none()), none(), "{damaged:?}");
         }

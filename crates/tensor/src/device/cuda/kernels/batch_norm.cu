@@ -56,8 +56,7 @@ template <int W> __device__ __forceinline__ void norm_write_sums(const float* fi
     }
 }
 
-// Sums of x − pivot and of its square, the pivot being the first row. It is written behind the blocks' sums, since the second pass may
-// overwrite x.
+// Sums of x − pivot and of its square, the pivot being the first row, which is written behind the blocks' sums.
 template <typename T, int W> __device__ __forceinline__ void norm_sums(const T* x, float* partial, i64 rows, int channels, int tile) {
     NormPlace p = norm_place<W, NORM_UNROLL>(rows, channels, tile);
     float sum[W], square[W];
