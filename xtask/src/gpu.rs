@@ -168,7 +168,7 @@ esac"#;
             fs::write(&path, format!("#!/bin/sh\n{program}\n")).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         };
-        for name in ["paceline", "ops", "models", "gpu", "nccl"] {
+        for name in ["paceline", "ops", "large", "models", "gpu", "nccl"] {
             stand_in(name, program);
         }
         fs::create_dir(folder.path().join("bin")).unwrap();
@@ -187,8 +187,8 @@ esac"#;
         assert_eq!(code, Some(0), "{text}");
         assert!(text.contains("skipped: sanitizer: this machine has no no-such-sanitizer"), "{text}");
         assert!(text.contains("skipped: PyTorch: this machine's python3 has no torch with CUDA"), "{text}");
-        assert!(text.contains("parts: 17 passed, 0 failed, 2 skipped; "), "{text}");
-        assert!(text.contains("tests: 15 passed, 0 failed, 5 reported themselves skipped"), "{text}");
+        assert!(text.contains("parts: 18 passed, 0 failed, 2 skipped; "), "{text}");
+        assert!(text.contains("tests: 18 passed, 0 failed, 6 reported themselves skipped"), "{text}");
         assert!(text.contains("| vgg16 224² b128 | 12,346 · 12,346 | – | – | 2.000 : – |"), "{text}");
     }
 
@@ -196,9 +196,9 @@ esac"#;
     fn the_script_goes_on_after_a_failure_and_fails_at_the_end() {
         let (text, code) = played(&[], "echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101", "exit 1");
         assert_eq!(code, Some(1), "{text}");
-        let failed = "parts: 0 passed, 17 failed, 2 skipped; failed: doctor ops models gpu nccl bench";
+        let failed = "parts: 0 passed, 18 failed, 2 skipped; failed: doctor ops large models gpu nccl bench";
         assert!(text.contains(failed), "{text}");
-        assert!(text.contains("tests: 34 passed, 17 failed"), "{text}");
+        assert!(text.contains("tests: 36 passed, 18 failed"), "{text}");
         assert!(text.contains("| vgg16 224² b128 | – | – | – | – : – |"), "{text}");
     }
 
@@ -211,14 +211,15 @@ esac"#;
         assert_eq!(text.matches(row).count(), 2, "at once, and in the table: {text}");
         let order =
             ["PyTorch has compiled", "bench-resnet50-224-first", "torch-resnet50-224", "bench-resnet50-224-second"];
-        assert!(order.map(|part| text.find(part)).is_sorted() && !text.contains("doctor"), "{text}");
+        let found = order.map(|part| text.find(part));
+        assert!(found.iter().all(Option::is_some) && found.is_sorted() && !text.contains("doctor"), "{text}");
     }
 
     #[test]
     fn tests_alone_ask_for_no_pytorch() {
         let (text, code) = played(&["tests"], WORKS, TORCH);
         assert_eq!(code, Some(0), "{text}");
-        assert!(text.contains("parts: 5 passed, 0 failed, 1 skipped; ") && !text.contains("PyTorch"), "{text}");
+        assert!(text.contains("parts: 6 passed, 0 failed, 1 skipped; ") && !text.contains("PyTorch"), "{text}");
         assert_eq!(played(&["everything"], WORKS, TORCH).1, Some(2));
     }
 }

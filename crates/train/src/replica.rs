@@ -246,7 +246,7 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = segments(&parameters, store.layout());
-        let gpu = cuda.map(|cuda| OnGpu::new(cuda, train.as_ref(), &eval, (&segments, &options.rule))).transpose()?;
+        let gpu = cuda.map(|cuda| OnGpu::new(cuda, train.as_ref(), &eval, (&segments, &options))).transpose()?;
         let place = cuda.map_or_else(|| Device::Cpu(Arc::clone(device)), |cuda| Device::Cuda(Arc::clone(cuda)));
         let borrows = trains || cuda.is_some();
         Ok(Self {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use paceline_data::augment::View;
 use paceline_data::batch::Batch;
-use paceline_nn::optim::{Moment, Rule, Segment};
+use paceline_nn::optim::{Moment, Segment};
 use paceline_tensor::device::cuda::session::{self, Album, Blueprint, Found, Samples, Session};
 use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::Profile;
@@ -12,7 +12,7 @@ use paceline_tensor::{Buffer, Store};
 
 use super::guard::Guard;
 use super::half::{Ends, Planned};
-use super::{NotFinite, Replica, Stepped, is_finite};
+use super::{NotFinite, Replica, ReplicaOptions, Stepped, is_finite};
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
@@ -67,15 +67,16 @@ impl OnGpu {
         cuda: &Arc<Cuda>,
         train: Option<&Planned>,
         eval: &Planned,
-        (segments, rule): (&[Segment], &Rule),
+        (segments, options): (&[Segment], &ReplicaOptions),
     ) -> Result<Self, TrainError> {
         let decays: Vec<_> = segments.iter().map(|segment| (segment.range.clone(), segment.decay)).collect();
         let blueprint = Blueprint {
             train: train.map(|planned| (&planned.plan, ends(&planned.ends))),
             eval: (&eval.plan, ends(&eval.ends)),
-            slots: if train.is_some() { rule.optimizer().state_slots() } else { 0 },
+            slots: if train.is_some() { options.rule.optimizer().state_slots() } else { 0 },
+            parts: train.is_some() && options.accumulate > 1,
             decays: &decays,
-            layer_rates: rule.layer_coefficient(),
+            layer_rates: options.rule.layer_coefficient(),
         };
         let session = Session::new(cuda, &blueprint).map_err(refused)?;
         let (host_is_newer, gpu_is_newer, albums, coming) = (true, false, None, None);
@@ -237,7 +238,10 @@ impl Replica {
     }
 
     /// A step whose batch is computed in parts. When a loss is not a number, it ends early, without a step; where others wait for its
-    /// gradients, it goes on and makes them no numbers either, so that nobody makes the step.
+    /// gradients, it goes on and makes those of the parts to come no numbers either, so that nobody makes the step.
+    ///
+    /// If only the last part's loss is none (or that of a batch without parts) while its gradients are numbers, this rank alone leaves out the
+    /// step: the others learn of the loss when it is added up, after their step. The run ends on all ranks then.
     fn compute_in_parts(&mut self, batch: &Batch, moment: Moment) -> Result<(Found, Tally), TrainError> {
         let (parts, mut total) = (self.options.accumulate, Tally::default());
         let (mut found, others_wait) = (Found::default(), self.world() > 1);

@@ -188,7 +188,7 @@ impl Call {
 pub(super) struct Program {
     calls: Vec<Call>,
     /// Where the working memory of each call begins.
-    scratch: Vec<Room>,
+    scratch: Vec<Base>,
     /// How many calls come before the end of each node.
     ends: Vec<usize>,
     scratch_bytes: usize,
@@ -196,7 +196,7 @@ pub(super) struct Program {
 
 /// Where working memory lies.
 #[derive(Clone, Copy, Debug)]
-enum Room {
+enum Base {
     /// At an address that is known.
     At(u64),
     /// In memory of its own.
@@ -254,12 +254,12 @@ impl Program {
 
     /// Completes all addresses: the working memory starts here.
     pub fn complete(&mut self, scratch: u64) -> Result<(), CudaError> {
-        for (call, room) in self.calls.iter_mut().zip(&mut self.scratch) {
-            let scratch = match *room {
-                Room::At(address) => address,
-                Room::Own => scratch,
+        for (call, base) in self.calls.iter_mut().zip(&mut self.scratch) {
+            let scratch = match *base {
+                Base::At(address) => address,
+                Base::Own => scratch,
             };
-            *room = Room::At(scratch);
+            *base = Base::At(scratch);
             match call {
                 Call::Launch(launch) => {
                     launch.completed = launch.arguments.iter().map(|argument| argument.complete(scratch)).collect();
@@ -279,10 +279,10 @@ impl Program {
     }
 
     fn start_calls(&self, cuda: &Cuda, stream: &Stream, which: Range<usize>) -> Result<(), CudaError> {
-        let (calls, rooms) = (&self.calls[which.clone()], &self.scratch[which]);
-        calls.iter().zip(rooms).try_for_each(|(call, room)| match *room {
-            Room::At(scratch) => call.start(cuda, stream, scratch),
-            Room::Own => unreachable!("a program is completed before it runs"),
+        let (calls, starts) = (&self.calls[which.clone()], &self.scratch[which]);
+        calls.iter().zip(starts).try_for_each(|(call, base)| match *base {
+            Base::At(scratch) => call.start(cuda, stream, scratch),
+            Base::Own => unreachable!("a program is completed before it runs"),
         })
     }
 
@@ -378,7 +378,7 @@ pub(super) struct Builder<'a> {
     cuda: &'a Cuda,
     calls: Vec<Call>,
     functions: HashMap<String, Function>,
-    rooms: Vec<Room>,
+    starts: Vec<Base>,
     scratch_used: usize,
     scratch_bytes: usize,
 }
@@ -394,20 +394,20 @@ pub(super) const BLOCK: u32 = 256;
 
 impl<'a> Builder<'a> {
     fn new(cuda: &'a Cuda) -> Self {
-        let (calls, functions, rooms) = (Vec::new(), HashMap::new(), Vec::new());
-        Self { cuda, calls, functions, rooms, scratch_used: 0, scratch_bytes: 0 }
+        let (calls, functions, starts) = (Vec::new(), HashMap::new(), Vec::new());
+        Self { cuda, calls, functions, starts, scratch_used: 0, scratch_bytes: 0 }
     }
 
     /// Ends a node: its working memory lies in a gap of the arena if that has room for it.
     fn end_node(&mut self, arena: u64, gap: Range<usize>) {
         let start = gap.start.next_multiple_of(SCRATCH_ALIGNMENT);
-        let room = if start + self.scratch_used <= gap.end {
-            Room::At(arena + start as u64)
+        let base = if start + self.scratch_used <= gap.end {
+            Base::At(arena + start as u64)
         } else {
             self.scratch_bytes = self.scratch_bytes.max(self.scratch_used);
-            Room::Own
+            Base::Own
         };
-        self.rooms.resize(self.calls.len(), room);
+        self.starts.resize(self.calls.len(), base);
         self.scratch_used = 0;
     }
 
@@ -485,6 +485,6 @@ impl<'a> Builder<'a> {
     }
 
     fn finish(self, ends: Vec<usize>) -> Program {
-        Program { calls: self.calls, scratch: self.rooms, ends, scratch_bytes: self.scratch_bytes }
+        Program { calls: self.calls, scratch: self.starts, ends, scratch_bytes: self.scratch_bytes }
     }
 }

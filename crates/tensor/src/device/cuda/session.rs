@@ -133,6 +133,8 @@ pub struct Blueprint<'a> {
     pub eval: (&'a Plan, Ends),
     /// Tensors of the optimizer.
     pub slots: usize,
+    /// Whether batches are computed in parts, whose gradients are added up.
+    pub parts: bool,
     /// Where the parameters stand, and whether they decay.
     pub decays: &'a [(Range<usize>, bool)],
     /// c of LARS, where each parameter that decays has a rate of its own: c‖w‖/(‖g‖+λ‖w‖).
@@ -229,7 +231,7 @@ impl Session {
         self.memory().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// What it holds on the GPU, with the bytes of each.
+    /// What it holds on the GPU, with the bytes of each. The rest has the working memory of cuBLASLt, which sessions on a GPU share.
     pub fn memory(&self) -> [(&'static str, usize); 7] {
         let slots = self.slots.iter().map(Memory::bytes).sum();
         let small =
@@ -241,7 +243,7 @@ impl Session {
             ("parameters", self.parameters.bytes() + self.rounded.bytes()),
             ("gradients", self.gradients.bytes()),
             ("optimizer", slots),
-            ("rest", small + self.input.bytes() + self.sums.as_ref().map_or(0, Sums::bytes)),
+            ("rest", small + self.input.bytes() + self.sums.as_ref().map_or(0, Sums::bytes) + self.cuda.blas().bytes()),
         ]
     }
 

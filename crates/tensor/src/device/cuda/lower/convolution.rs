@@ -135,20 +135,20 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
     };
     // Straight to its place, or by way of copies in another type or in another order.
     let ordered = if dw.channels_last { dw.address } else { builder.scratch(dw.bytes()) };
-    let narrow = problem(plain, size, x.dtype);
+    let rounding = problem(plain, size, x.dtype);
     let folded = Fold::new(&x, conv, image(&dy))
-        .filter(|fold| is_faster(builder, &problem(fold.conv, fold.image, x.dtype), &narrow, fold.bytes()));
+        .filter(|fold| is_faster(builder, &problem(fold.conv, fold.image, x.dtype), &rounding, fold.bytes()));
     if let Some(fold) = folded {
         let image = fold.image(builder, &x)?;
         let gradient = builder.scratch(outputs * fold.taps() * x.dtype.bytes());
         start(builder, &problem(fold.conv, fold.image, x.dtype), [image, gradient, dy.address], None)?;
         let unfolded = fold.unfold(builder, gradient, outputs)?;
         super::cast(builder, unfolded, x.dtype, ordered, DType::F32, dw.elements())?;
-    } else if x.dtype == DType::F32 || wider_is_as_fast(builder, &problem(plain, size, DType::F32), &narrow) {
+    } else if x.dtype == DType::F32 || wider_is_as_fast(builder, &problem(plain, size, DType::F32), &rounding) {
         start(builder, &problem(plain, size, DType::F32), [padded, ordered, dy.address], None)?;
     } else {
         let rounded = builder.scratch(dw.elements() * x.dtype.bytes());
-        start(builder, &narrow, [padded, rounded, dy.address], None)?;
+        start(builder, &rounding, [padded, rounded, dy.address], None)?;
         super::cast(builder, rounded, x.dtype, ordered, DType::F32, dw.elements())?;
     }
     if dw.channels_last {
@@ -171,10 +171,10 @@ fn is_faster(builder: &Builder<'_>, one: &Problem, other: &Problem, bytes: usize
 }
 
 /// Whether a gradient in f32 costs no more than one that is rounded and then widened. Where nothing was timed, rounding it is.
-fn wider_is_as_fast(builder: &Builder<'_>, wide: &Problem, narrow: &Problem) -> bool {
+fn wider_is_as_fast(builder: &Builder<'_>, wide: &Problem, rounding: &Problem) -> bool {
     let cuda = builder.cuda();
-    match cuda.prepare(narrow) {
-        Ok(narrow) => narrow.engine.seconds.is_some_and(|narrow| cuda.seconds(wide).is_some_and(|wide| wide <= narrow)),
+    match cuda.prepare(rounding) {
+        Ok(ready) => ready.engine.seconds.is_some_and(|most| cuda.seconds(wide).is_some_and(|wide| wide <= most)),
         Err(_) => cuda.prepare(wide).is_ok(),
     }
 }

@@ -16,6 +16,8 @@ pub(super) struct Room {
     pub gates: usize,
     /// Bytes of weights, gradients, optimizer and states, which do not grow with the batch.
     fixed: usize,
+    /// Bytes of the sum of gradients, which is taken with the first part of a batch.
+    sums: usize,
     batch: usize,
 }
 
@@ -28,25 +30,26 @@ impl Room {
             arena: plan.arena_bytes().max(blueprint.eval.0.arena_bytes()),
             gates: blueprint.train.map_or(0, |(plan, _)| Joins::new(plan).gate_bytes),
             fixed: plan.parameters().length() * (4 * tensors + 2) + plan.states().length() * 4,
+            sums: if blueprint.parts { plan.parameters().length() * 4 } else { 0 },
             batch: plan.graph().shape(ends.x)[0],
         };
         room.check(0, cuda.context().memory()?)?;
         Ok(room)
     }
 
-    /// Refuses working memory that does not fit beside the rest, which is taken.
+    /// Refuses working memory that does not fit beside the rest, which is taken except for the sum of gradients.
     pub fn check_working(&self, cuda: &Cuda, working: usize) -> Result<(), CudaError> {
         let (free, total) = cuda.context().memory()?;
         self.check(working, (free + self.arena + self.gates + self.fixed, total))
     }
 
     fn check(&self, working: usize, (free, total): (usize, usize)) -> Result<(), CudaError> {
-        let grows = self.arena + self.gates + working;
-        if grows + self.fixed <= free {
+        let (grows, fixed) = (self.arena + self.gates + working, self.fixed + self.sums);
+        if grows + fixed <= free {
             return Ok(());
         }
         let gigabytes = |bytes: usize| bytes as f64 / 1e9;
-        let left = SHARE * free as f64 - self.fixed as f64;
+        let left = SHARE * free as f64 - fixed as f64;
         let advice = match (left / grows as f64 * self.batch as f64) as usize {
             0 => "not even one sample would fit".into(),
             fits => format!("a batch of about {fits} would fit"),
@@ -54,7 +57,7 @@ impl Room {
         Err(CudaError(format!(
             "a step with a batch of {} needs {:.2} GB of GPU memory; {:.2} of {:.2} GB are free: {advice}",
             self.batch,
-            gigabytes(grows + self.fixed),
+            gigabytes(grows + fixed),
             gigabytes(free),
             gigabytes(total)
         )))
@@ -67,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_step_that_does_not_fit_is_refused_with_a_batch_that_does() {
-        let room = Room { arena: 9_000_000_000, gates: 1_000_000_000, fixed: 500_000_000, batch: 1000 };
+        let room = Room { arena: 9_000_000_000, gates: 1_000_000_000, fixed: 500_000_000, sums: 0, batch: 1000 };
         let all = 12_000_000_000;
         assert_eq!(room.check(0, (10_500_000_000, all)), Ok(()));
         let refusal = |working, free| room.check(working, (free, all)).unwrap_err().to_string();
@@ -77,6 +80,9 @@ mod tests {
              a batch of about 900 would fit"
         );
         assert!(refusal(2_000_000_000, 10_500_000_000).contains("needs 12.50 GB"), "with working memory");
+        let in_parts = Room { sums: 100_000_000, ..room };
+        assert_eq!(in_parts.check(0, (10_600_000_000, all)), Ok(()));
+        assert!(in_parts.check(0, (10_500_000_000, all)).unwrap_err().to_string().contains("needs 10.60 GB"));
         assert!(refusal(0, 400_000_000).ends_with("not even one sample would fit"));
     }
 }
