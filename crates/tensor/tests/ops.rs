@@ -15,7 +15,7 @@ use std::io::Write;
 
 use paceline_tensor::op::{BatchNorm, Rectifier};
 use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
-use paceline_tensor::{Op, Shape, Unary, gradient};
+use paceline_tensor::{Op, Shape, Unary};
 use reference::compare::{Case, Fill, check_all};
 
 use Fill::{Any, Distinct, Ids, State};
