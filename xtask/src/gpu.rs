@@ -211,7 +211,8 @@ esac"#;
         assert_eq!(text.matches(row).count(), 2, "at once, and in the table: {text}");
         let order =
             ["PyTorch has compiled", "bench-resnet50-224-first", "torch-resnet50-224", "bench-resnet50-224-second"];
-        assert!(order.map(|part| text.find(part)).is_sorted() && !text.contains("doctor"), "{text}");
+        let places = order.map(|part| text.find(part).unwrap_or_else(|| panic!("{part}: {text}")));
+        assert!(places.is_sorted() && !text.contains("doctor"), "{text}");
     }
 
     #[test]

@@ -237,7 +237,8 @@ impl Replica {
     }
 
     /// A step whose batch is computed in parts. When a loss is not a number, it ends early, without a step; where others wait for its
-    /// gradients, it goes on and makes them no numbers either, so that nobody makes the step.
+    /// gradients, it goes on and makes those of later parts no numbers either, so that nobody makes the step. (If it was the last part, only
+    /// this rank does without; the run ends on all.)
     fn compute_in_parts(&mut self, batch: &Batch, moment: Moment) -> Result<(Found, Tally), TrainError> {
         let (parts, mut total) = (self.options.accumulate, Tally::default());
         let (mut found, others_wait) = (Found::default(), self.world() > 1);

@@ -24,8 +24,8 @@ KERNEL gradient_squares(const float* gradients, i64 elements, double* partial) {
     double sum = 0.0;
     for (i64 i = first_index() * 4; i < elements; i += all_threads() * 4) {
         float4 g = *reinterpret_cast<const float4*>(gradients + i);
-        sum += (double)(g.x * g.x + g.y * g.y) + (double)(g.z * g.z + g.w * g.w);
-        // A square may overflow where the number does not: infinity is judged by the number itself.
+        double x = g.x, y = g.y, z = g.z, w = g.w;
+        sum += x * x + y * y + z * z + w * w;
         if (!(isfinite(g.x) && isfinite(g.y) && isfinite(g.z) && isfinite(g.w))) sum = __longlong_as_double(0x7ff8000000000000ll);
     }
     room[threadIdx.x] = sum;
