@@ -192,17 +192,9 @@ const fn norm(scale: bool, residual: bool, rectifier: Rectifier) -> BatchNorm {
     BatchNorm { epsilon: 1e-3, momentum: 0.2, scale, residual, rectifier, moments: false }
 }
 
-const NORM_SHAPES: [&[usize]; 9] = [
-    &[2, 3],
-    &[6, 3],
-    &[2, 3, 3, 4],
-    &[3, 1, 1, 5],
-    &[2, 5, 5, 1],
-    &[2, 7, 7, 37],
-    &[2, 40, 40, 9],
-    &[2, 8, 9, 24],
-    &[3, 3, 3, 136],
-];
+#[rustfmt::skip]
+const NORM_SHAPES: [&[usize]; 9] =
+    [&[2, 3], &[6, 3], &[2, 3, 3, 4], &[3, 1, 1, 5], &[2, 5, 5, 1], &[2, 7, 7, 37], &[2, 40, 40, 9], &[2, 8, 9, 24], &[3, 3, 3, 136]];
 
 #[test]
 fn batch_norms() {

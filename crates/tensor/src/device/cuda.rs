@@ -125,7 +125,7 @@ impl Cuda {
             known: Mutex::default(),
             running: Mutex::default(),
             cudnn: Cudnn::new(&stream)?,
-            blas: Blas::new(&stream)?,
+            blas: Blas::new()?,
             module,
             name: context.name()?,
             bus: context.bus()?,

@@ -238,10 +238,8 @@ impl Replica {
     }
 
     /// A step whose batch is computed in parts. When a loss is not a number, it ends early, without a step; where others wait for its
-    /// gradients, it goes on and makes those of the parts to come no numbers either, so that nobody makes the step.
-    ///
-    /// If only the last part's loss is none (or that of a batch without parts) while its gradients are numbers, this rank alone leaves out the
-    /// step: the others learn of the loss when it is added up, after their step. The run ends on all ranks then.
+    /// gradients, it goes on and makes those of later parts no numbers either, so that nobody makes the step. (If it was the last part, only
+    /// this rank does without; the run ends on all.)
     fn compute_in_parts(&mut self, batch: &Batch, moment: Moment) -> Result<(Found, Tally), TrainError> {
         let (parts, mut total) = (self.options.accumulate, Tally::default());
         let (mut found, others_wait) = (Found::default(), self.world() > 1);

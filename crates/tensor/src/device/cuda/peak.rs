@@ -51,6 +51,8 @@ impl Cuda {
                 batch_strides: [0; 3],
             };
             let product = Product::new(self.blas(), how, self.options().tf32)?;
+            let workspace = Memory::zeroed(self.context(), product.workspace_bytes(), "a product")?;
+            let product = product.with_workspace(Address::Fixed(workspace.address()));
             let seconds = self.time(|| product.start(self.blas(), self.stream(), 0))?;
             Ok::<f64, CudaError>(2.0 * (SIDE as f64).powi(3) / seconds)
         };

@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 use cudarc::cublaslt::sys;
 
 use super::CudaError;
-use super::driver::{Memory, Stream};
+use super::driver::Stream;
 use super::program::Address;
 use crate::dtype::DType;
 
@@ -21,16 +21,13 @@ fn check(status: sys::cublasStatus_t, what: &str) -> Result<(), CudaError> {
     Err(CudaError(format!("cuBLASLt, {what}: {status:?}")))
 }
 
-/// Working memory of the library: what NVIDIA recommends for this chip. The library gets the size as a preference and computes with less, but
-/// splits fewer long sums: the first linear layer of vgg16 with a batch of 128 takes 2 MiB for each part of its sums, and has too few tiles for
-/// the chip unless they are in four parts or more (reckoned, not measured).
-const WORKSPACE_BYTES: usize = 32 << 20;
+/// Working memory that a product may ask for: what the library's fastest kernels want.
+const WORKSPACE_MAX: usize = 32 << 20;
 
 /// The library.
 #[derive(Debug)]
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
-    workspace: Memory,
 }
 
 // SAFETY: the handle is only read by calls, which the library allows from any thread.
@@ -40,17 +37,11 @@ unsafe impl Sync for Blas {}
 
 impl Blas {
     /// Starts the library.
-    pub fn new(stream: &Stream) -> Result<Self, CudaError> {
-        let workspace = Memory::zeroed(stream.context(), WORKSPACE_BYTES, "cuBLASLt")?;
+    pub fn new() -> Result<Self, CudaError> {
         let mut handle = null_mut();
         // SAFETY: the library writes one handle.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, "starting")?;
-        Ok(Self { handle, workspace })
-    }
-
-    /// Bytes that it holds on the GPU.
-    pub fn bytes(&self) -> usize {
-        self.workspace.bytes()
+        Ok(Self { handle })
     }
 }
 
@@ -114,6 +105,8 @@ pub(super) struct Product {
     b: Layout,
     c: Layout,
     algorithm: sys::cublasLtMatmulAlgo_t,
+    /// Working memory: where it is, and how much.
+    workspace: (Address, usize),
 }
 
 // SAFETY: descriptors that are only read once they are made.
@@ -226,8 +219,20 @@ impl Product {
         let layout_b = Layout::new(b.dtype, b_rows, b_columns, b.stride, (batch, batch_strides[1]))?;
         let layout_c = Layout::new(how.c_dtype, m, n, how.c_stride, (batch, batch_strides[2]))?;
         let alignments = [alignment(b.address), alignment(a.address), alignment(how.c)];
-        let algorithm = choose(blas, &description, [&layout_b, &layout_a, &layout_c], alignments)?;
-        Ok(Self { how, description, a: layout_a, b: layout_b, c: layout_c, algorithm })
+        let (algorithm, bytes) = choose(blas, &description, [&layout_b, &layout_a, &layout_c], alignments)?;
+        let workspace = (Address::Fixed(0), bytes);
+        Ok(Self { how, description, a: layout_a, b: layout_b, c: layout_c, algorithm, workspace })
+    }
+
+    /// Bytes of working memory that it wants, aligned to 256.
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.1
+    }
+
+    /// Gives it that memory.
+    pub fn with_workspace(mut self, address: Address) -> Self {
+        self.workspace.0 = address;
+        self
     }
 
     /// Starts it.
@@ -242,7 +247,7 @@ impl Product {
         // SAFETY: the layouts describe these addresses, as the plan placed them; the scalars are copied before the call returns.
         let status = unsafe {
             let (lt_a, lt_b, lt_c) = (self.b.0, self.a.0, self.c.0);
-            let (algorithm, workspace) = (&self.algorithm, blas.workspace.address() as *mut c_void);
+            let (algorithm, workspace) = (&self.algorithm, pointer(self.workspace.0));
             let (description, stream) = (self.description.0, stream.handle().cast());
             sys::cublasLtMatmul(
                 blas.handle,
@@ -259,7 +264,7 @@ impl Product {
                 lt_c,
                 algorithm,
                 workspace,
-                WORKSPACE_BYTES,
+                self.workspace.1,
                 stream,
             )
         };
@@ -267,19 +272,19 @@ impl Product {
     }
 }
 
-/// The library's first choice.
+/// The library's first choice, and the working memory that it wants.
 fn choose(
     blas: &Blas,
     description: &Description,
     [a, b, c]: [&Layout; 3],
     alignments: [u32; 3],
-) -> Result<sys::cublasLtMatmulAlgo_t, CudaError> {
+) -> Result<(sys::cublasLtMatmulAlgo_t, usize), CudaError> {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
     let mut preference = null_mut();
     // SAFETY: the library writes one handle, copies the attributes (a u64 and u32s, as documented), and writes at most one result.
     unsafe {
         check(sys::cublasLtMatmulPreferenceCreate(&mut preference), "preferring")?;
-        let bytes = WORKSPACE_BYTES as u64;
+        let bytes = WORKSPACE_MAX as u64;
         let set = sys::cublasLtMatmulPreferenceSetAttribute;
         let workspace = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         let mut done = set(preference, workspace, std::ptr::from_ref(&bytes).cast(), size_of::<u64>());
@@ -314,6 +319,6 @@ fn choose(
         if count == 0 {
             return Err(CudaError("cuBLASLt has no algorithm for this product".into()));
         }
-        Ok(result.algo)
+        Ok((result.algo, result.workspaceSize))
     }
 }

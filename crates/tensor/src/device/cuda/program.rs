@@ -164,7 +164,7 @@ pub(super) enum Call {
     /// A convolution by cuDNN.
     Convolution(Convolution),
     /// A matrix product by cuBLASLt.
-    Product(Product),
+    Product(Box<Product>),
     /// A copy: to, from, bytes.
     Copy(Address, Address, usize),
 }
@@ -381,6 +381,8 @@ pub(super) struct Builder<'a> {
     starts: Vec<Base>,
     scratch_used: usize,
     scratch_bytes: usize,
+    /// Working memory that one call of this node after the other may use: where it begins, and its bytes.
+    workspace: (u64, usize),
 }
 
 /// Bytes of shared memory that a block may ask for: every GPU that multiplies bf16 has them.
@@ -395,7 +397,7 @@ pub(super) const BLOCK: u32 = 256;
 impl<'a> Builder<'a> {
     fn new(cuda: &'a Cuda) -> Self {
         let (calls, functions, starts) = (Vec::new(), HashMap::new(), Vec::new());
-        Self { cuda, calls, functions, starts, scratch_used: 0, scratch_bytes: 0 }
+        Self { cuda, calls, functions, starts, scratch_used: 0, scratch_bytes: 0, workspace: (0, 0) }
     }
 
     /// Ends a node: its working memory lies in a gap of the arena if that has room for it.
@@ -408,7 +410,7 @@ impl<'a> Builder<'a> {
             Base::Own
         };
         self.starts.resize(self.calls.len(), base);
-        self.scratch_used = 0;
+        (self.scratch_used, self.workspace) = (0, (0, 0));
     }
 
     /// The GPU.
@@ -421,6 +423,15 @@ impl<'a> Builder<'a> {
         let offset = self.scratch_used;
         self.scratch_used += bytes.next_multiple_of(SCRATCH_ALIGNMENT);
         Address::Scratch(offset as u64)
+    }
+
+    /// Working memory of one call: calls of a node that follow each other get the same.
+    pub fn workspace(&mut self, bytes: usize) -> Address {
+        if bytes > self.workspace.1 {
+            let Address::Scratch(offset) = self.scratch(bytes) else { unreachable!("working memory is") };
+            self.workspace = (offset, bytes);
+        }
+        Address::Scratch(self.workspace.0)
     }
 
     fn function(&mut self, name: &str) -> Result<Function, CudaError> {

@@ -231,7 +231,7 @@ impl Session {
         self.memory().iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// What it holds on the GPU, with the bytes of each. The rest has the working memory of cuBLASLt, which sessions on a GPU share.
+    /// What it holds on the GPU, with the bytes of each.
     pub fn memory(&self) -> [(&'static str, usize); 7] {
         let slots = self.slots.iter().map(Memory::bytes).sum();
         let small =
@@ -243,7 +243,7 @@ impl Session {
             ("parameters", self.parameters.bytes() + self.rounded.bytes()),
             ("gradients", self.gradients.bytes()),
             ("optimizer", slots),
-            ("rest", small + self.input.bytes() + self.sums.as_ref().map_or(0, Sums::bytes) + self.cuda.blas().bytes()),
+            ("rest", small + self.input.bytes() + self.sums.as_ref().map_or(0, Sums::bytes)),
         ]
     }
 

@@ -187,7 +187,7 @@ fn start(
     bias: Option<Address>,
 ) -> Result<(), CudaError> {
     let ready = builder.cuda().prepare(problem)?;
-    let workspace = builder.scratch(ready.workspace_bytes());
+    let workspace = builder.workspace(ready.workspace_bytes());
     builder.call(Call::Convolution(Convolution::new(ready, tensors, bias, workspace)));
     Ok(())
 }

@@ -10,7 +10,8 @@ use crate::op::Op;
 /// Appends a product.
 pub(super) fn multiply(builder: &mut Builder<'_>, how: Multiply) -> Result<(), CudaError> {
     let product = Product::new(builder.cuda().blas(), how, builder.cuda().options().tf32)?;
-    builder.call(Call::Product(product));
+    let workspace = builder.workspace(product.workspace_bytes());
+    builder.call(Call::Product(Box::new(product.with_workspace(workspace))));
     Ok(())
 }
 

@@ -133,7 +133,7 @@ impl Parts<'_> {
 fn marks(elements: usize, ranges: &[(Range<usize>, bool)]) -> Vec<u16> {
     let mut marks = vec![0; elements.div_ceil(16)];
     for (number, (range, _)) in (1usize..).zip(ranges.iter().filter(|range| range.1)) {
-        let number = u16::try_from(number).expect("a model has fewer than 65536 parameters that decay");
+        let number = u16::try_from(number).expect("a model has fewer than 65,536 tensors that decay");
         marks[range.start / 16..range.end.div_ceil(16)].fill(number);
     }
     marks
