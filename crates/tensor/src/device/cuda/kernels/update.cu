@@ -18,27 +18,39 @@ struct Verdict {
     double norm;
 };
 
-// Squares of the gradients by chunk, in f64 as on the CPU: the sum is finite exactly if all of them are.
+// Squares of the gradients by chunk; one that is not a number makes its chunk's sum so.
 KERNEL gradient_squares(const float* gradients, i64 elements, double* partial) {
+    __shared__ double room[256];
     double sum = 0.0;
     for (i64 i = first_index() * 4; i < elements; i += all_threads() * 4) {
         float4 g = *reinterpret_cast<const float4*>(gradients + i);
         double x = g.x, y = g.y, z = g.z, w = g.w;
-        sum += (x * x + y * y) + (z * z + w * w);
+        sum += x * x + y * y + z * z + w * w;
+        if (!(isfinite(g.x) && isfinite(g.y) && isfinite(g.z) && isfinite(g.w))) sum = __longlong_as_double(0x7ff8000000000000ll);
     }
-    sum = sum_of_256(sum);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+    room[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) room[threadIdx.x] += room[threadIdx.x + half];
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) partial[blockIdx.x] = room[0];
 }
 
-// One block. The loss, where it is given, must be a number too: this rank's alone, so that among several only this one leaves out the step if
-// its gradients are numbers all the same.
+// One block. The loss, where it is given, must be a number too.
 KERNEL gradient_verdict(const double* partial, int chunks, const double* loss, const Moment* moment, Verdict* verdict) {
+    __shared__ double room[256];
     double sum = 0.0;
     for (int i = threadIdx.x; i < chunks; i += 256) sum += partial[i];
-    sum = sum_of_256(sum);
+    room[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) room[threadIdx.x] += room[threadIdx.x + half];
+        __syncthreads();
+    }
     if (threadIdx.x == 0) {
-        double norm = sqrt(sum);
-        u32 spoiled = isfinite(norm) ? 0 : 2;
+        double norm = sqrt(room[0]);
+        u32 spoiled = isnan(norm) ? 2 : 0;
         if (loss && !isfinite(*loss)) spoiled = 1;
         verdict->spoiled = spoiled;
         verdict->norm = norm;
@@ -50,6 +62,7 @@ KERNEL gradient_verdict(const double* partial, int chunks, const double* loss, c
 // Sums of the squares of weights and gradients of one piece of a layer each; in f64 throughout, as on the CPU. Layers begin at multiples of
 // 16, so that a load of four stays in a layer's lines.
 KERNEL layer_squares(const float* weights, const float* gradients, const i64* pieces, const Verdict* verdict, double* sums) {
+    __shared__ double room[2][256];
     i64 end = pieces[blockIdx.x * 2 + 1];
     float factor = verdict->factor;
     double sum[2] = {0.0, 0.0};
@@ -66,20 +79,34 @@ KERNEL layer_squares(const float* weights, const float* gradients, const i64* pi
             }
         }
     }
-    for (int k = 0; k < 2; k++) {
-        double all = sum_of_256(sum[k]);
-        if (threadIdx.x == 0) sums[blockIdx.x * 2 + k] = all;
+    for (int k = 0; k < 2; k++) room[k][threadIdx.x] = sum[k];
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            for (int k = 0; k < 2; k++) room[k][threadIdx.x] += room[k][threadIdx.x + half];
+        }
+        __syncthreads();
     }
+    if (threadIdx.x < 2) sums[blockIdx.x * 2 + threadIdx.x] = room[threadIdx.x][0];
 }
 
 // A layer's own rate by LARS, one block for each: c‖w‖/(‖g‖+λ‖w‖), and 1 where there is nothing to compare.
 KERNEL layer_rates(const double* sums, const u32* firsts, const Moment* moment, float coefficient, float* rates) {
+    __shared__ double room[2][256];
     double sum[2] = {0.0, 0.0};
     for (u32 i = firsts[blockIdx.x] + threadIdx.x; i < firsts[blockIdx.x + 1]; i += 256) {
         for (int k = 0; k < 2; k++) sum[k] += sums[i * 2 + k];
     }
-    double w = sqrt(sum_of_256(sum[0])), g = sqrt(sum_of_256(sum[1]));
+    for (int k = 0; k < 2; k++) room[k][threadIdx.x] = sum[k];
+    __syncthreads();
+    for (int half = 128; half > 0; half /= 2) {
+        if (threadIdx.x < half) {
+            for (int k = 0; k < 2; k++) room[k][threadIdx.x] += room[k][threadIdx.x + half];
+        }
+        __syncthreads();
+    }
     if (threadIdx.x == 0) {
+        double w = sqrt(room[0][0]), g = sqrt(room[1][0]);
         // λ of a rule of momentum.
         double decay = moment->rules[1].c[3];
         rates[blockIdx.x + 1] = w == 0.0 || g == 0.0 ? 1.0f : (float)((double)coefficient * w / (g + decay * w));
