@@ -27,6 +27,9 @@ for folder in $(python3 -c 'import glob, sys; print(*[f for p in sys.path for f 
 done
 export LD_LIBRARY_PATH
 passed=0 failed=0 skipped=0 failures='' began=$(date +%s)
+# What runs ends with the script.
+running='' preparing=''
+trap 'kill $running $preparing 2> /dev/null; exit 1' INT TERM
 
 # part NAME SECONDS COMMAND...
 part() {
@@ -38,8 +41,11 @@ part() {
     return
   fi
   echo "== $name, at $(($(date +%s) - began)) s"
-  timeout -k 10 "$seconds" "$@" > "logs/$name.log" 2>&1
-  code=$?
+  # In the background, so that a signal reaches the trap at once.
+  timeout -k 10 "$seconds" "$@" > "logs/$name.log" 2>&1 &
+  running=$!
+  wait $running
+  code=$? running=''
   grep -E '^(test result:|skipped:|gpus )|cuda:|ERROR SUMMARY|images/s|panicked' "logs/$name.log"
   if [ $code -eq 0 ]; then
     passed=$((passed + 1))
@@ -64,8 +70,6 @@ has_peer() {
 }
 
 # prepare MODEL SIDE BATCH SECONDS: compiles both of PyTorch's compiled modes, in processes of their own that only leave their caches.
-preparing=''
-trap 'kill $preparing 2> /dev/null; exit 1' INT TERM
 prepare() {
   for mode in compile graphs; do
     TORCHINDUCTOR_COMPILE_THREADS=2 timeout -k 10 "$4" python3 peer_gpu.py "$1" "$2" "$3" --modes $mode --prepare \
