@@ -62,7 +62,6 @@ KERNEL gradient_verdict(const double* partial, int chunks, const double* loss, c
 // Sums of the squares of weights and gradients of one piece of a layer each; in f64 throughout, as on the CPU. Layers begin at multiples of
 // 16, so that a load of four stays in a layer's lines.
 KERNEL layer_squares(const float* weights, const float* gradients, const i64* pieces, const Verdict* verdict, double* sums) {
-    __shared__ double room[2][256];
     i64 end = pieces[blockIdx.x * 2 + 1];
     float factor = verdict->factor;
     double sum[2] = {0.0, 0.0};
@@ -79,34 +78,21 @@ KERNEL layer_squares(const float* weights, const float* gradients, const i64* pi
             }
         }
     }
-    for (int k = 0; k < 2; k++) room[k][threadIdx.x] = sum[k];
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            for (int k = 0; k < 2; k++) room[k][threadIdx.x] += room[k][threadIdx.x + half];
-        }
-        __syncthreads();
+    for (int k = 0; k < 2; k++) {
+        double all = sum_of_256(sum[k]);
+        if (threadIdx.x == 0) sums[blockIdx.x * 2 + k] = all;
     }
-    if (threadIdx.x < 2) sums[blockIdx.x * 2 + threadIdx.x] = room[threadIdx.x][0];
 }
 
 // A layer's own rate by LARS, one block for each: c‖w‖/(‖g‖+λ‖w‖), and 1 where there is nothing to compare.
 KERNEL layer_rates(const double* sums, const u32* firsts, const Moment* moment, float coefficient, float* rates) {
-    __shared__ double room[2][256];
     double sum[2] = {0.0, 0.0};
     for (u32 i = firsts[blockIdx.x] + threadIdx.x; i < firsts[blockIdx.x + 1]; i += 256) {
         for (int k = 0; k < 2; k++) sum[k] += sums[i * 2 + k];
     }
-    for (int k = 0; k < 2; k++) room[k][threadIdx.x] = sum[k];
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-        if (threadIdx.x < half) {
-            for (int k = 0; k < 2; k++) room[k][threadIdx.x] += room[k][threadIdx.x + half];
-        }
-        __syncthreads();
-    }
+    for (int k = 0; k < 2; k++) sum[k] = sum_of_256(sum[k]);
     if (threadIdx.x == 0) {
-        double w = sqrt(room[0][0]), g = sqrt(room[1][0]);
+        double w = sqrt(sum[0]), g = sqrt(sum[1]);
         // λ of a rule of momentum.
         double decay = moment->rules[1].c[3];
         rates[blockIdx.x + 1] = w == 0.0 || g == 0.0 ? 1.0f : (float)((double)coefficient * w / (g + decay * w));
