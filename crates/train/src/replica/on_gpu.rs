@@ -76,7 +76,7 @@ impl OnGpu {
             slots: if train.is_some() { options.rule.optimizer().state_slots() } else { 0 },
             parts: train.is_some() && options.accumulate > 1,
             decays: &decays,
-            layer_rates: options.rule.layer_coefficient(),
+            layer_rates: options.rule.layer_coefficient().filter(|_| train.is_some()),
         };
         let session = Session::new(cuda, &blueprint).map_err(refused)?;
         let (host_is_newer, gpu_is_newer, albums, coming) = (true, false, None, None);
