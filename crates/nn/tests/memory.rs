@@ -2,8 +2,8 @@
 
 use paceline_nn::{Input, Mode, Network, zoo};
 use paceline_system::random::Random;
-use paceline_tensor::plan::Updates;
-use paceline_tensor::{DType, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
+use paceline_tensor::plan::{Place, Updates};
+use paceline_tensor::{DType, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Value, Wanted};
 
 fn network(name: &str, side: usize, batch: usize) -> Network {
     let entry = zoo::find(name).unwrap();
@@ -80,4 +80,68 @@ fn the_gradients_of_vgg16_do_not_pile_up() {
         |updates| Plan::new(network.graph.clone(), &Wanted { updates, ..network.wanted(4 << 20) }).arena_bytes();
     let (at_end, early) = (arena(Updates::AtEnd), arena(Updates::Early { part_bytes_max: Some(8 << 20) }));
     assert!(early < at_end + (20 << 20), "{early} against {at_end} bytes, and 537 MB of gradients in the store");
+}
+
+/// The plan of a step on a GPU.
+fn gpu_plan(network: &Network, updates: Updates) -> Plan {
+    let (precision, narrow_inputs) = (Precision::Bf16, vec![network.x]);
+    let wanted = Wanted { updates, precision, narrow_inputs, moments_from: usize::MAX, ..network.wanted(1 << 20) };
+    Plan::new(network.graph.clone(), &wanted)
+}
+
+#[test]
+fn nothing_lies_where_a_gradient_does() {
+    let mut shared = 0;
+    for entry in zoo::all() {
+        let network = network(entry.name, entry.smallest.max(64), 32);
+        let plan = gpu_plan(&network, Updates::FromArena);
+        if !plan.arena_has_gradients() {
+            continue;
+        }
+        shared += 1;
+        let graph = plan.graph();
+        let arena = |value: Value| match plan.place(value) {
+            Place::Arena(start) => start..start + graph.info(value).bytes(),
+            _ => 0..0,
+        };
+        // A node's gradients may be written while the node that gives the last of its inputs is computed.
+        let mut writer = vec![0; graph.parameters().len()];
+        for (index, node) in graph.nodes().iter().enumerate() {
+            let made = |value: &Value| graph.nodes()[..index].iter().rposition(|node| node.outputs.contains(value));
+            let last = node.inputs.iter().filter_map(made).max().unwrap_or(0);
+            for &output in &node.outputs {
+                if let Place::Gradient(parameter) = plan.place(output) {
+                    writer[parameter] = last;
+                }
+            }
+        }
+        for (index, node) in graph.nodes().iter().enumerate() {
+            for bytes in node.inputs.iter().chain(&node.outputs).map(|&value| arena(value)) {
+                for (range, _) in plan.parameters().ranges().iter().zip(&writer).filter(|(_, first)| **first <= index) {
+                    let overlaps = 4 * range.start < bytes.end && bytes.start < 4 * range.end;
+                    assert!(!overlaps || bytes.is_empty(), "{}, {}: {bytes:?} and {range:?}", entry.name, node.layer);
+                }
+            }
+        }
+    }
+    assert!(shared > 10, "{shared} models' gradients share the arena");
+}
+
+#[test]
+fn gradients_of_deep_models_cost_next_to_nothing() {
+    for (name, side, batch) in [("resnet152", 224, 128), ("resnet50", 224, 256), ("resnet50", 32, 2048)] {
+        let network = network(name, side, batch);
+        let [alone, shared] = [Updates::AtEnd, Updates::FromArena].map(|updates| gpu_plan(&network, updates));
+        let (more, gradients) = (shared.arena_bytes() - alone.arena_bytes(), 4 * alone.parameters().length());
+        assert!(shared.arena_has_gradients() && !alone.arena_has_gradients());
+        assert!(5 * more < gradients, "{name}, {side}²: {more} bytes more for {gradients} bytes of gradients");
+    }
+}
+
+#[test]
+fn gradients_have_memory_of_their_own_where_that_is_less() {
+    let network = network("alexnet", 224, 512);
+    let [alone, shared] = [Updates::AtEnd, Updates::FromArena].map(|updates| gpu_plan(&network, updates));
+    assert!(!shared.arena_has_gradients());
+    assert_eq!(shared.arena_bytes(), alone.arena_bytes());
 }

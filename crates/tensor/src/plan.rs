@@ -75,6 +75,10 @@ pub enum Updates {
     /// After the backward pass: all gradients stand in the store then.
     #[default]
     AtEnd,
+    /// After the backward pass, too. Where it takes less memory, gradients stand at the beginning of the arena
+    /// ([`Plan::arena_has_gradients`]), one after the other as in the layout of the parameters, and share bytes with what was read for the
+    /// last time before they were computed.
+    FromArena,
     /// During the backward pass: each bucket as soon as it may be. Its gradients live in the arena until then, and no
     /// longer.
     Early {
@@ -146,6 +150,7 @@ pub struct Plan {
     /// Of early updates, the gradients that come whole: bucket, parameter, value.
     whole: Vec<(usize, usize, Value)>,
     early: bool,
+    arena_has_gradients: bool,
 }
 
 impl Plan {
@@ -185,6 +190,7 @@ impl Plan {
         let early = matches!(wanted.updates, Updates::Early { .. });
         let plan = Self {
             early,
+            arena_has_gradients: memory.has_gradients,
             whole: if early { bucket::whole(&buckets, &parts, &parameters) } else { Vec::new() },
             graph,
             places: memory.places,
@@ -224,6 +230,11 @@ impl Plan {
     /// Bytes of the arena.
     pub fn arena_bytes(&self) -> usize {
         self.arena_bytes
+    }
+
+    /// Whether gradients may stand at the beginning of the arena instead of in memory of their own.
+    pub fn arena_has_gradients(&self) -> bool {
+        self.arena_has_gradients
     }
 
     /// Bytes of results that the backward pass reads.

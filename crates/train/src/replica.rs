@@ -136,7 +136,7 @@ pub struct Votes {
 /// What the plan of a network's step has to provide.
 pub fn wanted(network: &Network, updates: Updates) -> Wanted {
     let bucket_bytes_max = match updates {
-        Updates::AtEnd => BUCKET_BYTES_MAX,
+        Updates::AtEnd | Updates::FromArena => BUCKET_BYTES_MAX,
         Updates::Early { .. } => BUCKET_BYTES_LOCAL,
     };
     Wanted { updates, ..network.wanted(bucket_bytes_max) }
@@ -149,7 +149,10 @@ pub fn early(whole_tensors: bool) -> Updates {
 
 /// When the gradients of a network are applied.
 fn updates(network: &Network, options: &ReplicaOptions, on_gpu: bool) -> Updates {
-    let Some((_, gradients)) = network.gradients.as_ref().filter(|_| !on_gpu) else { return Updates::AtEnd };
+    if on_gpu {
+        return Updates::FromArena;
+    }
+    let Some((_, gradients)) = network.gradients.as_ref() else { return Updates::AtEnd };
     let all = network.graph.parameters().iter().all(|&parameter| gradients.of(parameter).is_some());
     if options.clip_norm.is_none() && options.accumulate == 1 && all {
         early(options.rule.needs_whole_tensors())

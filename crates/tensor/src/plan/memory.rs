@@ -12,6 +12,8 @@ use crate::split::Part;
 pub(super) struct Memory {
     pub places: Vec<Place>,
     pub arena_bytes: usize,
+    /// Whether gradients stand at the beginning of the arena.
+    pub has_gradients: bool,
     pub spans: Vec<Span>,
     storages: Vec<Storage>,
     storage_of: Vec<Option<usize>>,
@@ -69,7 +71,17 @@ pub(super) fn assign(
     graph.values().for_each(|value| work.given(graph, value, death[value.index()]));
     (0..graph.nodes().len()).for_each(|index| work.node(graph, index, &death));
     let Assignment { storages, storage_of, start_of } = work;
-    let (offsets, arena_bytes) = offsets(&storages);
+    let end = |spans: &[Span]| spans.iter().map(|span| span.bytes.end).max().unwrap_or(0);
+    let (mut offsets, mut spans) = place_all(&storages, Vec::new());
+    let mut has_gradients = false;
+    if wanted.updates == Updates::FromArena {
+        let gradients = parts.iter().map(|part| gradient_span(graph, part, layout)).collect();
+        let shared = place_all(&storages, gradients);
+        has_gradients = end(&shared.1) < end(&spans) + layout.length() * DType::F32.bytes();
+        if has_gradients {
+            (offsets, spans) = shared;
+        }
+    }
     let place = |index: usize| storages[index].fixed.unwrap_or(Place::Arena(offsets[index]));
     if early {
         buckets.iter_mut().enumerate().for_each(|(index, bucket)| bucket.place = place(index));
@@ -82,12 +94,23 @@ pub(super) fn assign(
             other => other.unwrap_or(Place::None),
         })
         .collect();
-    let in_arena = storages.iter().zip(&offsets).filter(|(storage, _)| storage.fixed.is_none());
-    let spans = in_arena.map(|(storage, &start)| Span {
-        bytes: start..start + storage.bytes.next_multiple_of(ALIGNMENT_BYTES),
-        nodes: storage.birth..=storage.death,
-    });
-    Memory { places, arena_bytes, spans: spans.collect(), storages, storage_of }
+    Memory { places, arena_bytes: end(&spans), has_gradients, spans, storages, storage_of }
+}
+
+/// The bytes of a gradient that stands at the beginning of the arena, where the layout has it, up to the end of the step. They are its own
+/// from the node on that gives the last of what it is computed from, because a device may compute it together with that. One that does not
+/// fill its last cache line has them always, and so has one that is not computed: zeros stay what they are.
+fn gradient_span(graph: &Graph, part: &Part, layout: &Layout) -> Span {
+    let Range { start, end } = layout.range(part.parameter);
+    let bytes = start * DType::F32.bytes()..(end * DType::F32.bytes()).next_multiple_of(ALIGNMENT_BYTES);
+    let node_of = |value: &Value| match graph.info(*value).source {
+        Source::Node { node, .. } => Some(node),
+        _ => None,
+    };
+    let is_full = end * DType::F32.bytes() == bytes.end;
+    let node = part.value.as_ref().filter(|_| is_full).and_then(node_of);
+    let birth = node.and_then(|node| graph.nodes()[node].inputs.iter().filter_map(node_of).max()).unwrap_or(0);
+    Span { bytes, nodes: birth..=graph.nodes().len() }
 }
 
 struct Assignment {
@@ -213,34 +236,31 @@ fn shared_input(
     (fixed.is_none() && !is_kept && death == index && same_type && !read_twice).then_some(storage)
 }
 
-/// Offsets for the storages of the arena: largest first, each at the lowest free place.
-fn offsets(storages: &[Storage]) -> (Vec<usize>, usize) {
+/// Offsets for the storages of the arena beside what is taken: largest first, each at the lowest free place. Gives all spans, too.
+fn place_all(storages: &[Storage], mut spans: Vec<Span>) -> (Vec<usize>, Vec<Span>) {
     let mut order: Vec<usize> = (0..storages.len()).filter(|&index| storages[index].fixed.is_none()).collect();
     order.sort_by_key(|&index| (std::cmp::Reverse(storages[index].bytes), index));
     let mut offsets = vec![0usize; storages.len()];
-    let mut placed: Vec<usize> = Vec::new();
-    let mut arena_bytes = 0;
+    spans.sort_by_key(|span| span.bytes.start);
     for index in order {
-        let storage = &storages[index];
-        let bytes = storage.bytes.next_multiple_of(ALIGNMENT_BYTES);
-        // `placed` is kept sorted by offset, so one sweep over the neighbours in time finds the lowest gap.
+        let Storage { birth, death, bytes, .. } = storages[index];
+        let bytes = bytes.next_multiple_of(ALIGNMENT_BYTES);
+        // `spans` is kept sorted, so one sweep over the neighbours in time finds the lowest gap.
         let mut offset = 0;
-        for &other in &placed {
-            let neighbour = &storages[other];
-            if neighbour.birth <= storage.death && storage.birth <= neighbour.death {
-                if offsets[other].checked_sub(offset).is_some_and(|gap| gap >= bytes) {
+        for span in &spans {
+            if *span.nodes.start() <= death && birth <= *span.nodes.end() {
+                if span.bytes.start.checked_sub(offset).is_some_and(|gap| gap >= bytes) {
                     break;
                 }
-                offset = offset.max(offsets[other] + neighbour.bytes.next_multiple_of(ALIGNMENT_BYTES));
+                offset = offset.max(span.bytes.end);
             }
         }
         offsets[index] = offset;
         let end = offset.checked_add(bytes).expect("the arena is no larger than this machine can address");
-        arena_bytes = arena_bytes.max(end);
-        let position = placed.partition_point(|&other| offsets[other] <= offset);
-        placed.insert(position, index);
+        let position = spans.partition_point(|span| span.bytes.start <= offset);
+        spans.insert(position, Span { bytes: offset..end, nodes: birth..=death });
     }
-    (offsets, arena_bytes)
+    (offsets, spans)
 }
 
 /// Bytes of results of the forward pass that the backward pass reads.

@@ -389,7 +389,7 @@ pub(super) struct Builder<'a> {
 pub(super) const SHARED_MAX: usize = 96 << 10;
 
 /// What the beginning of every piece of working memory is a multiple of.
-const SCRATCH_ALIGNMENT: usize = 256;
+pub(super) const SCRATCH_ALIGNMENT: usize = 256;
 
 /// Threads of a block, where nothing else is asked for.
 pub(super) const BLOCK: u32 = 256;

@@ -92,6 +92,8 @@ struct Half {
     /// In training: whether the gradients are numbers, and the step.
     update: Option<Program>,
     recorded: Recorded,
+    /// Where its arena begins.
+    arena: u64,
 }
 
 /// A model on a GPU.
@@ -106,6 +108,7 @@ pub struct Session {
     bases: Bases,
     arena: Memory,
     parameters: Memory,
+    /// Gradients that do not stand in the arena.
     gradients: Memory,
     states: Memory,
     slots: Vec<Memory>,
@@ -156,7 +159,7 @@ impl Session {
         let arena = take(room.arena, "a step")?;
         let parameters = take(words, "the parameters")?;
         let rounded = take(words / 2, "the parameters in bf16")?;
-        let gradients = take(if blueprint.train.is_some() { words } else { 0 }, "the gradients")?;
+        let gradients = take(room.gradients, "the gradients")?;
         let states = take(states, "the states")?;
         let slots = (0..blueprint.slots).map(|_| take(words, "the optimizer")).collect::<Result<Vec<_>, _>>()?;
         let (moment, found) = (take(MOMENT_BYTES, "a step's numbers")?, take(FOUND_BYTES, "a step's results")?);
@@ -165,16 +168,17 @@ impl Session {
             arena: arena.address(),
             parameters: parameters.address(),
             rounded: rounded.address(),
-            gradients: gradients.address(),
+            gradients: if plan.arena_has_gradients() { arena.address() } else { gradients.address() },
             states: states.address(),
             pass: moment.address(),
             gates: gates.address(),
             channels_last: channels_last(plan),
         };
         let layers = Layers::new(cuda, plan.parameters().length(), (blueprint.decays, blueprint.layer_rates))?;
-        let parts = Parts { cuda, bases: &bases, slots: &slots, layers: &layers, moment: &moment, found: &found };
-        let mut train = blueprint.train.map(|(plan, ends)| parts.half(plan, ends, true)).transpose()?;
-        let mut eval = parts.half(blueprint.eval.0, blueprint.eval.1, false)?;
+        let eval_bases = Bases { arena: bases.arena + room.eval_start as u64, ..bases.clone() };
+        let kit = |bases| Kit { cuda, bases, slots: &slots, layers: &layers, moment: &moment, found: &found };
+        let mut train = blueprint.train.map(|(plan, ends)| kit(&bases).half(plan, ends, true)).transpose()?;
+        let mut eval = kit(&eval_bases).half(blueprint.eval.0, blueprint.eval.1, false)?;
         let programs = || train.iter().chain([&eval]).flat_map(Half::programs);
         let working = programs().map(Program::scratch_bytes).max().unwrap_or(0);
         room.check_working(cuda, working)?;
@@ -282,26 +286,21 @@ impl Session {
     pub fn fetch(&self, store: &mut Store, slots: &mut [Buffer]) -> Result<(), CudaError> {
         let _alone = self.cuda.enter()?;
         let (stream, plan) = (self.cuda.stream(), self.plan());
-        let download = |memory: &Memory, values: &mut [f32]| {
-            stream.download(memory.address(), bytes_of_mut(values))?;
+        let download = |address: u64, values: &mut [f32]| {
+            stream.download(address, bytes_of_mut(values))?;
             translate(plan, &self.bases.channels_last, values, false);
             Ok::<(), CudaError>(())
         };
-        download(&self.parameters, &mut store.parameters)?;
+        download(self.parameters.address(), &mut store.parameters)?;
         if !store.gradients.is_empty() {
-            download(&self.gradients, &mut store.gradients)?;
+            download(self.bases.gradients, &mut store.gradients)?;
         }
-        self.slots.iter().zip(slots).try_for_each(|(memory, slot)| download(memory, slot))?;
+        self.slots.iter().zip(slots).try_for_each(|(memory, slot)| download(memory.address(), slot))?;
         stream.download(self.states.address(), bytes_of_mut(&mut store.states[..]))
     }
 
     fn plan(&self) -> &Plan {
         self.train.as_ref().map_or(&self.eval.plan, |half| &half.plan)
-    }
-
-    fn address(&self, half: &Half, value: Value) -> u64 {
-        let Place::Arena(offset) = half.plan.place(value) else { panic!("inputs and outputs live in the arena") };
-        self.arena.address() + offset as u64
     }
 
     /// Starts a training step on the batch that was filled in last, without waiting for it.
@@ -356,7 +355,7 @@ impl Session {
         let _alone = cuda.enter()?;
         let shape = self.eval.plan.graph().shape(self.eval.ends.logits);
         let mut logits = vec![0.0f32; self.rows as usize * shape.last()];
-        cuda.stream().download(self.address(&self.eval, self.eval.ends.logits), bytes_of_mut(&mut logits))?;
+        cuda.stream().download(self.eval.address(self.eval.ends.logits), bytes_of_mut(&mut logits))?;
         Ok((logits, found))
     }
 
@@ -400,6 +399,11 @@ impl Session {
 }
 
 impl Half {
+    fn address(&self, value: Value) -> u64 {
+        let Place::Arena(offset) = self.plan.place(value) else { panic!("inputs and outputs live in the arena") };
+        self.arena + offset as u64
+    }
+
     fn programs(&self) -> impl Iterator<Item = &Program> {
         [&self.program, &self.tally].into_iter().chain(&self.update)
     }
@@ -419,7 +423,7 @@ impl Half {
 }
 
 /// What halves are built with.
-struct Parts<'a> {
+struct Kit<'a> {
     cuda: &'a Cuda,
     bases: &'a Bases,
     slots: &'a [Memory],
@@ -428,12 +432,13 @@ struct Parts<'a> {
     found: &'a Memory,
 }
 
-impl Parts<'_> {
+impl Kit<'_> {
     fn half(&self, plan: &Plan, ends: Ends, trains: bool) -> Result<Half, CudaError> {
         let program = Program::new(self.cuda, plan, self.bases, true)?;
         let tally = self.tally(plan, ends)?;
         let update = trains.then(|| self.update(plan)).transpose()?;
-        Ok(Half { plan: plan.clone(), ends, program, tally, update, recorded: Recorded::default() })
+        let (recorded, arena) = (Recorded::default(), self.bases.arena);
+        Ok(Half { plan: plan.clone(), ends, program, tally, update, recorded, arena })
     }
 
     /// What follows the graph.

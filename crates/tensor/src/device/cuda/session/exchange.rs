@@ -106,7 +106,7 @@ impl Session {
         let _alone = cuda.enter()?;
         let half = self.train.as_mut().expect("a training graph");
         (half.recorded, self.sums) = (Recorded::default(), None);
-        self.exchange = Some(Exchange::new(&cuda, group, &half.plan, self.gradients.address())?);
+        self.exchange = Some(Exchange::new(&cuda, group, &half.plan, self.bases.gradients)?);
         Ok(())
     }
 }

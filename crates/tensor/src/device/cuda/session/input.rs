@@ -136,9 +136,9 @@ impl Session {
         let mut padded = vec![0i32; half.plan.graph().info(half.ends.targets).shape.elements()];
         padded[..targets.len()].copy_from_slice(targets);
         let seeds = [seed.unwrap_or(0.0)];
-        let mut parts = vec![(self.address(half, half.ends.targets), bytes_of(&padded))];
+        let mut parts = vec![(half.address(half.ends.targets), bytes_of(&padded))];
         if let (Some(value), true) = (half.ends.seed, seed.is_some()) {
-            parts.push((self.address(half, value), bytes_of(&seeds)));
+            parts.push((half.address(value), bytes_of(&seeds)));
         }
         if !views.is_empty() {
             parts.push((self.input.views.address(), bytes_of(views.as_flattened())));
@@ -160,7 +160,7 @@ impl Session {
         let _alone = cuda.enter()?;
         let (half, stream) = (self.half(seed.is_some()), cuda.stream());
         let info = half.plan.graph().info(half.ends.x);
-        let (dtype, room, address) = (info.dtype, info.bytes(), self.address(half, half.ends.x));
+        let (dtype, room, address) = (info.dtype, info.bytes(), half.address(half.ends.x));
         let bytes = samples.bytes(dtype);
         assert!(bytes <= room, "no more samples than planned");
         // The last copy from here is done.
@@ -226,7 +226,7 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let (half, stream) = (self.half(true), cuda.stream());
-        let (room, address) = (half.plan.graph().info(half.ends.x).bytes(), self.address(half, half.ends.x));
+        let (room, address) = (half.plan.graph().info(half.ends.x).bytes(), half.address(half.ends.x));
         let tray = &self.input.trays[self.input.coming.expect("a batch was brought")];
         stream.wait_for(&tray.arrived)?;
         if tray.length < room {
@@ -248,7 +248,7 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let half = self.half(seed.is_some());
-        let (info, address) = (half.plan.graph().info(half.ends.x), self.address(half, half.ends.x));
+        let (info, address) = (half.plan.graph().info(half.ends.x), half.address(half.ends.x));
         assert!(info.dtype.is_float() && info.shape[1..] == album.size(), "images of the graph's size");
         assert!(
             views.len() <= info.shape[0] && views.iter().all(|view| album.has(view[0])),

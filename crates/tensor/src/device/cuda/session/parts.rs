@@ -78,7 +78,7 @@ impl Session {
             self.sums = Some(Sums::new(&cuda, elements)?);
         }
         let sums = self.sums.as_mut().expect("taken above");
-        let (function, addresses) = (sums.add, [sums.memory.address(), self.gradients.address()]);
+        let (function, addresses) = (sums.add, [sums.memory.address(), self.bases.gradients]);
         let add = |range, turn| add(stream, function, addresses, range, turn);
         if part + 1 < parts {
             let calls = || half.program.start(&cuda, stream).and_then(|()| half.tally.start(&cuda, stream));

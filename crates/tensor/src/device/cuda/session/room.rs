@@ -2,6 +2,7 @@
 
 use super::Blueprint;
 use crate::device::cuda::join::Joins;
+use crate::device::cuda::program::SCRATCH_ALIGNMENT;
 use crate::device::cuda::{Cuda, CudaError};
 
 /// Of the memory that is free, what a batch that is proposed takes: the rest is for working memory and for batches on their way.
@@ -12,9 +13,13 @@ const SHARE: f64 = 0.95;
 pub(super) struct Room {
     /// Bytes of the arena.
     pub arena: usize,
+    /// Where the evaluation's part of it begins: behind the gradients, if they stand there.
+    pub eval_start: usize,
+    /// Bytes of gradients that do not stand in the arena.
+    pub gradients: usize,
     /// Bytes of what ReLUs let pass.
     pub gates: usize,
-    /// Bytes of weights, gradients, optimizer and states, which do not grow with the batch.
+    /// Bytes of weights, optimizer, states and those gradients, which do not grow with the batch.
     fixed: usize,
     /// Bytes of the sum of gradients, which is taken with the first part of a batch.
     sums: usize,
@@ -25,12 +30,17 @@ impl Room {
     /// Counts, and refuses what cannot fit.
     pub fn new(cuda: &Cuda, blueprint: &Blueprint<'_>) -> Result<Self, CudaError> {
         let (plan, ends) = blueprint.train.unwrap_or(blueprint.eval);
-        let tensors = 1 + usize::from(blueprint.train.is_some()) + blueprint.slots;
+        let words = plan.parameters().length() * 4;
+        let shared = plan.arena_has_gradients();
+        let eval_start = if shared { words.next_multiple_of(SCRATCH_ALIGNMENT) } else { 0 };
+        let gradients = if blueprint.train.is_some() && !shared { words } else { 0 };
         let room = Self {
-            arena: plan.arena_bytes().max(blueprint.eval.0.arena_bytes()),
+            arena: plan.arena_bytes().max(eval_start + blueprint.eval.0.arena_bytes()),
+            eval_start,
+            gradients,
             gates: blueprint.train.map_or(0, |(plan, _)| Joins::new(plan).gate_bytes),
-            fixed: plan.parameters().length() * (4 * tensors + 2) + plan.states().length() * 4,
-            sums: if blueprint.parts { plan.parameters().length() * 4 } else { 0 },
+            fixed: words * (1 + blueprint.slots) + words / 2 + gradients + plan.states().length() * 4,
+            sums: if blueprint.parts { words } else { 0 },
             batch: plan.graph().shape(ends.x)[0],
         };
         room.check(0, cuda.context().memory()?)?;
@@ -70,7 +80,8 @@ mod tests {
 
     #[test]
     fn a_step_that_does_not_fit_is_refused_with_a_batch_that_does() {
-        let room = Room { arena: 9_000_000_000, gates: 1_000_000_000, fixed: 500_000_000, sums: 0, batch: 1000 };
+        let (arena, gates, fixed) = (9_000_000_000, 1_000_000_000, 500_000_000);
+        let room = Room { arena, eval_start: 0, gradients: 0, gates, fixed, sums: 0, batch: 1000 };
         let all = 12_000_000_000;
         assert_eq!(room.check(0, (10_500_000_000, all)), Ok(()));
         let refusal = |working, free| room.check(working, (free, all)).unwrap_err().to_string();

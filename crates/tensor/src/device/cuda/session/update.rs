@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::{Moment, Parts};
+use super::{Kit, Moment};
 use crate::device::cpu::update::Update;
 use crate::device::cuda::driver::Memory;
 use crate::device::cuda::program::{Address, Argument, BLOCK, Builder, Program};
@@ -100,7 +100,7 @@ impl Rates {
     }
 }
 
-impl Parts<'_> {
+impl Kit<'_> {
     /// What follows in training: the verdict and the step.
     pub fn update(&self, plan: &Plan) -> Result<Program, CudaError> {
         let (found, moment) = (Address::Fixed(self.found.address()), Address::Fixed(self.moment.address()));
