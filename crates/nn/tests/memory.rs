@@ -1,5 +1,7 @@
 //! The memory of every model's step: less is kept where that was asked for, and gradients do not pile up.
 
+use std::ops::Range;
+
 use paceline_nn::{Input, Mode, Network, zoo};
 use paceline_system::random::Random;
 use paceline_tensor::plan::{Place, Updates};
@@ -85,7 +87,8 @@ fn the_gradients_of_vgg16_do_not_pile_up() {
 /// The plan of a step on a GPU.
 fn gpu_plan(network: &Network, updates: Updates) -> Plan {
     let (precision, narrow_inputs) = (Precision::Bf16, vec![network.x]);
-    let wanted = Wanted { updates, precision, narrow_inputs, moments_from: usize::MAX, ..network.wanted(1 << 20) };
+    let wanted =
+        Wanted { updates, precision, narrow_inputs, moments_from: usize::MAX, beside: true, ..network.wanted(1 << 20) };
     Plan::new(network.graph.clone(), &wanted)
 }
 
@@ -112,6 +115,16 @@ fn nothing_lies_where_a_gradient_does() {
             for &output in &node.outputs {
                 if let Place::Gradient(parameter) = plan.place(output) {
                     writer[parameter] = last;
+                }
+            }
+        }
+        // What a node beside others reads is there until it has to be done.
+        for (index, until) in (0..graph.nodes().len()).filter_map(|index| Some((index, plan.beside(index)?))) {
+            for read in graph.nodes()[index].inputs.iter().map(|&value| arena(value)) {
+                for node in &graph.nodes()[index + 1..until] {
+                    let written = node.outputs.iter().map(|&output| arena(output));
+                    let overlaps = |bytes: Range<usize>| read.start < bytes.end && bytes.start < read.end;
+                    assert!(!written.into_iter().any(overlaps), "{}: {} overwrites {read:?}", entry.name, node.layer);
                 }
             }
         }

@@ -5,6 +5,7 @@
 //! given largest first, each at the lowest place that is free during its whole life, which in practice lands within a
 //! few per cent of the busiest moment's need.
 
+mod beside;
 mod bucket;
 mod memory;
 mod report;
@@ -67,6 +68,9 @@ pub struct Wanted {
     /// Whether batch normalisations take their statistics over the batches of all replicas: the step then stops to have numbers
     /// added up ([`crate::execute::Turn::Sum`]).
     pub shares_statistics: bool,
+    /// Whether a node that gives nothing but gradients of parameters may be computed beside those that follow it ([`Plan::beside`]): what it
+    /// reads then lives longer.
+    pub beside: bool,
 }
 
 /// When gradients become steps.
@@ -151,6 +155,7 @@ pub struct Plan {
     whole: Vec<(usize, usize, Value)>,
     early: bool,
     arena_has_gradients: bool,
+    beside: Vec<Option<usize>>,
 }
 
 impl Plan {
@@ -185,11 +190,13 @@ impl Plan {
         let shapes = |values: &[Value]| Layout::new(values.iter().map(|&value| graph.shape(value)));
         let (parameters, states) = (shapes(graph.parameters()), shapes(graph.states()));
         let mut buckets = bucket::buckets(&graph, &parameters, &parts, wanted.bucket_bytes_max);
-        let memory = memory::assign(&graph, wanted, (&parts, &parameters, &mut buckets));
+        let beside = if wanted.beside { beside::beside(&graph, &parts) } else { vec![None; graph.nodes().len()] };
+        let memory = memory::assign(&graph, (wanted, &beside), (&parts, &parameters, &mut buckets));
         let activation_bytes = memory::activation_bytes(&graph, &memory, forward_nodes);
         let early = matches!(wanted.updates, Updates::Early { .. });
         let plan = Self {
             early,
+            beside,
             arena_has_gradients: memory.has_gradients,
             whole: if early { bucket::whole(&buckets, &parts, &parameters) } else { Vec::new() },
             graph,
@@ -304,9 +311,14 @@ impl Plan {
         }
     }
 
-    /// The longest run of bytes of the arena that no value occupies at any of some nodes.
-    pub(crate) fn free_arena(&self, nodes: &[usize]) -> Range<usize> {
-        memory::longest_gap(&self.spans, nodes, self.arena_bytes)
+    /// For a node that may be computed beside those that follow it, the node before which it has to be done.
+    pub fn beside(&self, node: usize) -> Option<usize> {
+        self.beside[node]
+    }
+
+    /// The longest run of bytes of the arena that no value occupies at any of some nodes, nor anything else that is there.
+    pub(crate) fn free_arena(&self, nodes: &[usize], taken: &[Range<usize>]) -> Range<usize> {
+        memory::longest_gap(&self.spans, nodes, taken, self.arena_bytes)
     }
 
     /// Asserts what the devices' memory accesses rely on: within a node, an output overlaps nothing but the one input

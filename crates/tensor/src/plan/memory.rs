@@ -26,10 +26,10 @@ pub(super) struct Span {
     nodes: RangeInclusive<usize>,
 }
 
-/// The longest run of bytes below `end` that no value occupies at any of some nodes.
-pub(super) fn longest_gap(spans: &[Span], nodes: &[usize], end: usize) -> Range<usize> {
+/// The longest run of bytes below `end` that no value occupies at any of some nodes, and that is not taken otherwise.
+pub(super) fn longest_gap(spans: &[Span], nodes: &[usize], taken: &[Range<usize>], end: usize) -> Range<usize> {
     let is_used = |span: &&Span| nodes.iter().any(|node| span.nodes.contains(node));
-    let mut used: Vec<&Range<usize>> = spans.iter().filter(is_used).map(|span| &span.bytes).collect();
+    let mut used: Vec<&Range<usize>> = spans.iter().filter(is_used).map(|span| &span.bytes).chain(taken).collect();
     used.sort_by_key(|bytes| bytes.start);
     let (mut gap, mut from) = (0..0, 0);
     for next in used.into_iter().chain([&(end..end)]) {
@@ -57,7 +57,7 @@ struct Storage {
 /// Gives every value its place, and the buckets theirs.
 pub(super) fn assign(
     graph: &Graph,
-    wanted: &Wanted,
+    (wanted, beside): (&Wanted, &[Option<usize>]),
     (parts, layout, buckets): (&[Part], &Layout, &mut [Bucket]),
 ) -> Memory {
     let mut work = Assignment::new(graph);
@@ -67,7 +67,7 @@ pub(super) fn assign(
     } else {
         parts.iter().for_each(|part| work.gradient(part));
     }
-    let death = deaths(graph, wanted);
+    let death = deaths(graph, wanted, beside);
     graph.values().for_each(|value| work.given(graph, value, death[value.index()]));
     (0..graph.nodes().len()).for_each(|index| work.node(graph, index, &death));
     let Assignment { storages, storage_of, start_of } = work;
@@ -205,11 +205,12 @@ pub(super) fn check_gradients(graph: &Graph, gradients: &[Option<Value>]) {
     }
 }
 
-/// The node that reads each value last; wanted outputs live to the end.
-fn deaths(graph: &Graph, wanted: &Wanted) -> Vec<usize> {
+/// The last node during which each value is read; wanted outputs live to the end.
+fn deaths(graph: &Graph, wanted: &Wanted, beside: &[Option<usize>]) -> Vec<usize> {
     let mut death = vec![0; graph.values.len()];
     for (index, node) in graph.nodes().iter().enumerate() {
-        node.inputs.iter().for_each(|input| death[input.index()] = index);
+        let last = beside[index].map_or(index, |until| until - 1);
+        node.inputs.iter().for_each(|input| death[input.index()] = last.max(death[input.index()]));
     }
     wanted.outputs.iter().for_each(|output| death[output.index()] = graph.nodes().len());
     death
@@ -291,13 +292,14 @@ mod tests {
     fn the_longest_gap_is_free_at_every_node() {
         let span = |bytes: Range<usize>, nodes| Span { bytes, nodes };
         let spans = [span(0..10, 0..=9), span(30..40, 2..=4), span(12..20, 3..=5), span(35..60, 0..=2)];
-        let gap = |nodes: &[usize]| longest_gap(&spans, nodes, 100);
+        let gap = |nodes: &[usize]| longest_gap(&spans, nodes, &[], 100);
         assert_eq!(gap(&[9]), 10..100);
         assert_eq!(gap(&[2]), 60..100);
         assert_eq!(gap(&[4]), 40..100);
-        assert_eq!(longest_gap(&spans, &[4], 45), 20..30);
-        assert_eq!(longest_gap(&spans, &[2, 3], 64), 20..30);
-        assert_eq!(longest_gap(&spans[..1], &[0], 10), 0..0, "all is used");
+        assert_eq!(longest_gap(&spans, &[9], &[50..70, 65..90], 100), 10..50);
+        assert_eq!(longest_gap(&spans, &[4], &[], 45), 20..30);
+        assert_eq!(longest_gap(&spans, &[2, 3], &[], 64), 20..30);
+        assert_eq!(longest_gap(&spans[..1], &[0], &[], 10), 0..0, "all is used");
     }
 
     #[test]
@@ -315,7 +317,7 @@ mod tests {
         let plan = Plan::new(graph, &Wanted { outputs: vec![y, dx], ..Wanted::default() });
         let mut largest = 0;
         for (index, node) in plan.graph().nodes().iter().enumerate() {
-            let gap = plan.free_arena(&[index]);
+            let gap = plan.free_arena(&[index], &[]);
             let outputs = plan.outputs().iter().filter(|_| index > plan.forward_nodes());
             for &value in node.inputs.iter().chain(&node.outputs).chain(outputs) {
                 let used = plan.arena_range(value).unwrap();

@@ -26,8 +26,8 @@ impl Planned {
         let moments_from = if on_gpu || narrow { usize::MAX } else { wanted.moments_from };
         // A GPU is given less to copy and to keep.
         let narrow_inputs = if on_gpu { vec![network.x] } else { Vec::new() };
-        let wanted =
-            Wanted { narrow_inputs, precision, memory, shares_statistics: sync_batch_norm, moments_from, ..wanted };
+        let (beside, shares_statistics) = (on_gpu, sync_batch_norm);
+        let wanted = Wanted { narrow_inputs, precision, memory, shares_statistics, moments_from, beside, ..wanted };
         Self { plan: Plan::new(network.graph, &wanted), ends }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::cudnn::{Class, Cudnn, Descriptor, Kind, Name};
-use super::driver::{Event, Memory, Stream};
+use super::driver::{Event, Memory};
 use super::program::Address;
 use super::{Cuda, CudaError, Options};
 use crate::device::cpu::conv::ConvPass;
@@ -504,7 +504,7 @@ impl Convolution {
     }
 
     /// Starts it on cuDNN's stream.
-    pub fn start(&self, cudnn: &Cudnn, _stream: &Stream) -> Result<(), CudaError> {
+    pub fn start(&self, cudnn: &Cudnn) -> Result<(), CudaError> {
         cudnn.execute(&self.ready.plan, self.pack.as_ref().expect("a program is completed before it runs"))
     }
 }

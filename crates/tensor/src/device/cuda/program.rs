@@ -3,12 +3,16 @@
 //! Every tensor has an address before the first call is made. Only working memory has not. A node's lies in the arena, where values that live
 //! longer leave a gap that is large enough, and else in memory of its own, as much as the greediest of such nodes wants: that is known at the
 //! end, and addresses are completed then.
+//!
+//! Nodes that the plan lets be computed beside others run on a stream of their own, with working memory of their own, and are waited for
+//! where the plan says.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use super::convolution::Convolution;
-use super::driver::{Function, Stream};
+use super::cudnn::Cudnn;
+use super::driver::{Event, Function, Stream};
 use super::join::Joins;
 use super::product::Product;
 use super::{Cuda, CudaError};
@@ -170,18 +174,21 @@ pub(super) enum Call {
 }
 
 impl Call {
-    fn start(&self, cuda: &Cuda, stream: &Stream, scratch: u64) -> Result<(), CudaError> {
+    fn start(&self, cuda: &Cuda, (cudnn, stream): Lane<'_>, scratch: u64) -> Result<(), CudaError> {
         match self {
             Self::Launch(launch) => {
                 let block = (launch.block, launch.shared_bytes);
                 stream.launch_with_shared(launch.function, launch.grid, block, &launch.completed)
             }
-            Self::Convolution(convolution) => convolution.start(cuda.cudnn(), stream),
+            Self::Convolution(convolution) => convolution.start(cudnn),
             Self::Product(product) => product.start(cuda.blas(), stream, scratch),
             Self::Copy(to, from, bytes) => stream.copy(to.complete(scratch), from.complete(scratch), *bytes),
         }
     }
 }
+
+/// Where calls go: a stream, and cuDNN on it.
+type Lane<'a> = (&'a Cudnn, &'a Stream);
 
 /// All calls of a plan, in order.
 #[derive(Debug)]
@@ -191,7 +198,28 @@ pub(super) struct Program {
     scratch: Vec<Base>,
     /// How many calls come before the end of each node.
     ends: Vec<usize>,
-    scratch_bytes: usize,
+    /// Bytes of working memory of their own: of what is computed in order, and of what is computed beside it.
+    scratch_bytes: [usize; 2],
+    /// What is computed beside the rest, by node.
+    beside: BTreeMap<usize, Beside>,
+    side: Option<Side>,
+}
+
+/// A node that is computed beside others.
+#[derive(Debug)]
+struct Beside {
+    /// The node before which it has to be done.
+    until: usize,
+    /// What it is computed from is there.
+    begun: Event,
+    done: Event,
+}
+
+/// Where such nodes are computed, one after the other.
+#[derive(Debug)]
+struct Side {
+    cudnn: Cudnn,
+    stream: Stream,
 }
 
 /// Where working memory lies.
@@ -199,8 +227,8 @@ pub(super) struct Program {
 enum Base {
     /// At an address that is known.
     At(u64),
-    /// In memory of its own.
-    Own,
+    /// In memory of its own, or in that of calls beside others.
+    Own { beside: bool },
 }
 
 impl Program {
@@ -213,6 +241,7 @@ impl Program {
         let mut builder = Builder::new(cuda);
         let joins = if join { Joins::new(plan) } else { Joins::default() };
         let mut ends = Vec::with_capacity(plan.graph().nodes().len());
+        let mut beside = BTreeMap::new();
         for (index, node) in plan.graph().nodes().iter().enumerate() {
             let sum = joins.sums.get(&index).map(|&sum| &plan.graph().nodes()[sum]);
             let gate = joins.gates.get(&index).map(|offset| Address::Fixed(bases.gates + offset));
@@ -228,12 +257,21 @@ impl Program {
                 (None, None) => super::lower::node(&mut builder, &at),
             };
             made.map_err(|CudaError(why)| CudaError(format!("{}, {}: {why}", node.layer, node.op.name())))?;
-            // What an addition that is done here reads may be given to others by now.
-            let nodes = [index, joins.sums.get(&index).copied().unwrap_or(index)];
-            builder.end_node(bases.arena, plan.free_arena(&nodes));
+            let until = plan.beside(index).filter(|_| builder.calls.len() > ends.last().copied().unwrap_or(0));
+            let nodes: Vec<usize> = match until {
+                Some(until) => (index..until).collect(),
+                // What an addition that is done here reads may be given to others by now.
+                None => vec![index, joins.sums.get(&index).copied().unwrap_or(index)],
+            };
+            builder.end_node(bases.arena, plan, &nodes, until);
+            if let Some(until) = until {
+                let (begun, done) = (Event::between(cuda.context())?, Event::between(cuda.context())?);
+                beside.insert(index, Beside { until, begun, done });
+            }
             ends.push(builder.calls.len());
         }
-        Ok(builder.finish(ends))
+        let side = (!beside.is_empty()).then(|| Side::new(cuda)).transpose()?;
+        Ok(Self { beside, side, ..builder.finish(ends) })
     }
 
     /// Calls that belong to no node.
@@ -243,13 +281,13 @@ impl Program {
     ) -> Result<Self, CudaError> {
         let mut builder = Builder::new(cuda);
         build(&mut builder)?;
-        builder.end_node(0, 0..0);
+        builder.end_calls((0, 0..0), false);
         Ok(builder.finish(Vec::new()))
     }
 
     /// Bytes of working memory that it needs.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch_bytes
+        self.scratch_bytes.iter().sum()
     }
 
     /// Completes all addresses: the working memory starts here.
@@ -257,7 +295,7 @@ impl Program {
         for (call, base) in self.calls.iter_mut().zip(&mut self.scratch) {
             let scratch = match *base {
                 Base::At(address) => address,
-                Base::Own => scratch,
+                Base::Own { beside } => scratch + if beside { self.scratch_bytes[0] as u64 } else { 0 },
             };
             *base = Base::At(scratch);
             match call {
@@ -275,14 +313,17 @@ impl Program {
 
     /// Starts every call.
     pub fn start(&self, cuda: &Cuda, stream: &Stream) -> Result<(), CudaError> {
-        self.start_calls(cuda, stream, 0..self.calls.len())
+        if self.side.is_some() {
+            return self.start_nodes(cuda, stream, 0..self.ends.len());
+        }
+        self.start_calls(cuda, (cuda.cudnn(), stream), 0..self.calls.len())
     }
 
-    fn start_calls(&self, cuda: &Cuda, stream: &Stream, which: Range<usize>) -> Result<(), CudaError> {
+    fn start_calls(&self, cuda: &Cuda, lane: Lane<'_>, which: Range<usize>) -> Result<(), CudaError> {
         let (calls, starts) = (&self.calls[which.clone()], &self.scratch[which]);
         calls.iter().zip(starts).try_for_each(|(call, base)| match *base {
-            Base::At(scratch) => call.start(cuda, stream, scratch),
-            Base::Own => unreachable!("a program is completed before it runs"),
+            Base::At(scratch) => call.start(cuda, lane, scratch),
+            Base::Own { .. } => unreachable!("a program is completed before it runs"),
         })
     }
 
@@ -291,16 +332,44 @@ impl Program {
         self.start_nodes(cuda, stream, node..node + 1)
     }
 
-    /// Starts the calls of consecutive nodes, as far as there are so many.
+    /// Starts the calls of consecutive nodes, as far as there are so many. What the stream does next comes after all of them.
     pub fn start_nodes(&self, cuda: &Cuda, stream: &Stream, nodes: Range<usize>) -> Result<(), CudaError> {
-        let before =
-            |node: usize| node.checked_sub(1).map_or(0, |last| *self.ends.get(last).unwrap_or(&self.calls.len()));
-        self.start_calls(cuda, stream, before(nodes.start)..before(nodes.end))
+        let nodes = nodes.start..nodes.end.min(self.ends.len());
+        let before = |node: usize| node.checked_sub(1).map_or(0, |last| self.ends[last]);
+        let mut next = nodes.start;
+        let mut under_way: Vec<&Beside> = Vec::new();
+        for node in nodes.clone() {
+            let due = under_way.iter().take_while(|earlier| earlier.until <= node).count();
+            let beside = self.beside.get(&node);
+            if due == 0 && beside.is_none() {
+                continue;
+            }
+            self.start_calls(cuda, (cuda.cudnn(), stream), before(next)..before(node))?;
+            next = node;
+            under_way.drain(..due).try_for_each(|earlier| stream.wait_for(&earlier.done))?;
+            if let (Some(beside), Some(side)) = (beside, &self.side) {
+                beside.begun.record(stream)?;
+                side.stream.wait_for(&beside.begun)?;
+                self.start_calls(cuda, (&side.cudnn, &side.stream), before(node)..before(node + 1))?;
+                beside.done.record(&side.stream)?;
+                under_way.push(beside);
+                next = node + 1;
+            }
+        }
+        self.start_calls(cuda, (cuda.cudnn(), stream), before(next)..before(nodes.end))?;
+        under_way.iter().try_for_each(|beside| stream.wait_for(&beside.done))
     }
 
     /// The number of calls.
     pub fn calls(&self) -> usize {
         self.calls.len()
+    }
+}
+
+impl Side {
+    fn new(cuda: &Cuda) -> Result<Self, CudaError> {
+        let stream = Stream::new(cuda.context())?;
+        Ok(Self { cudnn: Cudnn::new(&stream)?, stream })
     }
 }
 
@@ -380,7 +449,9 @@ pub(super) struct Builder<'a> {
     functions: HashMap<String, Function>,
     starts: Vec<Base>,
     scratch_used: usize,
-    scratch_bytes: usize,
+    scratch_bytes: [usize; 2],
+    /// Bytes of the arena that nodes beside others work in, and the node before which they are done.
+    taken: Vec<(Range<usize>, usize)>,
     /// Working memory that one call of this node after the other may use: where it begins, and its bytes.
     workspace: (u64, usize),
 }
@@ -397,20 +468,41 @@ pub(super) const BLOCK: u32 = 256;
 impl<'a> Builder<'a> {
     fn new(cuda: &'a Cuda) -> Self {
         let (calls, functions, starts) = (Vec::new(), HashMap::new(), Vec::new());
-        Self { cuda, calls, functions, starts, scratch_used: 0, scratch_bytes: 0, workspace: (0, 0) }
+        Self {
+            cuda,
+            calls,
+            functions,
+            starts,
+            scratch_used: 0,
+            scratch_bytes: [0; 2],
+            taken: Vec::new(),
+            workspace: (0, 0),
+        }
     }
 
-    /// Ends a node: its working memory lies in a gap of the arena if that has room for it.
-    fn end_node(&mut self, arena: u64, gap: Range<usize>) {
+    /// Ends a node that may be under way as long as any of some nodes, and beside them if it is done before a node.
+    fn end_node(&mut self, arena: u64, plan: &Plan, nodes: &[usize], until: Option<usize>) {
+        self.taken.retain(|(_, until)| *until > nodes[0]);
+        let taken: Vec<Range<usize>> = self.taken.iter().map(|(bytes, _)| bytes.clone()).collect();
+        let gap = plan.free_arena(nodes, &taken);
+        let used = self.end_calls((arena, gap), until.is_some());
+        self.taken.extend(used.zip(until));
+    }
+
+    /// Ends calls that belong together: their working memory lies in a gap of the arena if that has room for it. What they take of the gap.
+    fn end_calls(&mut self, (arena, gap): (u64, Range<usize>), beside: bool) -> Option<Range<usize>> {
         let start = gap.start.next_multiple_of(SCRATCH_ALIGNMENT);
-        let base = if start + self.scratch_used <= gap.end {
+        let (bytes, fits) = (self.scratch_used, start + self.scratch_used <= gap.end);
+        let base = if fits {
             Base::At(arena + start as u64)
         } else {
-            self.scratch_bytes = self.scratch_bytes.max(self.scratch_used);
-            Base::Own
+            let most = &mut self.scratch_bytes[usize::from(beside)];
+            *most = bytes.max(*most);
+            Base::Own { beside }
         };
         self.starts.resize(self.calls.len(), base);
         (self.scratch_used, self.workspace) = (0, (0, 0));
+        fits.then_some(start..start + bytes)
     }
 
     /// The GPU.
@@ -496,6 +588,7 @@ impl<'a> Builder<'a> {
     }
 
     fn finish(self, ends: Vec<usize>) -> Program {
-        Program { calls: self.calls, scratch: self.starts, ends, scratch_bytes: self.scratch_bytes }
+        let Self { calls, starts: scratch, scratch_bytes, .. } = self;
+        Program { calls, scratch, ends, scratch_bytes, beside: BTreeMap::new(), side: None }
     }
 }
