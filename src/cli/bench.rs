@@ -120,7 +120,7 @@ pub enum Carry {
 }
 
 /// `paceline bench step`
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct BenchStep {
     /// A model that `paceline models` lists
     #[arg(long, short, default_value = "resnet50")]
@@ -169,7 +169,7 @@ pub struct BenchStep {
     #[arg(long)]
     pub profile: bool,
     /// Time nothing; write weights and batch to FILE and print the losses of two steps without dropout, for comparison
-    /// with another framework
+    /// with another framework; on a GPU, compare them with the CPU's
     #[arg(long, value_name = "FILE", conflicts_with = "profile")]
     pub check: Option<PathBuf>,
     /// Print one JSON object per batch size

@@ -147,6 +147,7 @@ mod tests {
 
     /// What the packed programs do in a test: as much as the script looks at.
     const WORKS: &str = r#"case "$*" in
+  *check*) echo 'losses 6.9 then 6.8' ;;
   *json*) echo '{"device":"cuda","images_per_s":12345.6,"peak_bytes":2147483648}' ;;
   *) echo 'test result: ok. 3 passed; 0 failed; 1 ignored'; echo 'skipped: a: no GPU' ;;
 esac"#;
@@ -187,7 +188,7 @@ esac"#;
         assert_eq!(code, Some(0), "{text}");
         assert!(text.contains("skipped: sanitizer: this machine has no no-such-sanitizer"), "{text}");
         assert!(text.contains("skipped: PyTorch: this machine's python3 has no torch with CUDA"), "{text}");
-        assert!(text.contains("parts: 18 passed, 0 failed, 2 skipped; "), "{text}");
+        assert!(text.contains("parts: 24 passed, 0 failed, 2 skipped; "), "{text}");
         assert!(text.contains("tests: 18 passed, 0 failed, 6 reported themselves skipped"), "{text}");
         assert!(text.contains("| vgg16 224² b128 | 12,346 · 12,346 | – | – | 2.000 : – |"), "{text}");
     }
@@ -196,9 +197,9 @@ esac"#;
     fn the_script_goes_on_after_a_failure_and_fails_at_the_end() {
         let (text, code) = played(&[], "echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101", "exit 1");
         assert_eq!(code, Some(1), "{text}");
-        let failed = "parts: 0 passed, 18 failed, 2 skipped; failed: doctor ops large models gpu nccl bench";
+        let failed = "parts: 0 passed, 24 failed, 2 skipped; failed: doctor ops large models gpu nccl check";
         assert!(text.contains(failed), "{text}");
-        assert!(text.contains("tests: 36 passed, 18 failed"), "{text}");
+        assert!(text.contains("tests: 48 passed, 24 failed"), "{text}");
         assert!(text.contains("| vgg16 224² b128 | – | – | – | – : – |"), "{text}");
     }
 
@@ -206,7 +207,7 @@ esac"#;
     fn rows_are_paceline_beside_the_best_of_pytorch() {
         let (text, code) = played(&["rows"], WORKS, TORCH);
         assert_eq!(code, Some(0), "{text}");
-        assert!(text.contains("parts: 18 passed, 0 failed, 0 skipped; "), "{text}");
+        assert!(text.contains("parts: 24 passed, 0 failed, 0 skipped; "), "{text}");
         let row = "| resnet152 224² b128 | 12,346 · 12,346 | 10,000 (compile) | 1.23 | 2.000 : 2.500 |";
         assert_eq!(text.matches(row).count(), 2, "at once, and in the table: {text}");
         let order =

@@ -1,5 +1,6 @@
 //! `paceline bench step --check FILE`: what another framework needs in order to compute the same two steps, and what they
-//! gave here. Nothing is timed. `tools/peer.py` reads the file; `cargo x versus` compares.
+//! gave here. Nothing is timed. `tools/peer.py` reads the file; `cargo x versus` compares. On a GPU, the same steps are computed on the CPU
+//! as well, and it is an error if they part by more than rounding.
 //!
 //! The file is a weights file (docs/weights.md) with two more tensors, `check.x` (images in the order N·H·W·C, or tokens)
 //! and `check.targets`, both as f32. Dropout is left out: it is the only thing in a step that two frameworks cannot share.
@@ -12,11 +13,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use paceline::data::Batch;
+use paceline::nn::optim::Moment;
 use paceline::nn::parameter::ForeignLayout;
 use paceline::nn::weights::{self, Inventory, Slot};
 use paceline::nn::{Input, Model, Net, State, zoo};
 use paceline::system::disk::Disk;
-use paceline::tensor::{Shape, Value};
+use paceline::tensor::{Precision, Shape, Value};
+use paceline::train::compute::Compute;
 use paceline::train::replica::Replica;
 use serde_json::json;
 
@@ -43,26 +46,110 @@ pub fn run(arguments: &BenchStep, file: &Path) -> Outcome {
         net.without_dropout();
         entry.build(net, x, classes)
     };
-    let mut replica = replica(arguments, &certain, input, (batch_size, Some(f64::INFINITY)))?;
-    calm(&mut replica);
+    let clip_norm = Some(f64::INFINITY);
+    let mut made = replica(arguments, &certain, input, (batch_size, clip_norm))?;
+    calm(&mut made);
     let batch = random_batch(input, batch_size, arguments.classes);
-    write(file, &replica, &batch, input)?;
-    let (loss, norm) = (replica.compute(&batch, 0).mean_loss(), replica.clip(f64::INFINITY));
-    let rate = (DESCENT / (norm * norm)) as f32;
-    replica.update(0, rate);
-    let (next, next_norm) = (replica.compute(&batch, 1).mean_loss(), replica.clip(f64::INFINITY));
-    if arguments.json {
-        let found = json!({
-            "model": arguments.model, "batch": batch_size, "dtype": arguments.dtype, "learning_rate": rate,
-            "losses": [loss, next], "gradient_norms": [norm, next_norm],
-        });
-        print(&format!("{found}\n"));
-    } else {
-        print(&format!("losses {loss:.6} then {next:.6}, norms of the gradient {norm:.6} then {next_norm:.6}\n"));
+    write(file, &made, &batch, input)?;
+    let found = Steps::compute(&mut made, &batch)?;
+    drop(made);
+    let cpu = match arguments.device {
+        Compute::Cpu => None,
+        _ => {
+            let on_cpu = BenchStep { device: Compute::Cpu, ..arguments.clone() };
+            let mut other = replica(&on_cpu, &certain, input, (batch_size, clip_norm))?;
+            calm(&mut other);
+            Some(Steps::compute(&mut other, &batch)?)
+        }
+    };
+    found.show(arguments, file, cpu.as_ref());
+    cpu.map_or(Ok(()), |cpu| found.compare(&cpu, arguments.dtype))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What two steps on the same batch found.
+struct Steps {
+    losses: [f64; 2],
+    norms: [f64; 2],
+    rate: f32,
+}
+
+impl Steps {
+    fn compute(replica: &mut Replica, batch: &Batch) -> Result<Self, Failure> {
+        if replica.is_on_gpu() {
+            return Self::compute_on_gpu(replica, batch);
+        }
+        let (loss, norm) = (replica.compute(batch, 0).mean_loss(), replica.clip(f64::INFINITY));
+        let rate = rate(norm);
+        replica.update(0, rate);
+        let (next, next_norm) = (replica.compute(batch, 1).mean_loss(), replica.clip(f64::INFINITY));
+        Ok(Self { losses: [loss, next], norms: [norm, next_norm], rate })
+    }
+
+    /// A GPU's step has the update in it: the first is made twice, once to learn how far it may go.
+    fn compute_on_gpu(replica: &mut Replica, batch: &Batch) -> Result<Self, Failure> {
+        let mut step = |step, learning_rate| -> Result<(f64, f64), Failure> {
+            if step == 0 {
+                replica.changed();
+                replica.fill_gpu(batch)?;
+            }
+            replica.start_on_gpu(Moment { step, learning_rate })?;
+            let found = replica.session().expect("it is on a GPU").finish().map_err(Failure::failed)?;
+            Ok((found.loss / batch.targets.len() as f64, found.norm))
+        };
+        let rate = rate(step(0, 0.0)?.1);
+        let ((loss, norm), (next, next_norm)) = (step(0, rate)?, step(1, 0.0)?);
+        Ok(Self { losses: [loss, next], norms: [norm, next_norm], rate })
+    }
+
+    fn show(&self, arguments: &BenchStep, file: &Path, cpu: Option<&Self>) {
+        let &Self { losses: [loss, next], norms: [norm, next_norm], rate } = self;
+        if arguments.json {
+            let mut found = json!({
+                "model": arguments.model, "batch": arguments.batch[0], "dtype": arguments.dtype, "learning_rate": rate,
+                "losses": [loss, next], "gradient_norms": [norm, next_norm],
+            });
+            if let Some(cpu) = cpu {
+                found["cpu"] = json!({ "losses": cpu.losses, "gradient_norms": cpu.norms });
+            }
+            print(&format!("{found}\n"));
+            return;
+        }
+        let line = |steps: &Self| {
+            let Self { losses: [loss, next], norms: [norm, next_norm], .. } = steps;
+            format!("losses {loss:.6} then {next:.6}, norms of the gradient {norm:.6} then {next_norm:.6}\n")
+        };
+        print(&line(self));
+        if let Some(cpu) = cpu {
+            print(&format!("on the CPU: {}", line(cpu)));
+        }
         print(&format!("learning rate of the step between them: {rate:e}\n"));
         print(&format!("weights and batch are in {}\n", file.display()));
     }
-    Ok(ExitCode::SUCCESS)
+
+    /// Refuses numbers that part from the CPU's by more than rounding: as much as `cargo x versus` allows.
+    fn compare(&self, cpu: &Self, precision: Precision) -> Result<(), Failure> {
+        let (of_loss, of_norm) = match precision {
+            Precision::F32 => (1e-4, 1e-3),
+            Precision::Bf16 => (5e-3, 2e-2),
+        };
+        let compared = [("loss", self.losses, cpu.losses, of_loss), ("norm", self.norms, cpu.norms, of_norm)];
+        for (what, ours, theirs, most) in compared {
+            for (step, (ours, theirs)) in ours.into_iter().zip(theirs).enumerate() {
+                let apart = (ours - theirs).abs() / theirs.abs();
+                if apart.is_nan() || apart > most {
+                    let text = format!("{what} of step {}: {ours} on the GPU, {theirs} on the CPU", step + 1);
+                    return Err(Failure::failed(format!("{text}; at most {most:e} is rounding")));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// By which the first step lowers the loss as far as it should.
+fn rate(norm: f64) -> f32 {
+    (DESCENT / (norm * norm)) as f32
 }
 
 /// Scales and shifts every normalised value to a mean of two deviations above zero.

@@ -46,7 +46,7 @@ part() {
   running=$!
   wait $running
   code=$? running=''
-  grep -E '^(test result:|skipped:|gpus )|cuda:|ERROR SUMMARY|images/s|panicked' "logs/$name.log"
+  grep -E '^(test result:|skipped:|gpus |losses |on the CPU: )|cuda:|ERROR SUMMARY|images/s|panicked' "logs/$name.log"
   if [ $code -eq 0 ]; then
     passed=$((passed + 1))
   elif grep -q 'Device not supported' "logs/$name.log"; then
@@ -78,10 +78,15 @@ prepare() {
   done
 }
 
-# row MODEL SIDE BATCH SECONDS: Paceline, PyTorch, Paceline; then a line of the table.
+# row MODEL SIDE BATCH SECONDS: losses beside the CPU's; Paceline, PyTorch, Paceline; then a line of the table.
 row() {
   work="$1-$2"
-  ours="./paceline bench step --device cuda --model $1 --size $2 --batch $3 --classes 1000 --dtype bf16 --steps 7 --json"
+  step="./paceline bench step --device cuda --model $1 --size $2 --classes 1000 --dtype bf16"
+  rm -f "logs/$work.weights"
+  # shellcheck disable=SC2086
+  part "check-$work" 120 $step --batch 8 --calibrate off --check "logs/$work.weights"
+  rm -f "logs/$work.weights"
+  ours="$step --batch $3 --steps 7 --json"
   # shellcheck disable=SC2086
   part "bench-$work-first" 120 $ours
   if has_peer; then

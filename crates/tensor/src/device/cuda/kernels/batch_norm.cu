@@ -423,12 +423,12 @@ NORM_KERNELS(bf16, bf16_wide, 8)
 
 // What blocks have found, added up once for all, where there are many of both: by one block for each tile.
 #define NORM_TOTALS(NAME, W)                                                                                                     \
-    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_totals_##NAME(const float* partial, int blocks, float* sums, i64 rows, int channels, int tile) { \
+    KERNEL __launch_bounds__(NORM_THREADS) batch_norm_totals_##NAME(const float* partial, int blocks, float* sums, int pivoted, i64 rows, int channels, int tile) { \
         NormPartial all = {partial, blocks};                                                                                     \
         norm_totals<W>(all, channels, tile, [&](int c, double first, double second) {                                            \
             sums[c] = (float)first;                                                                                              \
             sums[channels + c] = (float)second;                                                                                  \
-            sums[2 * channels + c] = (float)all.pivot(channels, c);                                                              \
+            if (pivoted) sums[2 * channels + c] = (float)all.pivot(channels, c);                                                 \
         });                                                                                                                      \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_moments_##NAME(const float* partial, int blocks, float* mean, float* variance, i64 rows, int channels, int tile) { \

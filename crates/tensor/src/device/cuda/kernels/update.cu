@@ -20,7 +20,6 @@ struct Verdict {
 
 // Squares of the gradients by chunk; one that is not a number makes its chunk's sum so.
 KERNEL gradient_squares(const float* gradients, i64 elements, double* partial) {
-    __shared__ double room[256];
     double sum = 0.0;
     for (i64 i = first_index() * 4; i < elements; i += all_threads() * 4) {
         float4 g = *reinterpret_cast<const float4*>(gradients + i);
@@ -28,28 +27,17 @@ KERNEL gradient_squares(const float* gradients, i64 elements, double* partial) {
         sum += x * x + y * y + z * z + w * w;
         if (!(isfinite(g.x) && isfinite(g.y) && isfinite(g.z) && isfinite(g.w))) sum = __longlong_as_double(0x7ff8000000000000ll);
     }
-    room[threadIdx.x] = sum;
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-        if (threadIdx.x < half) room[threadIdx.x] += room[threadIdx.x + half];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) partial[blockIdx.x] = room[0];
+    sum = sum_of_256(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
 // One block. The loss, where it is given, must be a number too.
 KERNEL gradient_verdict(const double* partial, int chunks, const double* loss, const Moment* moment, Verdict* verdict) {
-    __shared__ double room[256];
     double sum = 0.0;
     for (int i = threadIdx.x; i < chunks; i += 256) sum += partial[i];
-    room[threadIdx.x] = sum;
-    __syncthreads();
-    for (int half = 128; half > 0; half /= 2) {
-        if (threadIdx.x < half) room[threadIdx.x] += room[threadIdx.x + half];
-        __syncthreads();
-    }
+    sum = sum_of_256(sum);
     if (threadIdx.x == 0) {
-        double norm = sqrt(room[0]);
+        double norm = sqrt(sum);
         u32 spoiled = isnan(norm) ? 2 : 0;
         if (loss && !isfinite(*loss)) spoiled = 1;
         verdict->spoiled = spoiled;

@@ -88,22 +88,26 @@ impl Cut {
         builder: &mut Builder<'_>,
         name: &str,
         partial: Address,
-        results: &[Address],
+        results: &[Argument],
     ) -> Result<(), CudaError> {
         let tile = if self.packs == self.channels { self.packs.next_power_of_two().min(TILE) } else { 1 };
         let mut arguments: Vec<Argument> = vec![partial.into(), (self.grid[0] as i32).into()];
-        arguments.extend(results.iter().map(|&result| Argument::from(result)));
+        arguments.extend(results);
         arguments.extend([self.rows.into(), Argument::from(self.channels as i32), (tile as i32).into()]);
         builder.launch(&format!("{name}_{}", self.kind), [1, self.packs.div_ceil(tile), 1], THREADS, &arguments)
     }
 
-    /// What the second pass is told of this first one: where sums stand, and of how many blocks.
-    fn found(&self, builder: &mut Builder<'_>, partial: Address) -> Result<[Argument; 2], CudaError> {
+    /// What the second pass is told of this first one: where sums stand, and of how many blocks. Sums of x have a pivot.
+    fn found(
+        &self,
+        builder: &mut Builder<'_>,
+        (partial, pivoted): (Address, bool),
+    ) -> Result<[Argument; 2], CudaError> {
         if !self.large {
             return Ok([partial.into(), (self.grid[0] as i32).into()]);
         }
         let sums = builder.scratch(3 * self.channels * DType::F32.bytes());
-        self.totals(builder, "batch_norm_totals", partial, &[sums])?;
+        self.totals(builder, "batch_norm_totals", partial, &[sums.into(), i32::from(pivoted).into()])?;
         Ok([sums.into(), 1.into()])
     }
 }
@@ -131,7 +135,7 @@ fn sums(builder: &mut Builder<'_>, x: &Tensor<'_>) -> Result<(Cut, Address), Cud
 /// The mean and the variance of every channel, for whoever normalises `x` later.
 pub(super) fn moments(builder: &mut Builder<'_>, x: &Tensor<'_>, to: [Address; 2]) -> Result<(), CudaError> {
     let (first, partial) = sums(builder, x)?;
-    first.totals(builder, "batch_norm_moments", partial, &to)
+    first.totals(builder, "batch_norm_moments", partial, &to.map(Argument::from))
 }
 
 fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), CudaError> {
@@ -148,7 +152,7 @@ fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), 
         return apply(builder, at, norm, [mean, spread], false);
     }
     let (first, partial) = sums(builder, &x)?;
-    let found = first.found(builder, partial)?;
+    let found = first.found(builder, (partial, true))?;
     let cut = Cut::new(builder, &x, ("batch_norm_train", ""))?;
     let (added, gamma) = added_and_gamma(at, norm);
     let (y, gate) = (at.output(0).address, at.gate().unwrap_or(NOTHING));
@@ -213,7 +217,7 @@ fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Resu
     arguments.extend([kind(norm.rectifier), partial.into()]);
     arguments.extend(first.arguments());
     builder.launch(&first.name, first.grid, THREADS, &arguments)?;
-    let [sums, blocks] = first.found(builder, partial)?;
+    let [sums, blocks] = first.found(builder, (partial, false))?;
     let dgamma = if norm.scale { at.output(2).address } else { builder.scratch(first.channels * DType::F32.bytes()) };
     // Once it was given out, what the ReLU let pass is read instead of dy.
     let (dz, y, mask) = if norm.residual { (dz, NOTHING, "_0") } else { (dy.address, y, mask) };
@@ -238,5 +242,5 @@ pub(in crate::device::cuda) fn relu_gradient(
     let mut arguments: Vec<Argument> = [dy.address, y.address, dz.address, partial].map(Argument::from).into();
     arguments.extend(cut.arguments());
     builder.launch(&cut.name, cut.grid, THREADS, &arguments)?;
-    cut.totals(builder, "first_totals", partial, &[bias])
+    cut.totals(builder, "first_totals", partial, &[bias.into()])
 }
