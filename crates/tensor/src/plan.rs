@@ -28,6 +28,9 @@ use crate::split::{self, Part};
 /// Every buffer starts on a cache line.
 pub const ALIGNMENT_BYTES: usize = 64;
 
+/// Where gradients are in the arena, other values begin at multiples of this: a GPU moves 128 bytes at once, and gradients end in the middle.
+pub const SHARED_ALIGNMENT_BYTES: usize = 512;
+
 /// Where a value lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {

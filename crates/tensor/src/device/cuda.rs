@@ -68,6 +68,7 @@ pub struct Cuda {
     blas: Blas,
     module: Module,
     stream: Stream,
+    side: Stream,
     context: Arc<Context>,
     name: String,
     bus: String,
@@ -124,13 +125,14 @@ impl Cuda {
             prepared: Mutex::default(),
             known: Mutex::default(),
             running: Mutex::default(),
-            cudnn: Cudnn::new(&stream)?,
+            cudnn: Cudnn::new(&context)?,
             blas: Blas::new()?,
             module,
             name: context.name()?,
             bus: context.bus()?,
             multiprocessors: context.multiprocessors()?,
             stream,
+            side: Stream::new(&context)?,
             context,
         })
     }
@@ -200,6 +202,11 @@ impl Cuda {
 
     fn stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// What is computed beside the rest goes here.
+    fn side(&self) -> &Stream {
+        &self.side
     }
 
     fn cudnn(&self) -> &Cudnn {

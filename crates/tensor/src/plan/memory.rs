@@ -3,7 +3,7 @@
 use std::ops::{Range, RangeInclusive};
 
 use super::bucket::Bucket;
-use super::{ALIGNMENT_BYTES, Layout, Place, Updates, Wanted};
+use super::{ALIGNMENT_BYTES, Layout, Place, SHARED_ALIGNMENT_BYTES, Updates, Wanted};
 use crate::dtype::DType;
 use crate::graph::{Graph, Source, Value};
 use crate::op::Op;
@@ -72,11 +72,11 @@ pub(super) fn assign(
     (0..graph.nodes().len()).for_each(|index| work.node(graph, index, &death));
     let Assignment { storages, storage_of, start_of } = work;
     let end = |spans: &[Span]| spans.iter().map(|span| span.bytes.end).max().unwrap_or(0);
-    let (mut offsets, mut spans) = place_all(&storages, Vec::new());
+    let (mut offsets, mut spans) = place_all(&storages, Vec::new(), ALIGNMENT_BYTES);
     let mut has_gradients = false;
     if wanted.updates == Updates::FromArena {
         let gradients = parts.iter().map(|part| gradient_span(graph, part, layout)).collect();
-        let shared = place_all(&storages, gradients);
+        let shared = place_all(&storages, gradients, SHARED_ALIGNMENT_BYTES);
         has_gradients = end(&shared.1) < end(&spans) + layout.length() * DType::F32.bytes();
         if has_gradients {
             (offsets, spans) = shared;
@@ -237,15 +237,16 @@ fn shared_input(
     (fixed.is_none() && !is_kept && death == index && same_type && !read_twice).then_some(storage)
 }
 
-/// Offsets for the storages of the arena beside what is taken: largest first, each at the lowest free place. Gives all spans, too.
-fn place_all(storages: &[Storage], mut spans: Vec<Span>) -> (Vec<usize>, Vec<Span>) {
+/// Offsets for the storages of the arena beside what is taken: largest first, each at the lowest free place, a multiple of `alignment`. Gives
+/// all spans, too.
+fn place_all(storages: &[Storage], mut spans: Vec<Span>, alignment: usize) -> (Vec<usize>, Vec<Span>) {
     let mut order: Vec<usize> = (0..storages.len()).filter(|&index| storages[index].fixed.is_none()).collect();
     order.sort_by_key(|&index| (std::cmp::Reverse(storages[index].bytes), index));
     let mut offsets = vec![0usize; storages.len()];
     spans.sort_by_key(|span| span.bytes.start);
     for index in order {
         let Storage { birth, death, bytes, .. } = storages[index];
-        let bytes = bytes.next_multiple_of(ALIGNMENT_BYTES);
+        let bytes = bytes.next_multiple_of(alignment);
         // `spans` is kept sorted, so one sweep over the neighbours in time finds the lowest gap.
         let mut offset = 0;
         for span in &spans {
@@ -253,7 +254,7 @@ fn place_all(storages: &[Storage], mut spans: Vec<Span>) -> (Vec<usize>, Vec<Spa
                 if span.bytes.start.checked_sub(offset).is_some_and(|gap| gap >= bytes) {
                     break;
                 }
-                offset = offset.max(span.bytes.end);
+                offset = offset.max(span.bytes.end.next_multiple_of(alignment));
             }
         }
         offsets[index] = offset;

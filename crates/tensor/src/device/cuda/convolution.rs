@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::cudnn::{Class, Cudnn, Descriptor, Kind, Name};
-use super::driver::{Event, Memory};
+use super::driver::{Event, Memory, Stream};
 use super::program::Address;
 use super::{Cuda, CudaError, Options};
 use crate::device::cpu::conv::ConvPass;
@@ -455,7 +455,7 @@ impl Trial {
         let stream = cuda.stream();
         let run = |times: usize| {
             self.events[0].record(stream)?;
-            (0..times).try_for_each(|_| cuda.cudnn().execute(&ready.plan, &pack))?;
+            (0..times).try_for_each(|_| cuda.cudnn().execute(cuda.stream(), &ready.plan, &pack))?;
             self.events[1].record(stream)?;
             Ok::<f64, CudaError>(self.events[1].seconds_since(&self.events[0])? / times as f64)
         };
@@ -503,9 +503,9 @@ impl Convolution {
         Ok(())
     }
 
-    /// Starts it on cuDNN's stream.
-    pub fn start(&self, cudnn: &Cudnn) -> Result<(), CudaError> {
-        cudnn.execute(&self.ready.plan, self.pack.as_ref().expect("a program is completed before it runs"))
+    /// Starts it on a stream.
+    pub fn start(&self, cudnn: &Cudnn, stream: &Stream) -> Result<(), CudaError> {
+        cudnn.execute(stream, &self.ready.plan, self.pack.as_ref().expect("a program is completed before it runs"))
     }
 }
 

@@ -10,7 +10,7 @@ pub(super) use sys::cudnnBackendAttributeType_t as Kind;
 pub(super) use sys::cudnnBackendDescriptorType_t as Class;
 
 use super::CudaError;
-use super::driver::Stream;
+use super::driver::{Context, Stream};
 
 fn check(status: sys::cudnnStatus_t, what: &str) -> Result<(), CudaError> {
     if status == sys::cudnnStatus_t::CUDNN_STATUS_SUCCESS {
@@ -26,7 +26,7 @@ fn check(status: sys::cudnnStatus_t, what: &str) -> Result<(), CudaError> {
     Err(CudaError(format!("cuDNN, {what}: {text} {}", last.trim())))
 }
 
-/// cuDNN on one stream.
+/// cuDNN.
 #[derive(Debug)]
 pub(super) struct Cudnn {
     handle: sys::cudnnHandle_t,
@@ -39,14 +39,11 @@ unsafe impl Sync for Cudnn {}
 
 impl Cudnn {
     /// Starts the library.
-    pub fn new(stream: &Stream) -> Result<Self, CudaError> {
-        stream.context().enter()?;
+    pub fn new(context: &Context) -> Result<Self, CudaError> {
+        context.enter()?;
         let mut handle = null_mut();
-        // SAFETY: cuDNN writes one handle; the stream lives as long as the device that holds both.
-        unsafe {
-            check(sys::cudnnCreate(&mut handle), "starting")?;
-            check(sys::cudnnSetStream(handle, stream.handle().cast()), "taking a stream")?;
-        }
+        // SAFETY: cuDNN writes one handle.
+        check(unsafe { sys::cudnnCreate(&mut handle) }, "starting")?;
         Ok(Self { handle })
     }
 
@@ -62,9 +59,13 @@ impl Cudnn {
     }
 
     /// Starts a plan with the pointers of a variant pack.
-    pub fn execute(&self, plan: &Descriptor, pack: &Descriptor) -> Result<(), CudaError> {
-        // SAFETY: both are finalised; the pack's addresses are those of the plan's tensors.
-        check(unsafe { sys::cudnnBackendExecute(self.handle, plan.0, pack.0) }, "starting a convolution")
+    pub fn execute(&self, stream: &Stream, plan: &Descriptor, pack: &Descriptor) -> Result<(), CudaError> {
+        // SAFETY: the stream lives, and the handle uses it until it is given another, which it is before it starts anything again; plan and
+        // pack are finalised, and the pack's addresses are those of the plan's tensors.
+        unsafe {
+            check(sys::cudnnSetStream(self.handle, stream.handle().cast()), "taking a stream")?;
+            check(sys::cudnnBackendExecute(self.handle, plan.0, pack.0), "starting a convolution")
+        }
     }
 }
 

@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use super::convolution::Convolution;
-use super::cudnn::Cudnn;
 use super::driver::{Event, Function, Stream};
 use super::join::Joins;
 use super::product::Product;
@@ -174,21 +173,18 @@ pub(super) enum Call {
 }
 
 impl Call {
-    fn start(&self, cuda: &Cuda, (cudnn, stream): Lane<'_>, scratch: u64) -> Result<(), CudaError> {
+    fn start(&self, cuda: &Cuda, stream: &Stream, scratch: u64) -> Result<(), CudaError> {
         match self {
             Self::Launch(launch) => {
                 let block = (launch.block, launch.shared_bytes);
                 stream.launch_with_shared(launch.function, launch.grid, block, &launch.completed)
             }
-            Self::Convolution(convolution) => convolution.start(cudnn),
+            Self::Convolution(convolution) => convolution.start(cuda.cudnn(), stream),
             Self::Product(product) => product.start(cuda.blas(), stream, scratch),
             Self::Copy(to, from, bytes) => stream.copy(to.complete(scratch), from.complete(scratch), *bytes),
         }
     }
 }
-
-/// Where calls go: a stream, and cuDNN on it.
-type Lane<'a> = (&'a Cudnn, &'a Stream);
 
 /// All calls of a plan, in order.
 #[derive(Debug)]
@@ -202,7 +198,6 @@ pub(super) struct Program {
     scratch_bytes: [usize; 2],
     /// What is computed beside the rest, by node.
     beside: BTreeMap<usize, Beside>,
-    side: Option<Side>,
 }
 
 /// A node that is computed beside others.
@@ -213,13 +208,6 @@ struct Beside {
     /// What it is computed from is there.
     begun: Event,
     done: Event,
-}
-
-/// Where such nodes are computed, one after the other.
-#[derive(Debug)]
-struct Side {
-    cudnn: Cudnn,
-    stream: Stream,
 }
 
 /// Where working memory lies.
@@ -270,8 +258,7 @@ impl Program {
             }
             ends.push(builder.calls.len());
         }
-        let side = (!beside.is_empty()).then(|| Side::new(cuda)).transpose()?;
-        Ok(Self { beside, side, ..builder.finish(ends) })
+        Ok(Self { beside, ..builder.finish(ends) })
     }
 
     /// Calls that belong to no node.
@@ -313,16 +300,16 @@ impl Program {
 
     /// Starts every call.
     pub fn start(&self, cuda: &Cuda, stream: &Stream) -> Result<(), CudaError> {
-        if self.side.is_some() {
+        if !self.beside.is_empty() {
             return self.start_nodes(cuda, stream, 0..self.ends.len());
         }
-        self.start_calls(cuda, (cuda.cudnn(), stream), 0..self.calls.len())
+        self.start_calls(cuda, stream, 0..self.calls.len())
     }
 
-    fn start_calls(&self, cuda: &Cuda, lane: Lane<'_>, which: Range<usize>) -> Result<(), CudaError> {
+    fn start_calls(&self, cuda: &Cuda, stream: &Stream, which: Range<usize>) -> Result<(), CudaError> {
         let (calls, starts) = (&self.calls[which.clone()], &self.scratch[which]);
         calls.iter().zip(starts).try_for_each(|(call, base)| match *base {
-            Base::At(scratch) => call.start(cuda, lane, scratch),
+            Base::At(scratch) => call.start(cuda, stream, scratch),
             Base::Own { .. } => unreachable!("a program is completed before it runs"),
         })
     }
@@ -344,32 +331,25 @@ impl Program {
             if due == 0 && beside.is_none() {
                 continue;
             }
-            self.start_calls(cuda, (cuda.cudnn(), stream), before(next)..before(node))?;
+            self.start_calls(cuda, stream, before(next)..before(node))?;
             next = node;
             under_way.drain(..due).try_for_each(|earlier| stream.wait_for(&earlier.done))?;
-            if let (Some(beside), Some(side)) = (beside, &self.side) {
+            if let (Some(beside), side) = (beside, cuda.side()) {
                 beside.begun.record(stream)?;
-                side.stream.wait_for(&beside.begun)?;
-                self.start_calls(cuda, (&side.cudnn, &side.stream), before(node)..before(node + 1))?;
-                beside.done.record(&side.stream)?;
+                side.wait_for(&beside.begun)?;
+                self.start_calls(cuda, side, before(node)..before(node + 1))?;
+                beside.done.record(side)?;
                 under_way.push(beside);
                 next = node + 1;
             }
         }
-        self.start_calls(cuda, (cuda.cudnn(), stream), before(next)..before(nodes.end))?;
+        self.start_calls(cuda, stream, before(next)..before(nodes.end))?;
         under_way.iter().try_for_each(|beside| stream.wait_for(&beside.done))
     }
 
     /// The number of calls.
     pub fn calls(&self) -> usize {
         self.calls.len()
-    }
-}
-
-impl Side {
-    fn new(cuda: &Cuda) -> Result<Self, CudaError> {
-        let stream = Stream::new(cuda.context())?;
-        Ok(Self { cudnn: Cudnn::new(&stream)?, stream })
     }
 }
 
@@ -460,7 +440,7 @@ pub(super) struct Builder<'a> {
 pub(super) const SHARED_MAX: usize = 96 << 10;
 
 /// What the beginning of every piece of working memory is a multiple of.
-pub(super) const SCRATCH_ALIGNMENT: usize = 256;
+const SCRATCH_ALIGNMENT: usize = 256;
 
 /// Threads of a block, where nothing else is asked for.
 pub(super) const BLOCK: u32 = 256;
@@ -589,6 +569,6 @@ impl<'a> Builder<'a> {
 
     fn finish(self, ends: Vec<usize>) -> Program {
         let Self { calls, starts: scratch, scratch_bytes, .. } = self;
-        Program { calls, scratch, ends, scratch_bytes, beside: BTreeMap::new(), side: None }
+        Program { calls, scratch, ends, scratch_bytes, beside: BTreeMap::new() }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::Blueprint;
 use crate::device::cuda::join::Joins;
-use crate::device::cuda::program::SCRATCH_ALIGNMENT;
 use crate::device::cuda::{Cuda, CudaError};
+use crate::plan::SHARED_ALIGNMENT_BYTES;
 
 /// Of the memory that is free, what a batch that is proposed takes: the rest is for working memory and for batches on their way.
 const SHARE: f64 = 0.95;
@@ -32,7 +32,7 @@ impl Room {
         let (plan, ends) = blueprint.train.unwrap_or(blueprint.eval);
         let words = plan.parameters().length() * 4;
         let shared = plan.arena_has_gradients();
-        let eval_start = if shared { words.next_multiple_of(SCRATCH_ALIGNMENT) } else { 0 };
+        let eval_start = if shared { words.next_multiple_of(SHARED_ALIGNMENT_BYTES) } else { 0 };
         let gradients = if blueprint.train.is_some() && !shared { words } else { 0 };
         let room = Self {
             arena: plan.arena_bytes().max(eval_start + blueprint.eval.0.arena_bytes()),
