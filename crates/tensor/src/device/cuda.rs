@@ -73,6 +73,8 @@ pub struct Cuda {
     name: String,
     bus: String,
     multiprocessors: usize,
+    /// Whether a kernel's blocks may come before the kernel ahead of it has ended.
+    starts_early: bool,
 }
 
 /// What a GPU is.
@@ -131,6 +133,7 @@ impl Cuda {
             name: context.name()?,
             bus: context.bus()?,
             multiprocessors: context.multiprocessors()?,
+            starts_early: context.capability()? >= (9, 0),
             stream,
             side: Stream::new(&context)?,
             context,
@@ -222,7 +225,7 @@ impl Cuda {
     }
 
     fn function(&self, name: &str) -> Result<Function, CudaError> {
-        self.module.function(name)
+        self.module.function(name, self.starts_early && compile::is_early(name))
     }
 
     /// The plan of a convolution: made once for all layers that are alike.

@@ -26,6 +26,15 @@ const SOURCE: &str = concat!(
     include_str!("kernels/album.cu"),
 );
 
+/// How the names of kernels begin that wait for the kernel ahead of them themselves (`wait_for_last` in prelude.cu), so that they may be
+/// started before it has ended.
+const EARLY: [&str; 4] = ["batch_norm_", "relu_grad_sums_", "first_totals_", "narrow_"];
+
+/// Whether the kernel of this name may be started before the one ahead of it has ended.
+pub(super) fn is_early(name: &str) -> bool {
+    EARLY.iter().any(|begin| name.starts_with(begin))
+}
+
 fn check(status: sys::nvrtcResult, what: &str) -> Result<(), CudaError> {
     if status == sys::nvrtcResult::NVRTC_SUCCESS {
         return Ok(());
@@ -93,5 +102,27 @@ fn log(program: &Program) -> String {
         let mut text = vec![0u8; length];
         sys::nvrtcGetProgramLog(program.0, text.as_mut_ptr().cast());
         String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_that_begin_early_wait_for_the_last_one() {
+        let mut found = 0;
+        for kernel in SOURCE.split("KERNEL ").skip(2) {
+            let plain = |c: char| c.is_whitespace() || c == '\\';
+            let named = match kernel.strip_prefix("__launch_bounds__(") {
+                Some(bounds) => bounds.split_once(')').unwrap().1.trim_start_matches(plain),
+                None => kernel,
+            };
+            let (name, body) = (named.split_once('(').unwrap().0, named.split_once('{').unwrap().1);
+            let waits = body.trim_start_matches(plain).starts_with("wait_for_last();");
+            assert_eq!(waits, is_early(name), "{name}");
+            found += usize::from(waits);
+        }
+        assert!(found > 10, "{found}");
     }
 }

@@ -366,12 +366,26 @@ impl Stream {
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
             *pointer = std::ptr::from_ref(argument).cast_mut().cast();
         }
-        // SAFETY: the driver copies the arguments before it returns; the kernel's signature matches, as its caller asserts.
-        let status = unsafe {
-            let ([x, y, z], stream) = (grid, self.stream);
-            let arguments = pointers.as_mut_ptr();
-            sys::cuLaunchKernel(function.0, x, y, z, block, 1, 1, shared_bytes, stream, arguments, null_mut())
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
+        let configuration = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(function.early),
+        };
+        // SAFETY: the driver copies everything before it returns; the kernel's signature matches, as its caller asserts.
+        let status =
+            unsafe { sys::cuLaunchKernelEx(&configuration, function.handle, pointers.as_mut_ptr(), null_mut()) };
         check(status, "starting a kernel")
     }
 }
@@ -455,7 +469,11 @@ pub(super) struct Module {
 
 /// A kernel. Lives as long as the process: modules are never unloaded.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Function(sys::CUfunction);
+pub(super) struct Function {
+    handle: sys::CUfunction,
+    /// Whether its blocks may be there before the kernel ahead of it has ended: it waits for that itself.
+    early: bool,
+}
 
 // SAFETY: a handle that the driver only reads.
 unsafe impl Send for Function {}
@@ -472,7 +490,7 @@ impl Function {
         let mut blocks = 0;
         // SAFETY: the driver writes one integer.
         let status = unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads as i32, shared_bytes)
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.handle, threads as i32, shared_bytes)
         };
         check(status, "asking how many blocks fit")?;
         Ok(usize::try_from(blocks).unwrap_or(1).max(1))
@@ -482,7 +500,7 @@ impl Function {
     pub fn allow_shared(self, bytes: usize) -> Result<(), CudaError> {
         let what = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the kernel lives as long as the process.
-        check(unsafe { sys::cuFuncSetAttribute(self.0, what, bytes as i32) }, "asking for shared memory")
+        check(unsafe { sys::cuFuncSetAttribute(self.handle, what, bytes as i32) }, "asking for shared memory")
     }
 }
 
@@ -497,13 +515,13 @@ impl Module {
         Ok(Self { module })
     }
 
-    /// The kernel of this name.
-    pub fn function(&self, name: &str) -> Result<Function, CudaError> {
+    /// The kernel of this name. With `early`, its blocks may be there before the kernel ahead of it has ended: it waits for that itself.
+    pub fn function(&self, name: &str, early: bool) -> Result<Function, CudaError> {
         let text = CString::new(name).expect("kernels have plain names");
-        let mut function = null_mut();
+        let mut handle = null_mut();
         // SAFETY: the module is never unloaded; the name ends with a zero.
-        let status = unsafe { sys::cuModuleGetFunction(&mut function, self.module, text.as_ptr()) };
+        let status = unsafe { sys::cuModuleGetFunction(&mut handle, self.module, text.as_ptr()) };
         check(status, &format!("finding the kernel `{name}`"))?;
-        Ok(Function(function))
+        Ok(Function { handle, early })
     }
 }

@@ -148,6 +148,7 @@ template <int W> __device__ __forceinline__ void norm_moments(NormPartial partia
 
 // The statistics of a batch-norm from a mean and a variance that are given.
 KERNEL batch_norm_given(const float* given_mean, const float* given_variance, i64 rows, int channels, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance) {
+    wait_for_last();
     i64 c = first_index();
     if (c >= channels) return;
     double variance = given_variance[c], m = momentum;
@@ -389,23 +390,29 @@ template <typename T, int W> __device__ __forceinline__ void relu_grad_sums(cons
 
 #define NORM_KERNELS(T, NAME, W)                                                                                                 \
     KERNEL __launch_bounds__(NORM_THREADS) relu_grad_sums_##NAME(const T* dy, const T* y, T* dz, float* partial, i64 rows, int channels, int tile) { \
+        wait_for_last();                                                                                                         \
         relu_grad_sums<T, W>(dy, y, dz, partial, rows, channels, tile);                                                          \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_sums_##NAME(const T* x, float* partial, i64 rows, int channels, int tile) { \
+        wait_for_last();                                                                                                         \
         norm_sums<T, W>(x, partial, rows, channels, tile);                                                                       \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_train_##NAME(const T* x, const T* added, T* y, unsigned char* gate, const float* partial, int blocks, float epsilon, float momentum, float* mean, float* spread, float* running_mean, float* running_variance, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile) { \
+        wait_for_last();                                                                                                         \
         norm_train<T, W>(x, added, y, gate, {partial, blocks}, epsilon, momentum, mean, spread, running_mean, running_variance, gamma, beta, cut, rows, channels, tile); \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_apply_##NAME(const T* x, const T* added, T* y, unsigned char* gate, const float* mean, const float* spread, int is_variance, float epsilon, const float* gamma, const float* beta, int cut, i64 rows, int channels, int tile) { \
+        wait_for_last();                                                                                                         \
         norm_apply<T, W>(x, added, y, gate, mean, spread, is_variance, epsilon, gamma, beta, cut, rows, channels, tile);         \
     }
 
 #define NORM_GRADIENTS(T, NAME, W, MASK)                                                                                         \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_sums_##NAME##_##MASK(const T* dy, const T* more, const T* x, const void* y, T* dz, const float* mean, const float* spread, const float* gamma, const float* beta, int kind, float* partial, i64 rows, int channels, int tile) { \
+        wait_for_last();                                                                                                         \
         norm_grad_sums<T, W, MASK>(dy, more, x, y, dz, mean, spread, gamma, beta, kind, partial, rows, channels, tile);          \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_grad_apply_##NAME##_##MASK(const T* dy, const T* x, const void* y, T* dx, const float* mean, const float* spread, const float* gamma, const float* beta, float* dbeta, float* dgamma, int kind, const float* partial, int blocks, i64 rows, int channels, int tile) { \
+        wait_for_last();                                                                                                         \
         norm_grad_apply<T, W, MASK>(dy, x, y, dx, mean, spread, gamma, beta, dbeta, dgamma, kind, {partial, blocks}, rows, channels, tile); \
     }
 #define NORM_MASKS(T, NAME, W) NORM_GRADIENTS(T, NAME, W, 0) NORM_GRADIENTS(T, NAME, W, 1) NORM_GRADIENTS(T, NAME, W, 2)
@@ -424,6 +431,7 @@ NORM_KERNELS(bf16, bf16_wide, 8)
 // What blocks have found, added up once for all, where there are many of both: by one block for each tile.
 #define NORM_TOTALS(NAME, W)                                                                                                     \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_totals_##NAME(const float* partial, int blocks, float* sums, int pivoted, i64 rows, int channels, int tile) { \
+        wait_for_last();                                                                                                         \
         NormPartial all = {partial, blocks};                                                                                     \
         norm_totals<W>(all, channels, tile, [&](int c, double first, double second) {                                            \
             sums[c] = (float)first;                                                                                              \
@@ -432,9 +440,11 @@ NORM_KERNELS(bf16, bf16_wide, 8)
         });                                                                                                                      \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) batch_norm_moments_##NAME(const float* partial, int blocks, float* mean, float* variance, i64 rows, int channels, int tile) { \
+        wait_for_last();                                                                                                         \
         norm_moments<W>({partial, blocks}, mean, variance, rows, channels, tile);                                                \
     }                                                                                                                            \
     KERNEL __launch_bounds__(NORM_THREADS) first_totals_##NAME(const float* partial, int blocks, float* sums, i64 rows, int channels, int tile) { \
+        wait_for_last();                                                                                                         \
         norm_totals<W>({partial, blocks}, channels, tile, [&](int c, double sum, double) { sums[c] = (float)sum; });             \
     }
 

@@ -196,6 +196,7 @@ __device__ __forceinline__ void narrow_grad(const bf16* x, const bf16* dy, float
 
 #define NARROW_GRADIENT(SIZE)                                                                                                  \
     KERNEL __launch_bounds__(NARROW_WARPS * 32, 2) narrow_gradient_##SIZE(const bf16* x, const bf16* dy, float* partial, NARROW_PARAMETERS) { \
+        wait_for_last();                                                                                                       \
         narrow_grad<SIZE>(x, dy, partial, NARROW);                                                                             \
     }
 NARROW_GRADIENT(1)
@@ -204,6 +205,7 @@ NARROW_GRADIENT(3)
 // Adds up what blocks have found, in their order: 32 sums by 8 parts of the blocks. The gradient of the weights goes to
 // [tap][channel][output], or to [output][tap][channel] if `last`.
 KERNEL narrow_totals(const float* partial, int blocks, int taps, int channels, int outputs, int last, float* dw) {
+    wait_for_last();
     __shared__ float room[256];
     int x = threadIdx.x % 32, y = threadIdx.x / 32, i = blockIdx.x * 32 + x;
     const float* from = partial + (i64)blockIdx.y * blocks * taps * 256 + i;
@@ -330,6 +332,7 @@ __device__ __forceinline__ void narrow_pass(const bf16* x, const bf16* w, bf16* 
 #define NARROW_PASS(SIZE, SLICE)                                                                                               \
     KERNEL __launch_bounds__(256, 2)                                                                                           \
         narrow_pass_##SIZE##_##SLICE(const bf16* x, const bf16* w, bf16* y, int turned, NARROW_PARAMETERS) {                   \
+        wait_for_last();                                                                                                       \
         narrow_pass<SIZE, SLICE / 16>(x, w, y, turned, NARROW);                                                                \
     }
 NARROW_PASS(1, 32)
