@@ -73,7 +73,7 @@ pub struct Cuda {
     name: String,
     bus: String,
     multiprocessors: usize,
-    /// Whether a kernel's blocks may come before the kernel ahead of it has ended.
+    /// Whether a kernel may be made ready while the one ahead of it ends.
     starts_early: bool,
 }
 
@@ -224,8 +224,12 @@ impl Cuda {
         self.multiprocessors
     }
 
+    fn starts_early(&self) -> bool {
+        self.starts_early
+    }
+
     fn function(&self, name: &str) -> Result<Function, CudaError> {
-        self.module.function(name, self.starts_early && compile::is_early(name))
+        self.module.function(name)
     }
 
     /// The plan of a convolution: made once for all layers that are alike.

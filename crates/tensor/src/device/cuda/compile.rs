@@ -26,12 +26,11 @@ const SOURCE: &str = concat!(
     include_str!("kernels/album.cu"),
 );
 
-/// How the names of kernels begin that wait for the kernel ahead of them themselves (`wait_for_last` in prelude.cu), so that they may be
-/// started before it has ended.
+/// How the names of kernels begin that wait themselves for the kernel ahead of them (`wait_for_last` in prelude.cu).
 const EARLY: [&str; 4] = ["batch_norm_", "relu_grad_sums_", "first_totals_", "narrow_"];
 
-/// Whether the kernel of this name may be started before the one ahead of it has ended.
-pub(super) fn is_early(name: &str) -> bool {
+/// Whether the kernel of this name waits itself for the one ahead of it.
+pub(super) fn waits(name: &str) -> bool {
     EARLY.iter().any(|begin| name.starts_with(begin))
 }
 
@@ -119,9 +118,9 @@ mod tests {
                 None => kernel,
             };
             let (name, body) = (named.split_once('(').unwrap().0, named.split_once('{').unwrap().1);
-            let waits = body.trim_start_matches(plain).starts_with("wait_for_last();");
-            assert_eq!(waits, is_early(name), "{name}");
-            found += usize::from(waits);
+            let does = body.trim_start_matches(plain).starts_with("wait_for_last();");
+            assert_eq!(does, waits(name), "{name}");
+            found += usize::from(does);
         }
         assert!(found > 10, "{found}");
     }

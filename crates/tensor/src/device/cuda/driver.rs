@@ -350,15 +350,16 @@ impl Stream {
 
     /// Starts a kernel. Each argument is eight bytes, of which the kernel reads the first ones that its type has.
     pub fn launch(&self, function: Function, grid: [u32; 3], block: u32, arguments: &[u64]) -> Result<(), CudaError> {
-        self.launch_with_shared(function, grid, (block, 0), arguments)
+        self.launch_with(function, grid, (block, 0, false), arguments)
     }
 
-    /// The same with so many bytes of shared memory besides the kernel's own.
-    pub fn launch_with_shared(
+    /// The same with so many bytes of shared memory besides the kernel's own. With `early`, it is made ready while the kernel ahead of it
+    /// ends, which it waits for itself.
+    pub fn launch_with(
         &self,
         function: Function,
         grid: [u32; 3],
-        (block, shared_bytes): (u32, u32),
+        (block, shared_bytes, early): (u32, u32, bool),
         arguments: &[u64],
     ) -> Result<(), CudaError> {
         let mut pointers = [null_mut::<c_void>(); 32];
@@ -381,11 +382,10 @@ impl Stream {
             sharedMemBytes: shared_bytes,
             hStream: self.stream,
             attrs: &mut attribute,
-            numAttrs: u32::from(function.early),
+            numAttrs: u32::from(early),
         };
         // SAFETY: the driver copies everything before it returns; the kernel's signature matches, as its caller asserts.
-        let status =
-            unsafe { sys::cuLaunchKernelEx(&configuration, function.handle, pointers.as_mut_ptr(), null_mut()) };
+        let status = unsafe { sys::cuLaunchKernelEx(&configuration, function.0, pointers.as_mut_ptr(), null_mut()) };
         check(status, "starting a kernel")
     }
 }
@@ -469,11 +469,7 @@ pub(super) struct Module {
 
 /// A kernel. Lives as long as the process: modules are never unloaded.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Function {
-    handle: sys::CUfunction,
-    /// Whether its blocks may be there before the kernel ahead of it has ended: it waits for that itself.
-    early: bool,
-}
+pub(super) struct Function(sys::CUfunction);
 
 // SAFETY: a handle that the driver only reads.
 unsafe impl Send for Function {}
@@ -490,7 +486,7 @@ impl Function {
         let mut blocks = 0;
         // SAFETY: the driver writes one integer.
         let status = unsafe {
-            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.handle, threads as i32, shared_bytes)
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, self.0, threads as i32, shared_bytes)
         };
         check(status, "asking how many blocks fit")?;
         Ok(usize::try_from(blocks).unwrap_or(1).max(1))
@@ -500,7 +496,7 @@ impl Function {
     pub fn allow_shared(self, bytes: usize) -> Result<(), CudaError> {
         let what = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the kernel lives as long as the process.
-        check(unsafe { sys::cuFuncSetAttribute(self.handle, what, bytes as i32) }, "asking for shared memory")
+        check(unsafe { sys::cuFuncSetAttribute(self.0, what, bytes as i32) }, "asking for shared memory")
     }
 }
 
@@ -515,13 +511,13 @@ impl Module {
         Ok(Self { module })
     }
 
-    /// The kernel of this name. With `early`, its blocks may be there before the kernel ahead of it has ended: it waits for that itself.
-    pub fn function(&self, name: &str, early: bool) -> Result<Function, CudaError> {
+    /// The kernel of this name.
+    pub fn function(&self, name: &str) -> Result<Function, CudaError> {
         let text = CString::new(name).expect("kernels have plain names");
-        let mut handle = null_mut();
+        let mut function = null_mut();
         // SAFETY: the module is never unloaded; the name ends with a zero.
-        let status = unsafe { sys::cuModuleGetFunction(&mut handle, self.module, text.as_ptr()) };
+        let status = unsafe { sys::cuModuleGetFunction(&mut function, self.module, text.as_ptr()) };
         check(status, &format!("finding the kernel `{name}`"))?;
-        Ok(Function { handle, early })
+        Ok(Function(function))
     }
 }

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
+use super::compile;
 use super::convolution::Convolution;
 use super::driver::{Event, Function, Stream};
 use super::join::Joins;
@@ -155,6 +156,8 @@ pub(super) struct Launch {
     grid: [u32; 3],
     block: u32,
     shared_bytes: u32,
+    /// Whether it is made ready while the kernel ahead of it ends.
+    early: bool,
     arguments: Vec<Argument>,
     completed: Vec<u64>,
 }
@@ -176,8 +179,8 @@ impl Call {
     fn start(&self, cuda: &Cuda, stream: &Stream, scratch: u64) -> Result<(), CudaError> {
         match self {
             Self::Launch(launch) => {
-                let block = (launch.block, launch.shared_bytes);
-                stream.launch_with_shared(launch.function, launch.grid, block, &launch.completed)
+                let how = (launch.block, launch.shared_bytes, launch.early);
+                stream.launch_with(launch.function, launch.grid, how, &launch.completed)
             }
             Self::Convolution(convolution) => convolution.start(cuda.cudnn(), stream),
             Self::Product(product) => product.start(cuda.blas(), stream, scratch),
@@ -551,9 +554,17 @@ impl<'a> Builder<'a> {
         let function = self.function(name)?;
         let shared_bytes = shared_bytes as u32;
         let grid = grid.map(|size| u32::try_from(size.max(1)).expect("a grid of blocks that can be counted"));
-        let arguments = arguments.to_vec();
-        self.calls.push(Call::Launch(Launch { function, grid, block, shared_bytes, arguments, completed: Vec::new() }));
+        let (arguments, completed, early) = (arguments.to_vec(), Vec::new(), false);
+        self.calls.push(Call::Launch(Launch { function, grid, block, shared_bytes, early, arguments, completed }));
         Ok(())
+    }
+
+    /// Lets the kernel that was launched last, the one of this name, be made ready while the call ahead of it ends.
+    pub fn allow_early(&mut self, name: &str) {
+        assert!(compile::waits(name), "{name} does not wait for what it reads");
+        if let Some(Call::Launch(launch)) = self.calls.last_mut() {
+            launch.early = self.cuda.starts_early();
+        }
     }
 
     /// A kernel with one thread for each of so many pieces, at most a few waves of blocks: kernels stride over the rest.

@@ -7,12 +7,11 @@ typedef long long i64;
 
 #define KERNEL extern "C" __global__ void
 
-// Begins a kernel whose blocks may be there before the kernel ahead of it has ended: here they wait for that. From then on the blocks of the
-// next such kernel may come, as soon as all of this one have. Which kernels begin like this: `EARLY` in compile.rs.
+// Begins a kernel that may be made ready while the one ahead of it ends: here it waits until that has. Which kernels begin like this: `EARLY`
+// in compile.rs.
 __device__ __forceinline__ void wait_for_last() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

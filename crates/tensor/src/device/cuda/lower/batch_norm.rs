@@ -38,6 +38,9 @@ struct Cut {
     /// Packs of channels that a block works on.
     tile: usize,
     large: bool,
+    /// Whether its kernels are made ready while what is ahead of them ends. It costs large matrices 1% (resnet50's on an H200), and gains
+    /// 2% for small ones.
+    early: bool,
     grid: [usize; 3],
     /// The ending of the names of kernels, and the kernel's name.
     kind: String,
@@ -60,7 +63,8 @@ impl Cut {
         // All blocks run at the same time, so that none is left for a second round.
         let most = (rows / (lanes * ROWS_MIN)).max(1);
         let blocks = (builder.blocks_at_once(&name, THREADS)? / tiles).clamp(1, most);
-        Ok(Self { rows, channels, tile, packs, large, grid: [blocks, tiles, 1], kind, name })
+        let early = x.bytes() <= LARGE;
+        Ok(Self { rows, channels, tile, packs, large, early, grid: [blocks, tiles, 1], kind, name })
     }
 
     /// For a first pass, whose blocks leave sums.
@@ -94,7 +98,27 @@ impl Cut {
         let mut arguments: Vec<Argument> = vec![partial.into(), (self.grid[0] as i32).into()];
         arguments.extend(results);
         arguments.extend([self.rows.into(), Argument::from(self.channels as i32), (tile as i32).into()]);
-        builder.launch(&format!("{name}_{}", self.kind), [1, self.packs.div_ceil(tile), 1], THREADS, &arguments)
+        let grid = [1, self.packs.div_ceil(tile), 1];
+        self.launch_as(builder, &format!("{name}_{}", self.kind), grid, &arguments)
+    }
+
+    /// Appends the kernel.
+    fn launch(&self, builder: &mut Builder<'_>, arguments: &[Argument]) -> Result<(), CudaError> {
+        self.launch_as(builder, &self.name, self.grid, arguments)
+    }
+
+    fn launch_as(
+        &self,
+        builder: &mut Builder<'_>,
+        name: &str,
+        grid: [usize; 3],
+        arguments: &[Argument],
+    ) -> Result<(), CudaError> {
+        builder.launch(name, grid, THREADS, arguments)?;
+        if self.early {
+            builder.allow_early(name);
+        }
+        Ok(())
     }
 
     /// What the second pass is told of this first one: where sums stand, and of how many blocks. Sums of x have a pivot.
@@ -128,7 +152,7 @@ fn sums(builder: &mut Builder<'_>, x: &Tensor<'_>) -> Result<(Cut, Address), Cud
     let partial = builder.scratch(cut.partial_bytes());
     let mut arguments = vec![x.address.into(), partial.into()];
     arguments.extend(cut.arguments());
-    builder.launch(&cut.name, cut.grid, THREADS, &arguments)?;
+    cut.launch(builder, &arguments)?;
     Ok((cut, partial))
 }
 
@@ -160,7 +184,7 @@ fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), 
     arguments.extend(found.into_iter().chain(numbers).chain(statistics));
     arguments.extend([gamma.into(), at.input(1).address.into(), kind(norm.rectifier)]);
     arguments.extend(cut.arguments());
-    builder.launch(&cut.name, cut.grid, THREADS, &arguments)
+    cut.launch(builder, &arguments)
 }
 
 /// What is added before the ReLU, and what multiplies; nothing where there is none.
@@ -193,7 +217,7 @@ fn apply(
         kind(norm.rectifier),
     ];
     arguments.extend(cut.arguments());
-    builder.launch(&cut.name, cut.grid, THREADS, &arguments)
+    cut.launch(builder, &arguments)
 }
 
 fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Result<(), CudaError> {
@@ -216,7 +240,7 @@ fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Resu
         [dy.address, more, x.address, y, dz, mean, spread, gamma, beta].map(Argument::from).into();
     arguments.extend([kind(norm.rectifier), partial.into()]);
     arguments.extend(first.arguments());
-    builder.launch(&first.name, first.grid, THREADS, &arguments)?;
+    first.launch(builder, &arguments)?;
     let [sums, blocks] = first.found(builder, (partial, false))?;
     let dgamma = if norm.scale { at.output(2).address } else { builder.scratch(first.channels * DType::F32.bytes()) };
     // Once it was given out, what the ReLU let pass is read instead of dy.
@@ -227,7 +251,7 @@ fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Resu
         [dz, x.address, y, dx, mean, spread, gamma, beta, dbeta, dgamma].map(Argument::from).into();
     arguments.extend([kind(norm.rectifier), sums, blocks]);
     arguments.extend(cut.arguments());
-    builder.launch(&cut.name, cut.grid, THREADS, &arguments)
+    cut.launch(builder, &arguments)
 }
 
 /// The gradient of ReLU and, in the same pass, its sum over all dims but the last: the gradient of a bias.
@@ -241,6 +265,6 @@ pub(in crate::device::cuda) fn relu_gradient(
     let partial = builder.scratch(cut.partial_bytes());
     let mut arguments: Vec<Argument> = [dy.address, y.address, dz.address, partial].map(Argument::from).into();
     arguments.extend(cut.arguments());
-    builder.launch(&cut.name, cut.grid, THREADS, &arguments)?;
+    cut.launch(builder, &arguments)?;
     cut.totals(builder, "first_totals", partial, &[bias.into()])
 }

@@ -6,6 +6,7 @@ use super::super::program::{Address, Argument, At, Builder, Call, Tensor};
 use super::super::{Cuda, CudaError};
 use super::fold::Fold;
 use super::narrow::Narrow;
+use super::product::{Matrix, Multiply, multiply};
 use super::stem::Stem;
 use crate::device::cpu::conv::ConvPass;
 use crate::dtype::DType;
@@ -122,6 +123,10 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
     if let Some(narrow) = Narrow::new(ConvPass::GradWeight, (image(&x), x.dtype), conv, image(&dy)) {
         return narrow.gradient(builder, [x.address, dy.address], &dw);
     }
+    let aligned = [&x, &dy].iter().all(|tensor| tensor.shape.last().is_multiple_of(8));
+    if conv == Conv2d::square(1) && x.dtype == DType::Bf16 && aligned {
+        return grad_weight_product(builder, &x, &dy, &dw);
+    }
     let (padded, plain, size) = padded(builder, &x, conv)?;
     let outputs = dw.shape.last();
     let problem = |conv: Conv2d, image: [usize; 4], gradient: DType| Problem {
@@ -162,6 +167,40 @@ fn grad_weight(builder: &mut Builder<'_>, at: &At<'_>, conv: Conv2d) -> Result<(
         dw.address,
         DType::F32.bytes(),
     )
+}
+
+/// The gradient of the weights of a 1×1 layer: a product, straight to its place and in f32. cuDNN's engines round it, or take longer: for
+/// 8,192 pixels from 1,024 to 256 channels 17 µs and the way to f32, against 12 µs (H200).
+fn grad_weight_product(
+    builder: &mut Builder<'_>,
+    x: &Tensor<'_>,
+    dy: &Tensor<'_>,
+    dw: &Tensor<'_>,
+) -> Result<(), CudaError> {
+    let (inputs, outputs) = (x.shape.last(), dy.shape.last());
+    let matrix = |tensor: &Tensor<'_>, trans: bool| Matrix {
+        address: tensor.address,
+        dtype: tensor.dtype,
+        stride: tensor.shape.last(),
+        trans,
+    };
+    let (m, n, a, b) = if dw.channels_last { (outputs, inputs, dy, x) } else { (inputs, outputs, x, dy) };
+    let how = Multiply {
+        m,
+        n,
+        k: x.elements() / inputs,
+        a: matrix(a, true),
+        b: matrix(b, false),
+        c: dw.address,
+        c_dtype: DType::F32,
+        c_stride: n,
+        bias: None,
+        relu: false,
+        accumulate: false,
+        batch: 1,
+        batch_strides: [0; 3],
+    };
+    multiply(builder, how)
 }
 
 /// Whether one problem was faster than another when both were tried, with so many bytes to be moved before it.

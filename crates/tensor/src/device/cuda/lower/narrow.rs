@@ -151,7 +151,9 @@ impl Narrow {
         let mut arguments: Vec<Argument> = [from, weight, to].map(Argument::from).into();
         arguments.push(i32::from(turned).into());
         arguments.extend(self.arguments());
-        builder.launch_with_shared(&kernel, ([blocks, slices, 1], THREADS), self.shared_bytes, &arguments)
+        builder.launch_with_shared(&kernel, ([blocks, slices, 1], THREADS), self.shared_bytes, &arguments)?;
+        builder.allow_early(&kernel);
+        Ok(())
     }
 
     /// Appends the gradient of the weights.
@@ -167,11 +169,14 @@ impl Narrow {
         arguments.extend(self.arguments());
         let grid = ([blocks, slices, 1], GRADIENT_THREADS);
         builder.launch_with_shared(&kernel, grid, self.shared_bytes, &arguments)?;
+        builder.allow_early(&kernel);
         let sizes = [blocks, taps, channels, outputs, usize::from(dw.channels_last)];
         let mut arguments = vec![partial.into()];
         arguments.extend(sizes.map(|size| Argument::Int(size as i32)));
         arguments.push(dw.address.into());
-        builder.launch("narrow_totals", [taps * SIDE * SIDE / 32, slices, 1], 256, &arguments)
+        builder.launch("narrow_totals", [taps * SIDE * SIDE / 32, slices, 1], 256, &arguments)?;
+        builder.allow_early("narrow_totals");
+        Ok(())
     }
 }
 
