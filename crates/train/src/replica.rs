@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use half::{Half, Planned};
+use half::{Half, Planned, updates};
 pub use on_gpu::Albums;
 use on_gpu::OnGpu;
 use paceline_data::batch::Batch;
@@ -145,20 +145,6 @@ pub fn wanted(network: &Network, updates: Updates) -> Wanted {
 /// Updates as soon as a gradient is final, of whole tensors where the rule needs them.
 pub fn early(whole_tensors: bool) -> Updates {
     Updates::Early { part_bytes_max: (!whole_tensors).then_some(PART_BYTES_MAX) }
-}
-
-/// When the gradients of a network are applied.
-fn updates(network: &Network, options: &ReplicaOptions, on_gpu: bool) -> Updates {
-    if on_gpu {
-        return Updates::FromArena;
-    }
-    let Some((_, gradients)) = network.gradients.as_ref() else { return Updates::AtEnd };
-    let all = network.graph.parameters().iter().all(|&parameter| gradients.of(parameter).is_some());
-    if options.clip_norm.is_none() && options.accumulate == 1 && all {
-        early(options.rule.needs_whole_tensors())
-    } else {
-        Updates::AtEnd
-    }
 }
 
 /// The plan of a training step, without its memory, and what its parameters are.

@@ -5,7 +5,7 @@ use paceline_nn::Network;
 use paceline_tensor::plan::Updates;
 use paceline_tensor::{Device, Executor, Plan, Precision, Value, Wanted};
 
-use super::{ReplicaOptions, wanted};
+use super::{ReplicaOptions, early, wanted};
 use crate::metrics::Tally;
 
 /// A network whose plan is made and whose memory is not yet taken.
@@ -29,6 +29,20 @@ impl Planned {
         let (beside, shares_statistics) = (on_gpu, sync_batch_norm);
         let wanted = Wanted { narrow_inputs, precision, memory, shares_statistics, moments_from, beside, ..wanted };
         Self { plan: Plan::new(network.graph, &wanted), ends }
+    }
+}
+
+/// When the gradients of a network are applied.
+pub(super) fn updates(network: &Network, options: &ReplicaOptions, on_gpu: bool) -> Updates {
+    if on_gpu {
+        return Updates::FromArena;
+    }
+    let Some((_, gradients)) = network.gradients.as_ref() else { return Updates::AtEnd };
+    let all = network.graph.parameters().iter().all(|&parameter| gradients.of(parameter).is_some());
+    if options.clip_norm.is_none() && options.accumulate == 1 && all {
+        early(options.rule.needs_whole_tensors())
+    } else {
+        Updates::AtEnd
     }
 }
 
