@@ -218,6 +218,7 @@ impl Plan {
             shares_statistics: wanted.shares_statistics,
         };
         plan.verify();
+        plan.verify_beside();
         plan.verify_gradients(&parts);
         plan
     }
@@ -351,6 +352,24 @@ impl Plan {
                 }
                 let clash = node.outputs[..position].iter().any(|&earlier| overlaps(earlier));
                 assert!(!clash, "{}: two outputs overlap", node.layer);
+            }
+        }
+    }
+
+    /// Asserts that nothing overwrites what a node reads that is computed beside others, before it has to be done.
+    fn verify_beside(&self) {
+        let nodes = self.graph.nodes();
+        for (index, until) in (0..nodes.len()).filter_map(|index| Some((index, self.beside[index]?))) {
+            let read: Vec<Range<usize>> = nodes[index].inputs.iter().filter_map(|&v| self.arena_range(v)).collect();
+            for node in &nodes[index + 1..until] {
+                let mut written = node.outputs.iter().filter_map(|&output| self.arena_range(output));
+                let overlaps = |to: Range<usize>| read.iter().any(|from| from.start < to.end && to.start < from.end);
+                assert!(
+                    !written.any(overlaps),
+                    "{}: overwrites what {} may be reading",
+                    node.layer,
+                    nodes[index].layer
+                );
             }
         }
     }

@@ -132,6 +132,18 @@ fn convolutions_of_few_channels() {
     check_all(rows.map(|row| convolution(row, "", [false; 3])).into());
 }
 
+/// Channels that are multiples of eight, by 1×1, and too many or too odd for the kernels above: on a GPU the gradient of the weights is a
+/// product in bf16.
+#[test]
+fn convolutions_by_products() {
+    let rows: [Row<'_>; 3] = [
+        ("1×1, 24 to 40", [2, 5, 3, 24], 40, ([1, 1], [1, 1], [0; 4], [1, 1], 1)),
+        ("1×1, 136 to 8, one pixel", [3, 1, 1, 136], 8, ([1, 1], [1, 1], [0; 4], [1, 1], 1)),
+        ("1×1, 72 to 136, many pixels", [4, 17, 19, 72], 136, ([1, 1], [1, 1], [0; 4], [1, 1], 1)),
+    ];
+    check_all(rows.map(|row| convolution(row, "", [false; 3])).into());
+}
+
 #[test]
 fn grouped_convolutions() {
     convolutions(&[

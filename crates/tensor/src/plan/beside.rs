@@ -3,7 +3,7 @@
 use crate::graph::Graph;
 use crate::split::Part;
 
-/// How many groups of such nodes may be under way when the next one begins.
+/// How many groups of such nodes may be under way at a time.
 const AHEAD: usize = 1;
 
 /// For each node that gives nothing but gradients of parameters, the node before which it has to be done: where the next group of such
@@ -35,7 +35,34 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::op::Op;
+    use crate::plan::{Plan, Updates, Wanted};
     use crate::unary::Unary;
+
+    #[test]
+    fn what_is_read_beside_others_is_not_overwritten_before_it_is_done() {
+        let mut graph = Graph::new();
+        let x = graph.input("x", [32, 8], DType::F32);
+        let parameters = ["w", "v"].map(|name| graph.parameter(name, [32, 8]));
+        let mut node = |op: Op, inputs: &[_]| graph.push_one("node", op, inputs).unwrap();
+        let scaled: Vec<_> = parameters.iter().map(|&w| node(Op::Mul, &[x, w])).collect();
+        let dh = node(Op::Add, &scaled);
+        let first = node(Op::Unary(Unary::Relu), &[dh]);
+        let more = node(Op::Unary(Unary::Sigmoid), &[x]);
+        // The last node before the next gradient reads it for the last time, and could take its place.
+        let sum = node(Op::Add, &[dh, more]);
+        let second = node(Op::Unary(Unary::Relu), &[sum]);
+        let wanted = |beside| Wanted {
+            outputs: vec![sum],
+            gradients: vec![Some(first), Some(second)],
+            updates: Updates::FromArena,
+            unfused: true,
+            beside,
+            ..Wanted::default()
+        };
+        let [alone, beside] = [false, true].map(|beside| Plan::new(graph.clone(), &wanted(beside)));
+        assert_eq!(alone.place(sum), alone.place(dh), "in its place where nothing is beside it");
+        assert_ne!(beside.place(sum), beside.place(dh));
+    }
 
     #[test]
     fn gradients_may_take_until_the_next_ones_begin() {

@@ -209,7 +209,8 @@ pub(super) fn check_gradients(graph: &Graph, gradients: &[Option<Value>]) {
 fn deaths(graph: &Graph, wanted: &Wanted, beside: &[Option<usize>]) -> Vec<usize> {
     let mut death = vec![0; graph.values.len()];
     for (index, node) in graph.nodes().iter().enumerate() {
-        let last = beside[index].map_or(index, |until| until - 1);
+        // Where it has to be done, it is: a node there may overwrite what it read.
+        let last = beside[index].unwrap_or(index);
         node.inputs.iter().for_each(|input| death[input.index()] = last.max(death[input.index()]));
     }
     wanted.outputs.iter().for_each(|output| death[output.index()] = graph.nodes().len());

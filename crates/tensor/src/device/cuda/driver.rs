@@ -468,7 +468,7 @@ pub(super) struct Module {
 }
 
 /// A kernel. Lives as long as the process: modules are never unloaded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Function(sys::CUfunction);
 
 // SAFETY: a handle that the driver only reads.

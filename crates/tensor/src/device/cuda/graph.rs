@@ -112,7 +112,7 @@ impl Draft {
 }
 
 impl Stream {
-    /// Records what `work` starts on this stream, instead of running it. `whole` says that it starts nothing on other streams.
+    /// Records what `work` starts on this stream, instead of running it. `whole` says that no other GPU takes part in it.
     fn capture(&self, whole: bool, work: impl Fn() -> Result<(), CudaError>) -> Result<Captured, CudaError> {
         if whole
             && self.context().driver_version()? >= CONDITIONS_SINCE

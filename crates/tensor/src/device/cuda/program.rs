@@ -4,8 +4,8 @@
 //! longer leave a gap that is large enough, and else in memory of its own, as much as the greediest of such nodes wants: that is known at the
 //! end, and addresses are completed then.
 //!
-//! Nodes that the plan lets be computed beside others run on a stream of their own, with working memory of their own, and are waited for
-//! where the plan says.
+//! Nodes that the plan lets be computed beside others run on a stream of their own and are waited for where the plan says; until then, what they
+//! work in belongs to nobody else.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -485,7 +485,7 @@ impl<'a> Builder<'a> {
         };
         self.starts.resize(self.calls.len(), base);
         (self.scratch_used, self.workspace) = (0, (0, 0));
-        fits.then_some(start..start + bytes)
+        (fits && bytes > 0).then_some(start..start + bytes)
     }
 
     /// The GPU.
@@ -562,9 +562,9 @@ impl<'a> Builder<'a> {
     /// Lets the kernel that was launched last, the one of this name, be made ready while the call ahead of it ends.
     pub fn allow_early(&mut self, name: &str) {
         assert!(compile::waits(name), "{name} does not wait for what it reads");
-        if let Some(Call::Launch(launch)) = self.calls.last_mut() {
-            launch.early = self.cuda.starts_early();
-        }
+        let Some(Call::Launch(launch)) = self.calls.last_mut() else { panic!("{name} was not launched last") };
+        assert_eq!(self.functions.get(name), Some(&launch.function), "{name} was launched last");
+        launch.early = self.cuda.starts_early();
     }
 
     /// A kernel with one thread for each of so many pieces, at most a few waves of blocks: kernels stride over the rest.

@@ -54,7 +54,9 @@ impl Room {
     }
 
     fn check(&self, working: usize, (free, total): (usize, usize)) -> Result<(), CudaError> {
-        let (grows, fixed) = (self.arena + self.gates + working, self.fixed + self.sums);
+        // Gradients in the arena do not grow, though what shares their bytes does: the batch that is proposed fits in any case.
+        let grows = self.arena - self.eval_start + self.gates + working;
+        let fixed = self.eval_start + self.fixed + self.sums;
         if grows + fixed <= free {
             return Ok(());
         }
@@ -95,5 +97,12 @@ mod tests {
         assert_eq!(in_parts.check(0, (10_600_000_000, all)), Ok(()));
         assert!(in_parts.check(0, (10_500_000_000, all)).unwrap_err().to_string().contains("needs 10.60 GB"));
         assert!(refusal(0, 400_000_000).ends_with("not even one sample would fit"));
+        let shared = Room { eval_start: 4_000_000_000, ..room };
+        assert_eq!(shared.check(0, (10_500_000_000, all)), Ok(()));
+        let advice = shared.check(0, (10_000_000_000, all)).unwrap_err().to_string();
+        assert!(advice.contains("needs 10.50 GB") && advice.ends_with("a batch of about 833 would fit"), "{advice}");
+        assert!(
+            shared.check(0, (4_000_000_000, all)).unwrap_err().to_string().ends_with("not even one sample would fit")
+        );
     }
 }
