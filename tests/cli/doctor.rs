@@ -1,6 +1,5 @@
 //! `paceline doctor` on this machine, and between hosts that a stand-in for ssh reaches.
 
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::place::Place;
@@ -38,7 +37,7 @@ fn hosts_measure_the_link_between_them() {
     place.write("bin/ssh", "#!/bin/sh\nfor last; do :; done\nexec sh -c \"$last\"\n");
     std::fs::set_permissions(place.path("bin/ssh"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", place.path("bin").display(), std::env::var("PATH").unwrap());
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = paceline::cluster::launch::local::free_port().unwrap();
     let mut command = place.command(&format!("doctor --hosts 127.0.0.1,127.0.0.2 --port {port}"));
     let output = command.env("PATH", path).output().unwrap();
     let (said, wrong) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

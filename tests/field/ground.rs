@@ -175,7 +175,7 @@ pub fn say(sentence: &str) {
 
 /// A port that nobody listens on.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    paceline::cluster::launch::local::free_port().unwrap()
 }
 
 /// Whether programs are there; a test that needs them says so and passes where they are not.

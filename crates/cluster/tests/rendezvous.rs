@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use paceline_cluster::launch::local;
 use paceline_cluster::membership::Cause;
 use paceline_cluster::spec::{ClusterFile, Variables, from_environment};
 use paceline_cluster::{ClusterError, Control, Job, Limits, Log, Phase, Seat, join};
@@ -15,7 +16,7 @@ use paceline_comm::{Rank, Token};
 type Said = Arc<Mutex<Vec<String>>>;
 
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    local::free_port().unwrap()
 }
 
 fn seat(rank: usize, world: usize, port: u16, token: &Token) -> (Seat, Said) {

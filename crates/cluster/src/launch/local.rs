@@ -86,7 +86,10 @@ fn share(cores: &[usize], parts: usize) -> Vec<Vec<usize>> {
 
 /// A port that nobody listens on: drawn below the range from which Linux takes ports for outgoing connections, so that
 /// nothing but another listener can take it before rank 0 does.
-fn free_port() -> Result<u16, ClusterError> {
+///
+/// # Errors
+/// When a hundred draws find none.
+pub fn free_port() -> Result<u16, ClusterError> {
     for _ in 0..100 {
         let port = 20_000 + u16::from_le_bytes(entropy::bytes()) % 9_000;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {

@@ -1,12 +1,12 @@
 //! Real processes of a run, and what can be seen of them from outside: their lines, their end, their traces in /proc.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use paceline_cluster::launch::local::free_port;
 use paceline_comm::Token;
 
 /// A process; it is killed when the test lets go of it.
@@ -87,7 +87,7 @@ pub struct Run {
 
 impl Run {
     pub fn new(world: usize, mark: &str) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port().unwrap();
         Self { world, port, token: Token::random(), mark: mark.to_owned() }
     }
 
