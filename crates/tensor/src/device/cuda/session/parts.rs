@@ -21,9 +21,9 @@ pub(super) struct Sums {
     last: Recorded,
 }
 
-/// What becomes of the gradients of a part.
+/// Which part of a batch, and what becomes of its gradients.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum Which {
     /// They begin the sum.
     First,
     /// They are added to it.
@@ -51,10 +51,10 @@ fn add(
     add: Function,
     [sums, gradients]: [u64; 2],
     range: Range<usize>,
-    turn: Turn,
+    which: Which,
 ) -> Result<(), CudaError> {
     let [sums, gradients] = [sums, gradients].map(|address| address + (range.start * size_of::<f32>()) as u64);
-    let (first, last) = (u64::from(turn == Turn::First), u64::from(turn == Turn::Last));
+    let (first, last) = (u64::from(which == Which::First), u64::from(which == Which::Last));
     let blocks = range.len().div_ceil(BLOCK as usize).clamp(1, 1 << 16) as u32;
     stream.launch(add, [blocks, 1, 1], BLOCK, &[sums, gradients, range.len() as u64, first, last])
 }
@@ -79,17 +79,17 @@ impl Session {
         }
         let sums = self.sums.as_mut().expect("taken above");
         let (function, addresses) = (sums.add, [sums.memory.address(), self.bases.gradients]);
-        let add = |range, turn| add(stream, function, addresses, range, turn);
+        let add = |range, which| add(stream, function, addresses, range, which);
         if part + 1 < parts {
             let calls = || half.program.start(&cuda, stream).and_then(|()| half.tally.start(&cuda, stream));
             sums.part.start(stream, true, calls)?;
-            add(0..elements, if part == 0 { Turn::First } else { Turn::Between })?;
+            add(0..elements, if part == 0 { Which::First } else { Which::Between })?;
         } else {
             let exchange = self.exchange.as_ref();
             sums.last.start(stream, exchange.is_none(), || {
                 match exchange {
-                    Some(exchange) => exchange.start(&half.program, &cuda, stream, |range| add(range, Turn::Last))?,
-                    None => half.program.start(&cuda, stream).and_then(|()| add(0..elements, Turn::Last))?,
+                    Some(exchange) => exchange.start(&half.program, &cuda, stream, |range| add(range, Which::Last))?,
+                    None => half.program.start(&cuda, stream).and_then(|()| add(0..elements, Which::Last))?,
                 }
                 half.tally.start(&cuda, stream)?;
                 half.update.iter().try_for_each(|update| update.start(&cuda, stream))
