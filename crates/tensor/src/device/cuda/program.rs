@@ -337,7 +337,8 @@ impl Program {
             self.start_calls(cuda, stream, before(next)..before(node))?;
             next = node;
             under_way.drain(..due).try_for_each(|earlier| stream.wait_for(&earlier.done))?;
-            if let (Some(beside), side) = (beside, cuda.side()) {
+            if let Some(beside) = beside {
+                let side = cuda.side();
                 beside.begun.record(stream)?;
                 side.wait_for(&beside.begun)?;
                 self.start_calls(cuda, side, before(node)..before(node + 1))?;

@@ -38,8 +38,8 @@ struct Cut {
     /// Packs of channels that a block works on.
     tile: usize,
     large: bool,
-    /// Whether its kernels are made ready while what is ahead of them ends. It costs large matrices 1% (resnet50's on an H200), and gains
-    /// 2% for small ones.
+    /// Whether its kernels are made ready while what is ahead of them ends. For all matrices it cost resnet50 0.7% of a step on an H200 and
+    /// gained resnet20 2.6%, so large ones do without.
     early: bool,
     grid: [usize; 3],
     /// The ending of the names of kernels, and the kernel's name.
