@@ -7,7 +7,7 @@ use paceline_cluster::message::Message;
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::transport::{Transport, thread};
 use paceline_comm::wire::frame::Decoded;
-use paceline_comm::wire::{Decoder, Identity, Purpose, Stream, greet};
+use paceline_comm::wire::{Decoder, Identity, Purpose, Role, Stream, greet};
 use paceline_comm::{Choice, Communicator, Link, Links, Options, Rank, Stop, Token, Wait};
 use paceline_parallel::agree::BucketShape;
 use paceline_parallel::agree::parameter_server::server::{Keeper, Push, Shape, serve};
@@ -71,9 +71,11 @@ impl Stream for Deaf<'_> {
 
 /// A greeting: nobody gets in who cannot prove to hold the token, and these bytes were made before it was drawn.
 pub fn greeting(bytes: &[u8]) {
-    let identity = Identity::new(&Token::random(), Purpose::Data, Rank(1), 4);
-    let greeted = greet(&mut Deaf(Cursor::new(bytes)), &identity, &Wait::new(LIMIT, &Stop::new()));
-    assert!(greeted.is_err(), "{greeted:?} got in");
+    for role in [Role::Listener, Role::Dialler] {
+        let identity = Identity::new(&Token::random(), Purpose::Data, role, Rank(1), 4);
+        let greeted = greet(&mut Deaf(Cursor::new(bytes)), &identity, &Wait::new(LIMIT, &Stop::new()));
+        assert!(greeted.is_err(), "{greeted:?} got in");
+    }
 }
 
 /// A control message: what was taken is taken again.
@@ -133,7 +135,7 @@ pub fn parameter_server(bytes: &[u8]) {
 /// The worker. It stops at the first error: the server has ended.
 fn talk(mut worker: Communicator, bytes: &[u8], parameters: usize) {
     let mut numbers = bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four));
-    for length in [2 * FACTS, parameters, 2, parameters] {
+    for length in [2 * FACTS, 2, parameters, parameters] {
         let mut told: Vec<f32> = numbers.by_ref().take(length).collect();
         told.resize(length, 0.0);
         if worker.broadcast(Rank(0), &mut told).is_err() {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use paceline::cluster::launch::Output;
@@ -24,8 +25,8 @@ use paceline::system::signal::Stop;
 use paceline::train::replica::guard::Limits;
 use paceline::train::serve::{bucket_shapes, serve_parameters};
 use paceline::train::together::{Agree, Carry};
-use paceline::train::trainer::Watch;
-use paceline::train::{Config, TrainError, Trainer, run as run_folder};
+use paceline::train::trainer::{FolderBroadcast, Watch};
+use paceline::train::{Config, TrainError, Trainer};
 
 use super::Outcome;
 use crate::cli::Train;
@@ -72,10 +73,6 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
     }
     let program = std::env::current_exe().map_err(Failure::failed)?;
     let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    if arguments.run.is_none() && arguments.resume.is_none() {
-        let folder = run_folder::free_name(&super::surroundings().disk, &config.model);
-        words.extend(["--run".to_owned(), absolute(&folder).display().to_string()]);
-    }
     if arguments.workers.is_none() && arguments.resume.is_none() && arguments.hosts.is_none() {
         words.extend(["--workers".to_owned(), config.workers.to_string()]);
     }
@@ -144,7 +141,7 @@ pub fn variables() -> Variables {
 /// A place among others that have all arrived.
 pub struct Team {
     member: Member,
-    control: Control,
+    control: Arc<Control>,
     communicator: Cell<Option<Communicator>>,
     /// For what cannot wait behind gradients, where that is of use.
     urgent: Cell<Option<Communicator>>,
@@ -172,6 +169,7 @@ impl Team {
         let (sockets, report) = (config.sockets as u16, tcp::Report::new(seat.log.refusals()));
         let sockets = tcp::Config { sockets, tls: seat.tls.clone(), report, ..tcp::Config::default() };
         let (control, listener) = arrive(seat)?;
+        let control = Arc::new(control);
         let team = Self { member, control, communicator: Cell::new(None), urgent: Cell::new(None) };
         let connected = team.connect(listener, token, config, sockets);
         let (communicator, urgent) = team.guard(connected.map_err(TrainError::from), None)?;
@@ -189,7 +187,7 @@ impl Team {
     ) -> Result<(Communicator, Option<Communicator>), CommError> {
         let (rank, world, table) = (self.member.rank, self.member.world, self.control.table());
         let one_machine = table.nodes().iter().all(|&node| node == 0);
-        let membership = Membership { token, rank, world, generation: Generation::default() };
+        let membership = Membership { token, run: self.control.run(), rank, world, generation: Generation::default() };
         let wait = Wait::new(CONNECT_MAX, self.control.stop());
         let by_memory =
             config.carry == Carry::Shm || (matches!(config.carry, Carry::Auto | Carry::Nccl) && one_machine);
@@ -249,6 +247,26 @@ impl Team {
         Watch::new(move |phase, step| {
             let known = Phase::ALL.into_iter().find(|known| known.name() == phase);
             progress.enter(known.unwrap_or(Phase::Compute), step);
+        })
+    }
+
+    /// Tells all workers where rank 0 has made the run's folder.
+    pub fn folder(&self) -> FolderBroadcast {
+        let (control, rank) = (Arc::downgrade(&self.control), self.member.rank);
+        let stopped = move |reason: String| CommError::Stopped { rank, phase: "begin", reason };
+        FolderBroadcast::new(move |own| {
+            let control = control.upgrade().ok_or_else(|| stopped("the run is over".into()))?;
+            let Some(own) = own else {
+                let told = control.folder(MESSAGE_MAX).map_err(|error| stopped(error.to_string()))?;
+                return Ok(PathBuf::from(told));
+            };
+            let path = absolute(own);
+            let Some(text) = path.to_str() else {
+                let sentence = "has a name that is no UTF-8 and cannot be told to other ranks; type another --run";
+                return Err(TrainError::Refused(format!("{} {sentence}", path.display())));
+            };
+            control.tell_folder(text);
+            Ok(path)
         })
     }
 
@@ -313,7 +331,9 @@ impl Team {
 
     /// Ends together with the others.
     pub fn finish(self) -> Result<(), Failure> {
-        Ok(self.control.finish(FAREWELL)?)
+        // Only whoever tells of the folder borrows it, and that is long over.
+        let control = Arc::into_inner(self.control).ok_or_else(|| Failure::failed("the run is still being told of"))?;
+        Ok(control.finish(FAREWELL)?)
     }
 }
 

@@ -54,7 +54,7 @@ pub fn run(arguments: Train) -> Outcome {
                 return team.serve(&config);
             }
             let (shard, local, watch) = (team.shard(), team.local(), team.watch());
-            let around = Surroundings { stop, shard, local, watch, ..surroundings() };
+            let around = Surroundings { stop, shard, local, watch, folder: team.folder(), ..surroundings() };
             train(&arguments, config, around, Some(team))
         }
     }

@@ -57,15 +57,59 @@ fn a_model_with_batch_norm_trains_as_one_process_does() {
     }
 }
 
+/// Eight steps an epoch of a network with batch-norm.
+const NORMALISED: &str = "--model cnn5 --data synthetic:8x8x3/10/64 --batch 8";
+
+#[test]
+fn servers_train_a_model_with_batch_norm_as_an_all_reduce_does() {
+    let place = Place::new();
+    let line = format!("train {NORMALISED} --optimizer momentum --lr 0.01 --epochs 2 --workers 2 --quiet");
+    place.run(&format!("{line} --run reduced"));
+    let (expected, accuracy) = course(&place, "reduced");
+    for (index, way) in ["", "--servers 2 --carry tcp"].iter().enumerate() {
+        let run = format!("served-{index}");
+        place.run(&format!("{line} --agree parameter-server {way} --run {run}"));
+        let (losses, found) = course(&place, &run);
+        for (step, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+            assert!((loss - expected).abs() < 1e-4 * expected, "{way}: loss {loss} for {expected} at step {step}");
+        }
+        assert!((found - accuracy).abs() < 0.02, "{way}: accuracy {found} for {accuracy}");
+        let evaluated = place.json(&format!("evaluate {run} --json"));
+        // It evaluates the best checkpoint.
+        let events = place.events(&run);
+        let best = events.iter().filter_map(|event| event["val_top1"].as_f64()).fold(0.0, f64::max);
+        assert!((evaluated["top1"].as_f64().unwrap() - best).abs() < 1e-9, "{evaluated} for {best}");
+    }
+}
+
 #[test]
 fn asynchronous_workers_come_to_an_end() {
     let place = Place::new();
-    for staleness in ["1", "none"] {
-        let run = format!("run-{staleness}");
-        place.run(&format!(
-            "train {QUICK} --epochs 2 --workers 2 --agree parameter-server --staleness {staleness} --run {run} --quiet"
-        ));
-        assert_eq!(course(&place, &run).0.len(), 16);
+    for (model, name) in [(QUICK, "mlp"), (NORMALISED, "cnn5")] {
+        for staleness in ["1", "none"] {
+            let run = format!("{name}-{staleness}");
+            let line = format!("train {model} --workers 2 --agree parameter-server --staleness {staleness} --quiet");
+            place.run(&format!("{line} --epochs 2 --max-steps 11 --run {run}"));
+            assert_eq!(course(&place, &run).0.len(), 11);
+            place.run(&format!("train --resume {run} --max-steps 16 --quiet"));
+            assert_eq!(course(&place, &run).0.len(), 16);
+            place.run(&format!("evaluate {run}"));
+        }
+    }
+}
+
+#[test]
+fn a_run_of_servers_with_batch_norm_goes_on_from_its_checkpoint() {
+    for agree in ["all-reduce", "parameter-server", "parameter-server --servers 2"] {
+        let place = Place::new();
+        let line = format!("train {NORMALISED} --optimizer momentum --workers 2 --agree {agree} --quiet");
+        place.run(&format!("{line} --epochs 2 --run whole"));
+        place.run(&format!("{line} --epochs 2 --max-steps 11 --run parts"));
+        place.run("train --resume parts --max-steps 16 --quiet");
+        // Running statistics were averaged once more; nothing that is trained depends on them.
+        let (whole, parts) = (course(&place, "whole"), course(&place, "parts"));
+        assert_eq!(whole.0, parts.0, "{agree}");
+        assert!((whole.1 - parts.1).abs() < 0.02, "{agree}: accuracy {} for {}", parts.1, whole.1);
     }
 }
 

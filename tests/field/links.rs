@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use paceline::cluster::spec::from_environment;
 use paceline::cluster::{Seat, join, token};
 use paceline::comm::transport::{Membership, Transport, tcp};
-use paceline::comm::{Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Wait};
+use paceline::comm::{
+    Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, RunId, Wait,
+};
 use paceline::parallel::Agreement;
 use paceline::parallel::agree::parameter_server::server::{Keeper, Push, Shape, hear, serve};
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
@@ -58,7 +60,7 @@ fn one_host() {
     let control = control.unwrap();
     let table = control.table();
     let addresses: Vec<_> = table.entries().iter().filter_map(|entry| entry.data).collect();
-    let membership = Membership { token, rank, world, generation: Generation::default() };
+    let membership = Membership { token, run: RunId::UNKNOWN, rank, world, generation: Generation::default() };
     let wait = Wait::new(LIMIT, control.stop());
     let port = tcp::connect(listener.unwrap(), &addresses, &membership, tcp::Config::default(), &wait).unwrap();
     let nodes = Nodes::new(table.nodes().iter().map(|&node| node as u32).collect());

@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use paceline_comm::{Rank, Stop};
+use paceline_comm::{Rank, RunId, Stop};
 use paceline_system::threads;
 
 use crate::ClusterError;
@@ -31,12 +31,15 @@ const VERDICT_MAX: Duration = Duration::from_secs(6);
 #[derive(Debug)]
 enum Command {
     Goodbye,
+    Folder(String),
     Fail { why: String, suspect: Option<Rank> },
 }
 
 #[derive(Debug, Default)]
 struct State {
     table: Option<Table>,
+    /// Where rank 0 keeps the run, once it has said so.
+    folder: Option<String>,
     ended: Option<Result<(), Verdict>>,
     /// The end had nothing to do with other ranks: a mismatch found at the rendezvous.
     refused: Option<String>,
@@ -70,6 +73,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Control {
     rank: Rank,
+    run: RunId,
     table: Table,
     progress: Progress,
     stop: Stop,
@@ -83,7 +87,7 @@ impl Control {
     /// Rank 0: waits for the others at its port.
     pub(crate) fn hub(seat: Seat, listener: TcpListener, data: Option<SocketAddr>) -> Result<Self, ClusterError> {
         let (wake, woken) = pipe()?;
-        let door = Door::new(listener, clone(&wake)?, seat.stop.clone(), seat.tls.clone()).map_err(cannot)?;
+        let door = Door::new(listener, seat.member.world, seat.stop.clone(), seat.tls.clone()).map_err(cannot)?;
         let interrupt = seat.interrupt.clone();
         // Rank 0's thread ends the wait at the limit of the seat; this is only in case the thread itself is stuck.
         let limit = seat.limits.gather + VERDICT_MAX;
@@ -134,13 +138,38 @@ impl Control {
         let mut desk = desk(shared.clone(), received);
         let progress = desk.progress();
         let thread = threads::spawn("control", move || desk.run()).map_err(cannot)?;
-        let (rank, stop) = (seat.member.rank, seat.stop.clone());
-        Ok(Self { rank, table, progress, stop, shared, commands, wake, thread: Some(thread) })
+        let (rank, run, stop) = (seat.member.rank, seat.run, seat.stop.clone());
+        Ok(Self { rank, run, table, progress, stop, shared, commands, wake, thread: Some(thread) })
     }
 
     /// This process's rank.
     pub fn rank(&self) -> Rank {
         self.rank
+    }
+
+    /// Which run this is: what rank 0 has drawn, and all others have learned from it.
+    pub fn run(&self) -> RunId {
+        self.run
+    }
+
+    /// Rank 0: tells all others where the run is kept, once the folder is there.
+    pub fn tell_folder(&self, path: &str) {
+        self.tell(Command::Folder(path.to_owned()));
+    }
+
+    /// The others: where rank 0 keeps the run; waits until it says so.
+    ///
+    /// # Errors
+    /// When the run ends before, or nothing is said within the limit.
+    pub fn folder(&self, limit: Duration) -> Result<String, ClusterError> {
+        let state = self.shared.wait(limit, |state| state.folder.is_some() || state.ended.is_some());
+        match (&state.folder, &state.ended) {
+            (Some(path), _) => Ok(path.clone()),
+            (None, Some(Err(verdict))) => Err(ClusterError::Failed(verdict.to_string())),
+            (None, _) => {
+                Err(ClusterError::Failed(format!("rank 0 did not say within {limit:?} where the run is kept")))
+            }
+        }
     }
 
     /// All members.
@@ -216,10 +245,6 @@ fn pipe() -> Result<(UnixStream, UnixStream), ClusterError> {
     wake.set_nonblocking(true).map_err(cannot)?;
     woken.set_nonblocking(true).map_err(cannot)?;
     Ok((wake, woken))
-}
-
-fn clone(stream: &UnixStream) -> Result<UnixStream, ClusterError> {
-    stream.try_clone().map_err(cannot)
 }
 
 fn cannot(error: std::io::Error) -> ClusterError {

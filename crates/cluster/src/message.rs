@@ -1,6 +1,7 @@
 //! What members say to each other after the greeting: JSON in bounded frames. Nothing that comes in is taken as it is:
 //! ranks must exist, text is cut and made printable.
 
+use paceline_comm::RunId;
 use serde::{Deserialize, Serialize};
 
 use crate::membership::{Cause, Verdict};
@@ -12,6 +13,9 @@ pub const KIND: u16 = 1;
 
 /// The longest configuration that is compared.
 pub const CONFIG_BYTES_MAX: usize = 64 << 10;
+
+/// The longest path of a folder, as Linux has it.
+pub const PATH_BYTES_MAX: usize = 4096;
 
 /// The longest sentence from a peer that is shown.
 const TEXT_BYTES_MAX: usize = 2048;
@@ -26,6 +30,8 @@ pub enum Message {
         entry: Entry,
         /// What it is going to do; all must be going to do the same.
         config: String,
+        /// The run that rank 0 said this is.
+        run: String,
     },
     /// The hub does not take a rank.
     Refused {
@@ -36,6 +42,13 @@ pub enum Message {
     Table {
         /// All members, by rank.
         entries: Vec<Entry>,
+        /// The run.
+        run: String,
+    },
+    /// The hub tells all where the run is kept, once it is there.
+    Folder {
+        /// Its path on the hub's machine.
+        path: String,
     },
     /// I am alive.
     Beat {
@@ -82,14 +95,15 @@ impl Message {
     pub fn decode(payload: &[u8], world: usize) -> Result<Self, String> {
         let mut message: Self = serde_json::from_slice(payload).map_err(|error| format!("no message: {error}"))?;
         let sound = match &mut message {
-            Self::Join { entry, config } => {
+            Self::Join { entry, config, run } => {
                 entry.host = printable(&entry.host);
-                entry.is_sound() && config.len() <= CONFIG_BYTES_MAX
+                entry.is_sound() && config.len() <= CONFIG_BYTES_MAX && RunId::from_hex(run).is_some()
             }
-            Self::Table { entries } => {
+            Self::Table { entries, run } => {
                 entries.iter_mut().for_each(|entry| entry.host = printable(&entry.host));
-                entries.len() == world && entries.iter().all(Entry::is_sound)
+                entries.len() == world && entries.iter().all(Entry::is_sound) && RunId::from_hex(run).is_some()
             }
+            Self::Folder { path } => path.len() <= PATH_BYTES_MAX && !path.contains('\0'),
             Self::Refused { why } => {
                 *why = printable(why);
                 true
@@ -151,7 +165,9 @@ mod tests {
         assert!(Message::decode(&verdict(2, "x").encode(), 2).is_err());
         let failed = Message::Failed { why: String::new(), suspect: Some(9) };
         assert!(Message::decode(&failed.encode(), 2).is_err());
-        assert!(Message::decode(&Message::Table { entries: vec![] }.encode(), 2).is_err());
+        assert!(
+            Message::decode(&Message::Table { entries: vec![], run: RunId::random().to_string() }.encode(), 2).is_err()
+        );
     }
 
     proptest! {

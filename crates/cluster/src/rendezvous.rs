@@ -8,8 +8,8 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use paceline_comm::wire::{Identity, Purpose, Socket, Tls, greet};
-use paceline_comm::{CommError, Generation, Rank, Stop, Token, Wait};
+use paceline_comm::wire::{Identity, Purpose, Role, Socket, Tls, greet};
+use paceline_comm::{CommError, Generation, RunId, Stop, Token, Wait};
 use paceline_system::clock::{self, Clock};
 use paceline_system::host::{self, Host};
 use paceline_system::{ready, signal};
@@ -31,6 +31,8 @@ pub struct Seat {
     pub member: Member,
     /// The run's secret.
     pub token: Token,
+    /// Which run: rank 0 draws it when it joins, and the others learn it from rank 0.
+    pub run: RunId,
     /// Which incarnation of the run.
     pub generation: Generation,
     /// What it is going to do, one setting a line. All members must say the same; where they do not, the first line that
@@ -58,6 +60,7 @@ impl Seat {
         Self {
             member,
             token,
+            run: RunId::UNKNOWN,
             generation: Generation::default(),
             config,
             bind: None,
@@ -71,11 +74,10 @@ impl Seat {
     }
 
     pub(crate) fn identity(&self) -> Identity {
-        let world = self.member.world as u32;
-        Identity {
-            generation: self.generation,
-            ..Identity::new(&self.token, Purpose::Control, self.member.rank, world)
-        }
+        let (rank, world) = (self.member.rank, self.member.world as u32);
+        let (role, expected) = if rank.0 == 0 { (Role::Listener, 1..world) } else { (Role::Dialler, 0..1) };
+        let identity = Identity::new(&self.token, Purpose::Control, role, rank, world);
+        Identity { run: self.run, generation: self.generation, expected, ..identity }
     }
 
     pub(crate) fn entry(&self, data: Option<SocketAddr>) -> Entry {
@@ -104,7 +106,7 @@ impl Seat {
 /// When the port is taken, somebody does not come in time, the token, version or configuration is refused, or the wait is
 /// interrupted.
 pub fn join(
-    seat: Seat,
+    mut seat: Seat,
     listen: impl FnOnce(SocketAddr) -> std::io::Result<Option<SocketAddr>>,
 ) -> Result<Control, ClusterError> {
     if seat.config.len() > CONFIG_BYTES_MAX {
@@ -116,6 +118,7 @@ pub fn join(
         ClusterError::Failed(format!("{rank} cannot listen for data{place}: {error}"))
     };
     if rank.index() == 0 {
+        seat.run = RunId::random();
         let listener = open(&seat)?;
         let address = listener.local_addr().map_err(cannot_listen)?.ip();
         let data = listen(SocketAddr::new(address, 0)).map_err(cannot_listen)?;
@@ -125,14 +128,15 @@ pub fn join(
     let mut listen = Some(listen);
     let mut data = None;
     loop {
-        let stream = knock(&seat, &clock)?;
+        let (stream, run) = knock(&seat, &clock)?;
         if let Some(listen) = listen.take() {
             let address = stream.tcp().local_addr().map_err(cannot_listen)?.ip();
             data = data_place(&seat.member, address).and_then(listen).map_err(cannot_listen)?;
         }
         // None: the hub left before the run began; somebody may start it again.
-        if let Some((connection, table)) = introduce(&seat, &clock, stream, data)? {
-            return Control::spoke(seat, connection, table);
+        let met = Seat { run, ..seat.clone() };
+        if let Some((connection, table)) = introduce(&met, &clock, stream, data)? {
+            return Control::spoke(met, connection, table);
         }
     }
 }
@@ -182,14 +186,13 @@ fn open(seat: &Seat) -> Result<TcpListener, ClusterError> {
         )),
         _ => ClusterError::Refused(format!("rank 0 cannot listen on {address}: {error}")),
     })?;
-    seat.log.say(format!("rank 0 listens on {address} for {} others", member.world - 1));
+    seat.log.say(format!("rank 0 listens on {address} for {} others, run {}", member.world - 1, seat.run));
     Ok(listener)
 }
 
-/// Connects to rank 0 and greets, again and again until the deadline.
-fn knock(seat: &Seat, clock: &Clock) -> Result<Socket, ClusterError> {
-    let (member, limit) = (&seat.member, seat.limits.gather);
-    let identity = Identity { expected: Some(Rank(0)), ..seat.identity() };
+/// Connects to rank 0 and greets, again and again until the deadline. Which run that is follows from its proven greeting.
+fn knock(seat: &Seat, clock: &Clock) -> Result<(Socket, RunId), ClusterError> {
+    let (member, limit, identity) = (&seat.member, seat.limits.gather, seat.identity());
     let mut pause = Duration::from_millis(20);
     loop {
         seat.interrupted()?;
@@ -198,14 +201,14 @@ fn knock(seat: &Seat, clock: &Clock) -> Result<Socket, ClusterError> {
             let wait = Wait::new(left.min(Duration::from_secs(5)), &seat.stop);
             let mut socket = Socket::dialled(stream, seat.tls.as_ref()).map_err(|error| error.to_string())?;
             match greet(&mut socket, &identity, &wait) {
-                Ok(_) => Ok(Ok(socket)),
+                Ok(peer) => Ok(Ok((socket, peer.run))),
                 // A refusal is an answer: asking again would get the same.
                 Err(error @ (CommError::Refused { .. } | CommError::RefusedBy { .. })) => Ok(Err(error)),
                 Err(error) => Err(error.to_string()),
             }
         });
         let error = match attempt {
-            Ok(Ok(socket)) => return Ok(socket),
+            Ok(Ok(met)) => return Ok(met),
             Ok(Err(refusal)) => return refused(refusal.to_string()),
             Err(error) => error,
         };
@@ -252,14 +255,18 @@ fn introduce(
     let (Ok(hub), Ok(own), Ok(mut connection)) = (hub, own, connection) else { return Ok(None) };
     let mut entry = seat.entry(data);
     entry.seen_from(own);
-    let mut sent = connection.push(&Message::Join { entry, config: seat.config.clone() }, clock.now());
+    let (config, run) = (seat.config.clone(), seat.run.to_string());
+    let mut sent = connection.push(&Message::Join { entry, config, run }, clock.now());
     // Rank 0's own deadline comes first, and its verdict says more than this one could.
     let limit = seat.limits.gather + seat.limits.silent;
     while clock.now() < limit {
         seat.interrupted()?;
         let message = sent.and_then(|()| connection.pull(world));
         match message {
-            Ok(Some(Message::Table { mut entries })) => {
+            Ok(Some(Message::Table { mut entries, run })) => {
+                if RunId::from_hex(&run) != Some(seat.run) {
+                    return refused(format!("rank 0 has the table of another run ({run}, and not {})", seat.run));
+                }
                 entries[0].seen_from(hub);
                 return Ok(Some((connection, Table::new(entries))));
             }

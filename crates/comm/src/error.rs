@@ -54,6 +54,10 @@ pub enum Refusal {
     Rank = 8,
     /// One side encrypts and the other does not, or they do so by other keys.
     Secrecy = 9,
+    /// Another run, with the same token.
+    Run = 10,
+    /// Both sides listened, or both dialled: somebody stands between them.
+    Role = 11,
 }
 
 impl Refusal {
@@ -69,6 +73,8 @@ impl Refusal {
             7 => Self::Purpose,
             8 => Self::Rank,
             9 => Self::Secrecy,
+            10 => Self::Run,
+            11 => Self::Role,
             _ => return None,
         })
     }
@@ -78,7 +84,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NotPaceline => "not a Paceline peer",
-            Self::Protocol => "protocol versions differ",
+            Self::Protocol => "the two speak different protocols: install the same Paceline everywhere",
             Self::Version => "Paceline versions differ: install the same one everywhere",
             Self::Token => "wrong token: start all ranks with the token of this run",
             Self::World => "the number of ranks differs: start all with the same one",
@@ -86,6 +92,8 @@ impl fmt::Display for Refusal {
             Self::Purpose => "the connection is for another purpose",
             Self::Rank => "its rank is our own, out of range, unexpected or already taken",
             Self::Secrecy => "the two do not encrypt alike: start all ranks with the same --tls and token",
+            Self::Run => "it belongs to another run",
+            Self::Role => "both sides were dialled, so somebody relays between them",
         })
     }
 }

@@ -27,7 +27,7 @@ pub use collective::{Algorithm, Collective, Nodes};
 pub use communicator::{Communicator, Options};
 pub use cost::{Link, Links};
 pub use error::CommError;
-pub use rank::{Generation, Rank};
+pub use rank::{Generation, Rank, RunId};
 pub use reduce::Kind;
 pub use shared::SharedBuffer;
 pub use stop::Stop;

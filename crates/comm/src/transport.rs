@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::rank::{Generation, Rank};
+use crate::rank::{Generation, Rank, RunId};
 use crate::token::Token;
-use crate::wire::hello::{Identity, Purpose};
+use crate::wire::hello::{Identity, Purpose, Role};
 
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -18,6 +18,8 @@ pub mod thread;
 pub struct Membership {
     /// The secret of the run.
     pub token: Token,
+    /// Which run, as rank 0 has drawn it.
+    pub run: RunId,
     /// This rank.
     pub rank: Rank,
     /// How many ranks there are.
@@ -27,9 +29,10 @@ pub struct Membership {
 }
 
 impl Membership {
-    fn identity(&self, purpose: Purpose) -> Identity {
+    fn identity(&self, purpose: Purpose, role: Role) -> Identity {
         let world = u32::try_from(self.world).expect("a world fits 32 bits");
-        Identity { generation: self.generation, ..Identity::new(&self.token, purpose, self.rank, world) }
+        let identity = Identity::new(&self.token, purpose, role, self.rank, world);
+        Identity { run: self.run, generation: self.generation, ..identity }
     }
 }
 

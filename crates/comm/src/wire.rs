@@ -3,13 +3,15 @@
 pub mod frame;
 pub mod framed;
 pub mod hello;
+pub mod lobby;
 pub mod socket;
 pub mod stream;
 pub mod tls;
 
 pub use frame::{Decoder, Frame, WireError};
 pub use framed::Framed;
-pub use hello::{Identity, Peer, Purpose, greet};
+pub use hello::{Identity, Peer, Purpose, Role, greet};
+pub use lobby::Lobby;
 pub use socket::Socket;
 pub use stream::Stream;
 pub use tls::Tls;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use paceline_comm::transport::{Membership, Transport, shm, tcp};
-use paceline_comm::{CommError, Communicator, Generation, Rank, Stop, Token, Wait};
+use paceline_comm::{CommError, Communicator, Generation, Rank, RunId, Stop, Token, Wait};
 use world::{Carry, TIMEOUT, communicators, on_all, options};
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -78,7 +78,7 @@ fn ranks_that_do_different_things_notice() {
 }
 
 fn member(token: &Token, rank: u32, world: usize) -> Membership {
-    Membership { token: token.clone(), rank: Rank(rank), world, generation: Generation(1) }
+    Membership { token: token.clone(), run: RunId::UNKNOWN, rank: Rank(rank), world, generation: Generation(1) }
 }
 
 #[test]

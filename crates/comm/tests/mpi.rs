@@ -5,7 +5,7 @@ mod world;
 
 use paceline_comm::reduce::{round_bf16, widen_bf16};
 use paceline_comm::transport::{Membership, Transport, mpi};
-use paceline_comm::{Algorithm, Collective, Communicator, Generation, Rank, Token, probe};
+use paceline_comm::{Algorithm, Collective, Communicator, Generation, Rank, RunId, Token, probe};
 use world::{LENGTHS, TIMEOUT, check, options};
 
 /// What OpenMPI or MPICH says of this process.
@@ -20,7 +20,8 @@ fn main() {
         return;
     };
     let rank = Rank::at(rank);
-    let membership = Membership { token: Token::random(), rank, world, generation: Generation::default() };
+    let membership =
+        Membership { token: Token::random(), run: RunId::UNKNOWN, rank, world, generation: Generation::default() };
     let port = mpi::connect(&membership).unwrap();
     let mut comm = Communicator::new(Transport::Mpi(Box::new(port)), options(world, None, TIMEOUT));
     let by_cost = comm.choice().clone();

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use paceline_comm::transport::{Membership, Transport, shm, tcp};
-use paceline_comm::{Communicator, Generation, Rank, Stop, Token, Wait};
+use paceline_comm::{Communicator, Generation, Rank, RunId, Stop, Token, Wait};
 use world::options;
 
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -26,7 +26,7 @@ fn child() {
     std::io::stdin().lock().read_line(&mut line).unwrap();
     let addresses: Vec<_> = line.split_whitespace().map(|address| address.parse().unwrap()).collect();
     let wait = Wait::new(Duration::from_secs(20), &Stop::new());
-    let member = Membership { token, rank: Rank(rank), world, generation: Generation(0) };
+    let member = Membership { token, run: RunId::UNKNOWN, rank: Rank(rank), world, generation: Generation(0) };
     let transport = match carry {
         "shm" => Transport::Shm(shm::connect(&member, &wait).unwrap()),
         _ => Transport::Tcp(tcp::connect(listener, &addresses, &member, tcp::Config::default(), &wait).unwrap()),

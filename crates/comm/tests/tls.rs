@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_comm::transport::{Membership, tcp};
-use paceline_comm::wire::{Identity, Peer, Purpose, Socket, Tls, greet};
-use paceline_comm::{CommError, Generation, Rank, Stop, Token, Wait};
+use paceline_comm::wire::{Identity, Peer, Purpose, Role, Socket, Tls, greet};
+use paceline_comm::{CommError, Generation, Rank, RunId, Stop, Token, Wait};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 fn wait() -> Wait {
@@ -18,14 +18,14 @@ fn meet(dials: Option<&Tls>, answers: Option<&Tls>) -> [Result<Peer, CommError>;
     let token = Token::random();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let identity = |rank| Identity::new(&token, Purpose::Control, Rank(rank), 2);
+    let identity = |role, rank| Identity::new(&token, Purpose::Control, role, Rank(rank), 2);
     thread::scope(|scope| {
         let answering = scope.spawn(|| {
             let mut socket = Socket::accepted(listener.accept().unwrap().0, answers).unwrap();
-            greet(&mut socket, &identity(0), &wait())
+            greet(&mut socket, &identity(Role::Listener, 0), &wait())
         });
         let mut socket = Socket::dialled(TcpStream::connect(address).unwrap(), dials).unwrap();
-        let dialled = greet(&mut socket, &identity(1), &wait());
+        let dialled = greet(&mut socket, &identity(Role::Dialler, 1), &wait());
         drop(socket);
         [dialled, answering.join().unwrap()]
     })
@@ -114,13 +114,13 @@ fn data_connections_that_were_turned_away_are_reported() {
     let (told, heard) = std::sync::mpsc::channel();
     let report = tcp::Report::new(move |sentence| told.send(sentence.to_owned()).unwrap());
     let config = tcp::Config { report, tls: Some(Tls::from_token(&token)), ..tcp::Config::default() };
-    let member = Membership { token, rank: Rank(1), world: 2, generation: Generation(0) };
+    let member = Membership { token, run: RunId::UNKNOWN, rank: Rank(1), world: 2, generation: Generation(0) };
     let wait = Wait::new(Duration::from_secs(2), &Stop::new());
     thread::scope(|scope| {
         let waiting = scope.spawn(|| tcp::connect(listener, &[address, address], &member, config, &wait));
         // A stranger, and one who holds the token but does not encrypt.
         let mut plain = Socket::Plain(TcpStream::connect(address).unwrap());
-        let identity = Identity::new(&member.token, Purpose::Data, Rank(0), 2);
+        let identity = Identity::new(&member.token, Purpose::Data, Role::Dialler, Rank(0), 2);
         assert!(greet(&mut plain, &identity, &wait).is_err());
         let said = heard.recv_timeout(Duration::from_secs(2)).unwrap();
         assert!(said.contains("refused 127.0.0.1:") && said.contains("do not encrypt alike"), "{said}");

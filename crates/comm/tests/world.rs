@@ -9,7 +9,7 @@ use paceline_comm::transfer::chunk;
 use paceline_comm::transport::{Membership, Transport, shm, tcp, thread as threads};
 use paceline_comm::wire::Tls;
 use paceline_comm::{
-    Algorithm, Choice, Collective, Communicator, Generation, Link, Links, Options, Rank, Stop, Token, Wait,
+    Algorithm, Choice, Collective, Communicator, Generation, Link, Links, Options, Rank, RunId, Stop, Token, Wait,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,13 @@ pub fn transports(carry: Carry, world: usize) -> Vec<Transport> {
         return threads::mesh(world).into_iter().map(Transport::Thread).collect();
     }
     let token = Token::random();
-    let member = |rank| Membership { token: token.clone(), rank: Rank::at(rank), world, generation: Generation(1) };
+    let member = |rank| Membership {
+        token: token.clone(),
+        run: RunId::UNKNOWN,
+        rank: Rank::at(rank),
+        world,
+        generation: Generation(1),
+    };
     let mut listeners: Vec<Option<tcp::Listener>> =
         (0..world).map(|rank| Some(tcp::Listener::bind(Rank::at(rank), None).unwrap())).collect();
     let addresses: Vec<_> = listeners.iter().flatten().map(tcp::Listener::address).collect();

@@ -23,6 +23,20 @@ pub type Shared = [f32; SHARED];
 /// How many they are.
 pub const SHARED: usize = 8;
 
+/// What all ranks are given by rank 0 before the first step, after the facts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// What is kept and not trained: running statistics.
+    States,
+    /// The parameters.
+    Weights,
+    /// Every buffer of the optimizer's state.
+    Optimizer,
+}
+
+/// The order in which they are given. Workers and servers both walk this list, so none can expect another.
+pub const OPENING: [Opening; 3] = [Opening::States, Opening::Weights, Opening::Optimizer];
+
 /// How a replica agrees with the others on the weights.
 #[derive(Debug)]
 pub struct Agreement(Kind);
@@ -237,6 +251,17 @@ impl Agreement {
                 parameters.copy_from_slice(weights);
                 Ok(Brought::Done)
             }
+        }
+    }
+
+    /// Whether the weights here are those after so many steps since the beginning, whole, and the optimizer's state too. Where
+    /// servers make the steps, they have the state.
+    pub fn has_stepped(&mut self, steps: u64) -> bool {
+        match &mut self.0 {
+            Kind::Alone => true,
+            Kind::AllReduce(courier, _) => courier.has_taken(steps),
+            Kind::Shares(shares) => shares.has_made(steps),
+            Kind::ParameterServer(..) => false,
         }
     }
 

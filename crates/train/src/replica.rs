@@ -10,6 +10,7 @@ pub mod guard;
 mod half;
 mod joined;
 mod on_gpu;
+mod rescue;
 mod room;
 
 use std::convert::Infallible;
@@ -31,6 +32,7 @@ use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::{Profile, Turn};
 use paceline_tensor::plan::{Bucket, Layout, Updates};
 use paceline_tensor::{Buffer, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
+use rescue::Boundary;
 pub(crate) use room::check_memory;
 
 use crate::error::TrainError;
@@ -120,6 +122,8 @@ pub struct Replica {
     dropout_seed: u64,
     /// The step whose gradients are not all applied.
     pending: Option<Moment>,
+    /// Where the last step ended, for whoever survives when another replica is lost.
+    boundary: Boundary,
     /// This replica's and then everybody's wishes.
     pub votes: Votes,
 }
@@ -259,6 +263,7 @@ impl Replica {
             share: 1.0,
             dropout_seed: options.seed,
             pending: None,
+            boundary: Boundary::default(),
             votes: Votes::default(),
         })
     }
@@ -323,6 +328,7 @@ impl Replica {
             return self.step_on_gpu(batch, moment, phases, next);
         }
         let _bound = self.device.pool().enter();
+        self.mark_boundary();
         match (self.world(), self.plan().stores_gradients()) {
             (1, true) => Ok(self.step_at_end(batch, moment, phases)),
             (1, false) => Ok(self.step_early(batch, moment, phases)),

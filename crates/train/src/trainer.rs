@@ -28,7 +28,7 @@ use crate::run::{RunDir, read_config};
 use crate::step::{Rules, Stepped, step};
 
 pub(crate) use setup::options;
-pub use setup::{Examined, Prepared, Surroundings, Watch, prepare, prepare_evaluation, prepare_with};
+pub use setup::{Examined, FolderBroadcast, Prepared, Surroundings, Watch, prepare, prepare_evaluation, prepare_with};
 
 /// Why a run ended without failing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -332,11 +332,18 @@ fn settle(replica: &mut Replica, journal: &Journal) -> Result<(), TrainError> {
     })
 }
 
-/// The folder of a new run: rank 0 makes it, the others join.
+/// The folder of a new run: rank 0 makes it and says where it is, the others join.
 fn make(around: &Surroundings, asked: Option<&Path>, config: &Config) -> Result<RunDir, TrainError> {
-    match asked {
-        Some(path) if around.shard.rank > 0 => RunDir::join(&around.disk, path),
-        asked => RunDir::create(&around.disk, asked, config),
+    if around.shard.rank == 0 {
+        let run = RunDir::create(&around.disk, asked, config)?;
+        around.folder.send(run.path())?;
+        return Ok(run);
+    }
+    match around.folder.receive()?.or_else(|| asked.map(Path::to_owned)) {
+        Some(path) => RunDir::join(&around.disk, &path),
+        None => {
+            Err(TrainError::Refused("a rank above 0 does not know the folder of the run; give all the same one".into()))
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use on_gpu::{BATCH, batch, gpu, options};
 use paceline_comm::transport::{Membership, Transport, shm};
-use paceline_comm::{Choice, Communicator, Generation, Link, Links, Rank, Stop, Token, Wait};
+use paceline_comm::{Choice, Communicator, Generation, Link, Links, Rank, RunId, Stop, Token, Wait};
 use paceline_data::batch::Batch;
 use paceline_nn::layer::{Conv, Window};
 use paceline_nn::optim::{Moment, Optimizer};
@@ -133,7 +133,7 @@ fn shares(test: &str) -> bool {
 
 fn meet(token: &str, rank: u32) -> Communicator {
     let token = Token::from_hex(token).unwrap();
-    let member = Membership { token, rank: Rank(rank), world: 2, generation: Generation(0) };
+    let member = Membership { token, run: RunId::UNKNOWN, rank: Rank(rank), world: 2, generation: Generation(0) };
     let transport = Transport::Shm(shm::connect(&member, &Wait::new(LONG, &Stop::new())).unwrap());
     let choice = Choice::by_cost(Links::uniform(2, Link::new(20e-6, 2e9)));
     Communicator::new(transport, paceline_comm::Options { timeout: LONG, stop: Stop::new(), choice })

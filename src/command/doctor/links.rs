@@ -6,7 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use paceline::cluster::Control;
 use paceline::comm::probe::{self, Effort};
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
-use paceline::comm::{CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Stop, Token, Wait};
+use paceline::comm::{
+    CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, RunId, Stop, Token, Wait,
+};
 use paceline::system::threads;
 use serde_json::{Value, json};
 
@@ -88,11 +90,11 @@ pub fn inside() -> Result<Found, Failure> {
 
 /// The link between two threads of this process, over so many sockets, or through shared memory.
 fn two_threads(sockets: Option<u16>) -> Result<Link, Failure> {
-    let (token, stop) = (Token::random(), Stop::new());
+    let (token, run, stop) = (Token::random(), RunId::random(), Stop::new());
     let listeners = [tcp::Listener::bind(Rank(0), None)?, tcp::Listener::bind(Rank(1), None)?];
     let addresses = listeners.each_ref().map(tcp::Listener::address);
     let mut ends = listeners.into_iter().zip([Rank(0), Rank(1)]).map(|(listener, rank)| {
-        let membership = Membership { token: token.clone(), rank, world: 2, generation: Generation::default() };
+        let membership = Membership { token: token.clone(), run, rank, world: 2, generation: Generation::default() };
         let stop = stop.clone();
         move || -> Result<Link, CommError> {
             let wait = Wait::new(CONNECT_MAX, &stop);
@@ -135,7 +137,7 @@ impl<'a> Mesh<'a> {
         let table = control.table();
         let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
         let (rank, world) = (Rank::at(rank), table.entries().len());
-        let membership = Membership { token, rank, world, generation: Generation::default() };
+        let membership = Membership { token, run: control.run(), rank, world, generation: Generation::default() };
         let interface = listener.address().ip();
         let comm = connect(control, &membership, listener, &addresses, 1)?;
         Ok(Self { control, membership, interface, comm })

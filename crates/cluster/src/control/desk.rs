@@ -10,7 +10,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use paceline_comm::wire::Identity;
-use paceline_comm::{Rank, Stop};
+use paceline_comm::{Rank, RunId, Stop};
 use paceline_system::clock::Clock;
 use paceline_system::ready::{self, Interest};
 
@@ -35,6 +35,7 @@ const FAREWELL_MAX: Duration = Duration::from_millis(500);
 pub(super) struct Desk {
     me: Rank,
     world: usize,
+    run: RunId,
     config: String,
     identity: Identity,
     limits: Limits,
@@ -70,6 +71,7 @@ impl Desk {
         Self {
             me: seat.member.rank,
             world,
+            run: seat.run,
             config: seat.config.clone(),
             identity: seat.identity(),
             limits: seat.limits,
@@ -154,7 +156,7 @@ impl Desk {
         let ranks: Vec<Rank> = self.connections.iter().enumerate().filter_map(present).collect();
         let mut interests: Vec<Interest> = self.connections.iter().flatten().map(Connection::interest).collect();
         interests.push(Interest { fd: self.woken.as_fd(), write: false });
-        interests.extend(self.door.as_ref().and_then(Door::interest));
+        interests.extend(self.door.iter().flat_map(Door::interests));
         interests.extend(self.joining.iter().map(|(_, connection, _)| connection.interest()));
         let ready = ready::wait(&interests, until_beat.min(Duration::from_millis(100)));
         self.talking = ranks.into_iter().zip(ready).filter_map(|(rank, ready)| ready.then_some(rank)).collect();
@@ -168,12 +170,12 @@ impl Desk {
 
     /// Lets in whoever knocks, and takes those who hold the token.
     fn greet(&mut self) {
-        let Some(door) = &self.door else { return };
+        let Some(door) = &mut self.door else { return };
         let present = |rank: &Rank| self.membership.is_present(*rank);
         let taken = (0..self.world).map(Rank::at).filter(present).collect();
         let mut troubles = door.open(&Identity { taken, ..self.identity.clone() });
         let mut arrived = Vec::new();
-        while let Some(greeted) = door.greeted() {
+        for greeted in door.greeted() {
             match greeted {
                 Ok((stream, rank)) => match Connection::new(stream, Message::limit_at_hub()) {
                     Ok(connection) => arrived.push((rank, connection, self.clock.now() + JOIN_MAX)),
@@ -193,7 +195,14 @@ impl Desk {
             match connection.pull(self.world) {
                 Ok(None) if now < until => self.joining.push((rank, connection, until)),
                 Ok(None) => self.refuse(&format!("{rank} greeted and then said nothing for {JOIN_MAX:?}")),
-                Ok(Some(Message::Join { entry, config })) => self.join(rank, connection, entry, &config),
+                Ok(Some(Message::Join { entry, config, run })) if RunId::from_hex(&run) == Some(self.run) => {
+                    self.join(rank, connection, entry, &config);
+                }
+                Ok(Some(Message::Join { run, .. })) => {
+                    let why = format!("{rank} has come to the run {run}, and this is {}", self.run);
+                    let _ = connection.push(&Message::Refused { why: why.clone() }, now);
+                    self.refuse(&why);
+                }
                 Ok(Some(_)) => self.refuse(&format!("{rank} did not say where it is")),
                 Err(why) => self.refuse(&format!("{rank} left while joining: {why}")),
             }
@@ -242,7 +251,10 @@ impl Desk {
             Message::Goodbye => self.feed(Event::Goodbye { rank }),
             Message::Failed { why, suspect } => self.feed(Event::Failed { rank, why, suspect: suspect.map(Rank) }),
             Message::Ended { verdict } => self.feed(Event::Told(verdict)),
-            Message::Join { .. } | Message::Table { .. } | Message::Refused { .. } => {
+            Message::Folder { path } if rank.index() == 0 => {
+                self.shared.change(|state| state.folder = Some(path));
+            }
+            Message::Join { .. } | Message::Table { .. } | Message::Refused { .. } | Message::Folder { .. } => {
                 self.lose(rank, "it said what nobody says at this point".into());
             }
         }
@@ -261,6 +273,7 @@ impl Desk {
                     self.send_all(&Message::Goodbye, |me, _| me.index() > 0);
                     self.feed(Event::Goodbye { rank: self.me });
                 }
+                Command::Folder(path) => self.send_all(&Message::Folder { path }, |_, _| true),
                 Command::Fail { why, suspect } => self.feed(Event::Failed { rank: self.me, why, suspect }),
             }
         }
@@ -335,7 +348,8 @@ impl Desk {
         self.joining.clear();
         let entries: Vec<Entry> = self.entries.iter().flatten().cloned().collect();
         assert_eq!(entries.len(), self.world, "a run starts when everybody has arrived");
-        self.send_all(&Message::Table { entries: entries.clone() }, |_, _| true);
+        let (run, table) = (self.run.to_string(), entries.clone());
+        self.send_all(&Message::Table { entries: table, run }, |_, _| true);
         self.shared.change(|state| state.table = Some(Table::new(entries)));
     }
 

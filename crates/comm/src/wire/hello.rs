@@ -1,38 +1,32 @@
 //! The greeting that opens every connection: both sides say who they are and prove that they hold the run's token.
 //!
-//! 1. Each sends a greeting: magic, protocol version, length, then Paceline's version, purpose, lane, rank, world,
-//!    generation and 32 fresh random bytes.
-//! 2. Each checks the other's and answers with a proof, HMAC-SHA256 under the token of its own greeting followed by the
-//!    other's, or with a refusal. Both nonces are in it, so an old proof proves nothing; its own greeting comes first
-//!    and greetings with our own rank are refused, so our proofs cannot be sent back to us.
-//! 3. Each checks the other's proof and answers with a welcome or a refusal.
+//! 1. The dialler sends a greeting: magic, protocol version, length, then Paceline's version, purpose, role, lane, rank,
+//!    world, generation, run and 32 fresh random bytes. The listener, which says nothing before, answers with its own.
+//! 2. The dialler checks it and sends a proof, HMAC-SHA256 under the token of its own greeting followed by the other's.
+//!    The listener checks that, and only then sends its own proof and a welcome: it proves nothing to strangers.
+//! 3. The dialler checks the proof and sends its welcome.
 //!
-//! A refused side learns why. Two round trips, under 250 bytes each way. What follows is not encrypted.
+//! A proof covers both greetings, and so both roles, both ranks, the run and a fresh nonce of each side: an old proof
+//! proves nothing, and what one listener says is worth nothing to another, whoever relays it. Whoever is refused learns
+//! why. Two round trips, under 250 bytes each way. What follows is not encrypted.
 
-use hmac::{Hmac, KeyInit, Mac};
-use paceline_system::entropy;
-use sha2::Sha256;
+use std::ops::Range;
 
-use super::stream::{Stream, Talk, read_exact, write_all};
-use crate::error::{CommError, Party, Refusal};
-use crate::rank::{Generation, Rank};
+use crate::error::{CommError, Refusal};
+use crate::rank::{Generation, Rank, RunId};
 use crate::token::Token;
 use crate::wait::Wait;
 
+use super::stream::Stream;
+
 mod greeting;
+mod handshake;
 #[cfg(test)]
 mod tests;
 
-use greeting::{BODY_BYTES, Greeting, PREFIX_BYTES, TLS_BYTES, is_tls};
-pub use greeting::{PROTOCOL_VERSION, Purpose};
-
-const PHASE: &str = "greeting";
-const PROOF_BYTES: usize = 32;
-
-/// What an answer's first byte says.
-const PROOF: u8 = 0xA1;
-const WELCOME: u8 = 0xA2;
-const REFUSED: u8 = 0xA3;
+use greeting::Greeting;
+pub use greeting::{PROTOCOL_VERSION, Purpose, Role};
+pub use handshake::Handshake;
 
 /// Who this side is and whom it is willing to talk to.
 #[derive(Clone, Debug)]
@@ -41,6 +35,8 @@ pub struct Identity {
     pub token: Token,
     /// What the connection is for; both sides must agree.
     pub purpose: Purpose,
+    /// Which end of the connection this side is at; the other must be at the other.
+    pub role: Role,
     /// Which of several connections for that purpose this is; told to the other side. The side that accepts sends 0.
     pub lane: u16,
     /// This side's rank.
@@ -49,25 +45,35 @@ pub struct Identity {
     pub world: u32,
     /// The incarnation of the world; both sides must agree.
     pub generation: Generation,
-    /// The rank that must answer, where only one may.
-    pub expected: Option<Rank>,
+    /// The run; both sides must agree. Who dials for [`Purpose::Control`] may not know it yet, and learns it.
+    pub run: RunId,
+    /// The ranks that may answer.
+    pub expected: Range<u32>,
     /// Ranks that are here already and may not come again.
     pub taken: Vec<Rank>,
 }
 
 impl Identity {
     /// A rank that talks to anyone else of its world.
-    pub fn new(token: &Token, purpose: Purpose, rank: Rank, world: u32) -> Self {
+    pub fn new(token: &Token, purpose: Purpose, role: Role, rank: Rank, world: u32) -> Self {
         Self {
             token: token.clone(),
             purpose,
+            role,
             lane: 0,
             rank,
             world,
             generation: Generation::default(),
-            expected: None,
+            run: RunId::UNKNOWN,
+            expected: 0..world,
             taken: Vec::new(),
         }
+    }
+
+    /// The same, but only this rank may answer.
+    #[must_use]
+    pub fn expecting(self, rank: Rank) -> Self {
+        Self { expected: rank.0..rank.0.saturating_add(1), ..self }
     }
 }
 
@@ -78,6 +84,8 @@ pub struct Peer {
     pub rank: Rank,
     /// Which of its connections this is.
     pub lane: u16,
+    /// The run it belongs to.
+    pub run: RunId,
 }
 
 /// Greets the other side of a fresh connection. Both sides call this. The socket's timeouts are left changed.
@@ -85,31 +93,14 @@ pub struct Peer {
 /// # Errors
 /// When the other side is refused or refuses, closes, sends something else, or does not answer in time.
 pub fn greet(stream: &mut dyn Stream, identity: &Identity, wait: &Wait) -> Result<Peer, CommError> {
-    let talk = Talk { rank: identity.rank, peer: Party::Address(stream.address()), phase: PHASE };
-    let ours = Greeting::of(identity, entropy::bytes());
-    write_all(stream, &ours.encode(), &talk, wait)?;
-    let theirs = match read_greeting(stream, &talk, wait)?.and_then(|theirs| {
-        check(identity, &ours, &theirs)?;
-        Ok(theirs)
-    }) {
-        Ok(theirs) => theirs,
-        Err(no) => return Err(refuse(stream, &talk, wait, no)),
-    };
-    let talk = Talk { peer: theirs.rank.into(), ..talk };
-    let proof = prove(identity, &ours, &theirs).finalize().into_bytes();
-    write_all(stream, &[&[PROOF], &proof[..]].concat(), &talk, wait)?;
-    expect(stream, PROOF, &talk, wait)?;
-    let mut answer = [0; PROOF_BYTES];
-    read_exact(stream, &mut answer, &talk, wait)?;
-    if prove(identity, &theirs, &ours).verify_slice(&answer).is_err() {
-        let no = No { reason: Refusal::Token, detail: "its proof does not hold".into() };
-        // It has proven nothing, so it is an address and not a rank.
-        let talk = Talk { peer: Party::Address(stream.address()), ..talk };
-        return Err(refuse(stream, &talk, wait, no));
+    let mut handshake = Handshake::new(identity.clone(), stream.address(), wait.clone());
+    loop {
+        // A socket that fails here fails in the handshake as well, which says so.
+        let _ = stream.set_timeouts(wait.slice());
+        if let Some(peer) = handshake.advance(stream)? {
+            return Ok(peer);
+        }
     }
-    write_all(stream, &[WELCOME], &talk, wait)?;
-    expect(stream, WELCOME, &talk, wait)?;
-    Ok(Peer { rank: theirs.rank, lane: theirs.lane })
 }
 
 /// Why a greeting is refused, with both sides' values.
@@ -117,24 +108,6 @@ pub fn greet(stream: &mut dyn Stream, identity: &Identity, wait: &Wait) -> Resul
 struct No {
     reason: Refusal,
     detail: String,
-}
-
-/// Reads a greeting. The inner error is a reason to refuse it, the outer one the end of the connection.
-fn read_greeting(stream: &mut dyn Stream, talk: &Talk, wait: &Wait) -> Result<Result<Greeting, No>, CommError> {
-    let mut prefix = [0; PREFIX_BYTES];
-    // An alert of TLS is shorter than a greeting.
-    let (first, rest) = prefix.split_at_mut(TLS_BYTES);
-    read_exact(stream, first, talk, wait)?;
-    if is_tls(first) {
-        return Ok(Err(No { reason: Refusal::Secrecy, detail: "it speaks TLS and this side does not".into() }));
-    }
-    read_exact(stream, rest, talk, wait)?;
-    if let Err(no) = greeting::check_prefix(&prefix) {
-        return Ok(Err(no));
-    }
-    let mut body = [0; BODY_BYTES];
-    read_exact(stream, &mut body, talk, wait)?;
-    Ok(Greeting::decode(&body))
 }
 
 fn check(identity: &Identity, ours: &Greeting, theirs: &Greeting) -> Result<(), No> {
@@ -158,55 +131,22 @@ fn check(identity: &Identity, ours: &Greeting, theirs: &Greeting) -> Result<(), 
     if rank == ours.rank {
         return no(Refusal::Rank, format!("it says it is {rank} as well"));
     }
+    if theirs.role == ours.role {
+        return no(Refusal::Role, format!("{rank} is at the same end of its connection as {}", ours.rank));
+    }
+    let dialler = if ours.role == Role::Dialler { ours } else { theirs };
+    let still_unknown = dialler.run == RunId::UNKNOWN && ours.purpose == Purpose::Control;
+    if theirs.run != ours.run && !still_unknown {
+        return no(Refusal::Run, differ(&ours.run, &theirs.run));
+    }
     if rank.0 >= ours.world {
         return no(Refusal::Rank, format!("it says it is {rank} of {}", ours.world));
     }
-    if identity.expected.is_some_and(|expected| expected != rank) {
+    if !identity.expected.contains(&rank.0) {
         return no(Refusal::Rank, format!("it says it is {rank}, which is not expected here"));
     }
     if identity.taken.contains(&rank) {
         return no(Refusal::Rank, format!("{rank} is here already"));
     }
     Ok(())
-}
-
-/// What the speaker must send to show that it holds the token.
-fn prove(identity: &Identity, speaker: &Greeting, listener: &Greeting) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(identity.token.bytes()).expect("a key may have any length");
-    mac.update(&speaker.encode());
-    mac.update(&listener.encode());
-    mac
-}
-
-/// Tells the other side why it is refused, and waits a moment for it to read that before the socket closes: closing
-/// with unread bytes would throw away what was written.
-fn refuse(stream: &mut dyn Stream, talk: &Talk, wait: &Wait, no: No) -> CommError {
-    let moment = wait.at_most(std::time::Duration::from_millis(200));
-    if write_all(stream, &[REFUSED, no.reason as u8], talk, &moment).is_ok() {
-        stream.finish_writing();
-        let mut rest = [0; 256];
-        for byte in &mut rest {
-            if read_exact(stream, std::slice::from_mut(byte), talk, &moment).is_err() {
-                break;
-            }
-        }
-    }
-    CommError::Refused { rank: talk.rank, peer: talk.peer.clone(), reason: no.reason, detail: no.detail }
-}
-
-/// Reads an answer's first byte, which should be `kind`.
-fn expect(stream: &mut dyn Stream, kind: u8, talk: &Talk, wait: &Wait) -> Result<(), CommError> {
-    let mut byte = [0; 1];
-    read_exact(stream, &mut byte, talk, wait)?;
-    if byte == [kind] {
-        return Ok(());
-    }
-    if byte != [REFUSED] {
-        return Err(talk.violation(format!("answer {:#04x} where {kind:#04x} must come", byte[0])));
-    }
-    read_exact(stream, &mut byte, talk, wait)?;
-    Err(match Refusal::from_code(byte[0]) {
-        Some(reason) => CommError::RefusedBy { rank: talk.rank, peer: talk.peer.clone(), reason },
-        None => talk.violation(format!("a refusal for the unknown reason {}", byte[0])),
-    })
 }

@@ -6,6 +6,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustls::Connection;
@@ -119,6 +120,12 @@ impl Secret {
     }
 }
 
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tcp().as_fd()
+    }
+}
+
 impl Read for Socket {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -157,5 +164,9 @@ impl Stream for Socket {
 
     fn address(&self) -> String {
         self.tcp().address()
+    }
+
+    fn is_sending(&self) -> bool {
+        self.is_sending()
     }
 }

@@ -22,6 +22,11 @@ pub trait Stream: Read + Write {
 
     /// Where the other side is, for messages.
     fn address(&self) -> String;
+
+    /// Whether something that was written is still here and goes out when the socket is tried again.
+    fn is_sending(&self) -> bool {
+        false
+    }
 }
 
 impl Stream for TcpStream {
@@ -73,7 +78,7 @@ impl Talk {
     }
 
     /// The connection broke, or the two sides do not keep the same secret.
-    fn ended(&self, error: io::Error) -> CommError {
+    pub(crate) fn ended(&self, error: io::Error) -> CommError {
         if error.kind() != ErrorKind::InvalidData {
             return self.gone(error);
         }

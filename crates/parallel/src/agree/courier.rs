@@ -99,6 +99,8 @@ pub(super) struct Courier {
     began: f64,
     ready: Vec<f32>,
     steps: u64,
+    /// Buckets that came back and were taken.
+    taken: u64,
 }
 
 impl Courier {
@@ -138,6 +140,7 @@ impl Courier {
             clock,
             ready,
             steps: 0,
+            taken: 0,
         })
     }
 
@@ -180,10 +183,16 @@ impl Courier {
         }
         let Slot::Landed(memory) = std::mem::replace(&mut self.slots[bucket], Slot::Away) else { return Ok(None) };
         self.slots[bucket] = Slot::Home(memory);
+        self.taken += 1;
         match &mut self.slots[bucket] {
             Slot::Home(memory) => Ok(Some(memory.as_mut_slice())),
             _ => Ok(None),
         }
+    }
+
+    /// Whether all that came back for so many steps was taken, and nothing of the next.
+    pub fn has_taken(&self, steps: u64) -> bool {
+        self.taken == steps * self.slots.len() as u64
     }
 
     /// Replaces numbers by their sum over all ranks.

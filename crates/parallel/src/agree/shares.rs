@@ -258,6 +258,18 @@ impl Shares {
         Ok(true)
     }
 
+    /// Whether the weights are those after so many steps, and stay so as long as this rank makes no other: every piece of those
+    /// steps is done, and no bucket of the next has been released by all ranks, so that nobody can take a piece of it.
+    pub fn has_made(&mut self, steps: u64) -> bool {
+        let Self { communicator, buckets, .. } = self;
+        buckets.iter_mut().all(|bucket| {
+            let released = bucket.at == At::Released && bucket.rounds > steps;
+            let under_way = released && communicator.are_at(&mut bucket.board, steps + 1);
+            let spoilt = communicator.furthest(&mut bucket.board) == SPOILT;
+            !under_way && !spoilt && communicator.finished(&mut bucket.board) == steps * bucket.pieces()
+        })
+    }
+
     /// Replaces numbers by their sum over all ranks, which come here at the same point.
     pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
         self.communicator.all_reduce(numbers)

@@ -6,7 +6,7 @@
 
 use paceline_data::batch::Batch;
 use paceline_nn::optim::Moment;
-use paceline_parallel::agree::{Elements, Memory, Shared};
+use paceline_parallel::agree::{Elements, Memory, OPENING, Opening, Shared};
 use paceline_parallel::{Agreement, Brought};
 use paceline_system::clock::Clock;
 use paceline_tensor::execute::Turn;
@@ -178,12 +178,16 @@ impl Replica {
         let Self { agreement, store, optimizer_state, options, .. } = self;
         let ReplicaOptions { input, classes, .. } = *options;
         agreement.begin(Start { step, steps_per_epoch, input, classes }.facts())?;
-        agreement.of_first(&mut store.states)?;
-        // Where there is one copy, rank 0 has filled it before it said what it begins with.
-        if !agreement.is_common() {
-            agreement.of_first(&mut store.parameters)?;
-            optimizer_state.iter_mut().try_for_each(|buffer| agreement.of_first(buffer))?;
+        for opening in OPENING {
+            match opening {
+                Opening::States => agreement.of_first(&mut store.states)?,
+                // Where there is one copy, rank 0 has filled it before it said what it begins with.
+                Opening::Weights | Opening::Optimizer if agreement.is_common() => {}
+                Opening::Weights => agreement.of_first(&mut store.parameters)?,
+                Opening::Optimizer => optimizer_state.iter_mut().try_for_each(|buffer| agreement.of_first(buffer))?,
+            }
         }
+        self.begin_boundary(step);
         self.changed();
         Ok(())
     }
@@ -210,6 +214,7 @@ impl Replica {
     /// # Errors
     /// When another replica, or the way to it, has failed, or a gradient was not finite.
     pub fn settle(&mut self) -> Result<Result<(), NotFinite>, TrainError> {
+        self.mark_boundary();
         let mut agreement = std::mem::replace(&mut self.agreement, Agreement::alone());
         let settled = self.settle_with(&mut agreement);
         self.agreement = agreement;

@@ -44,6 +44,8 @@ pub struct Surroundings {
     pub local: Shard,
     /// Hears of every phase of a step.
     pub watch: Watch,
+    /// How all ranks come to know the folder that rank 0 has made for the run.
+    pub folder: FolderBroadcast,
     /// The folder in which it is kept what was found out about this machine's devices.
     pub cache: Option<PathBuf>,
 }
@@ -58,6 +60,7 @@ impl Default for Surroundings {
             shard: Shard::WHOLE,
             local: Shard::WHOLE,
             watch: Watch::default(),
+            folder: FolderBroadcast::default(),
             cache: None,
         }
     }
@@ -84,6 +87,42 @@ impl Watch {
 impl std::fmt::Debug for Watch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Watch")
+    }
+}
+
+type TellFolder = dyn Fn(Option<&Path>) -> Result<PathBuf, TrainError> + Send + Sync;
+
+/// Rank 0 makes the folder of a run, and only then tells the others where it is: nobody writes into it before, and no two
+/// ranks can name it differently.
+#[derive(Clone, Default)]
+pub struct FolderBroadcast(Option<Arc<TellFolder>>);
+
+impl FolderBroadcast {
+    /// One that calls `carry` with the folder on rank 0, which tells it, and with nothing on the others, which wait for it.
+    pub fn new(carry: impl Fn(Option<&Path>) -> Result<PathBuf, TrainError> + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(carry)))
+    }
+
+    /// Rank 0: tells the others.
+    ///
+    /// # Errors
+    /// When its name cannot be told.
+    pub fn send(&self, path: &Path) -> Result<(), TrainError> {
+        self.0.as_ref().map_or(Ok(()), |carry| carry(Some(path)).map(drop))
+    }
+
+    /// The others: waits for it. None if nobody tells.
+    ///
+    /// # Errors
+    /// When the run ends before.
+    pub fn receive(&self) -> Result<Option<PathBuf>, TrainError> {
+        self.0.as_ref().map(|carry| carry(None)).transpose()
+    }
+}
+
+impl std::fmt::Debug for FolderBroadcast {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FolderBroadcast")
     }
 }
 

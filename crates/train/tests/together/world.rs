@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use paceline_comm::transport::{Membership, Transport, shm, tcp, thread};
-use paceline_comm::{Choice, Communicator, Generation, Link, Links, Options, Rank, Stop, Token, Wait};
+use paceline_comm::{Choice, Communicator, Generation, Link, Links, Options, Rank, RunId, Stop, Token, Wait};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carry {
@@ -33,7 +33,13 @@ fn transports(carry: Carry, world: usize) -> Vec<Transport> {
             .map(|(rank, listener)| {
                 let (token, addresses) = (token.clone(), &addresses);
                 scope.spawn(move || {
-                    let member = Membership { token, rank: Rank::at(rank), world, generation: Generation(1) };
+                    let member = Membership {
+                        token,
+                        run: RunId::UNKNOWN,
+                        rank: Rank::at(rank),
+                        world,
+                        generation: Generation(1),
+                    };
                     let wait = Wait::new(TIMEOUT, &Stop::new());
                     match carry {
                         Carry::Shm => Transport::Shm(shm::connect(&member, &wait).unwrap()),

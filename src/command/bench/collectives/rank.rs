@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
 use paceline::comm::wire::Tls;
-use paceline::comm::{Communicator, Generation, Rank, Stop, Token, Wait};
+use paceline::comm::{Communicator, Generation, Rank, RunId, Stop, Token, Wait};
 use paceline::system::{cores, host, threads};
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ pub fn run(arguments: &BenchCollectivesRank) -> Outcome {
     let stop = Stop::new();
     end_with_the_parent(&stop)?;
     let wait = Wait::new(TIMEOUT, &stop);
-    let membership = Membership { token, rank, world, generation: Generation(0) };
+    let membership = Membership { token, run: RunId::UNKNOWN, rank, world, generation: Generation(0) };
     let transport = if bench.carry[0] == Carry::Shm {
         Transport::Shm(shm::connect(&membership, &wait)?)
     } else {

@@ -1,5 +1,5 @@
-//! How processes of one host come to share memory: rank 0 listens on a socket whose name only holders of the token can
-//! tell, greets each of the others and hands over the memory. The socket is in the abstract namespace and the memory
+//! How processes of one host come to share memory: rank 0 listens on a socket whose name follows from the token and the run,
+//! greets the others and hands over the memory. The socket is in the abstract namespace and the memory
 //! has no name at all, so there is nothing to clean up, whoever is killed when.
 
 use std::io::{IoSlice, IoSliceMut};
@@ -28,12 +28,11 @@ use crate::error::CommError;
 use crate::rank::Rank;
 use crate::transport::Membership;
 use crate::wait::Wait;
-use crate::wire::hello::{Identity, Purpose, greet};
+use crate::wire::hello::{Identity, Peer, Purpose, Role, greet};
+use crate::wire::lobby::{Greeted, Lobby};
 use crate::wire::stream::{Talk, is_retry};
 
 const PHASE: &str = "sharing memory";
-/// A greeting takes two round trips on one host; whoever is slower does not keep the others waiting.
-const GREETING_MAX: Duration = Duration::from_secs(1);
 /// Looks at a word before sleeping, about twenty microseconds; almost none where ranks outnumber cores.
 const SPINS: u32 = 4000;
 
@@ -94,10 +93,11 @@ fn create() -> rustix::io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// The name of the socket: told by the token, and does not tell it.
+/// The name of the socket: told by the token and the run, and tells neither. Two runs of one user have two.
 fn address(membership: &Membership) -> std::io::Result<SocketAddr> {
     let mut mac = Hmac::<Sha256>::new_from_slice(membership.token.bytes()).expect("a key may have any length");
     mac.update(b"shared memory");
+    mac.update(membership.run.bytes());
     mac.update(&membership.generation.0.to_le_bytes());
     let digest = mac.finalize().into_bytes();
     let name: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -113,41 +113,55 @@ fn hand_out(file: &OwnedFd, membership: &Membership, wait: &Wait) -> Result<(), 
         Ok(listener)
     };
     let listener = listen().map_err(|source| CommError::System { rank, what: "listen for its own host", source })?;
-    let mut identity = membership.identity(Purpose::Memory);
+    let mut identity = membership.identity(Purpose::Memory, Role::Listener);
+    let mut lobby = Lobby::new(membership.world - 1);
     while identity.taken.len() + 1 < membership.world {
         let missing = (1..membership.world).map(Rank::at).find(|rank| !identity.taken.contains(rank));
         wait.check(rank, missing.unwrap_or(rank), PHASE)?;
-        match listener.accept() {
-            Ok((mut stream, _)) => {
-                // Whoever is refused or leaves again is nobody; who belongs here comes again.
-                if let Ok(peer) = welcome(&mut stream, file, &identity, &wait.at_most(GREETING_MAX)) {
-                    identity.taken.push(peer);
-                }
+        accept(&listener, &mut lobby, &identity, wait);
+        for Greeted { outcome, .. } in lobby.advance() {
+            // Whoever is refused or leaves again is nobody; who belongs here comes again.
+            let Ok((peer, stream)) = outcome else { continue };
+            if !identity.taken.contains(&peer.rank) && give(&stream, file, &identity, peer).is_ok() {
+                identity.taken.push(peer.rank);
             }
-            Err(error) if is_retry(&error) => clock::sleep(Duration::from_micros(500)),
-            Err(source) => return Err(CommError::System { rank, what: "accept a connection", source }),
         }
+        lobby.sleep(&listener, wait.slice());
     }
     Ok(())
 }
 
-fn welcome(stream: &mut UnixStream, file: &OwnedFd, identity: &Identity, wait: &Wait) -> Result<Rank, CommError> {
-    let peer = greet(stream, identity, wait)?.rank;
-    let talk = Talk { rank: identity.rank, peer: peer.into(), phase: PHASE };
+/// Begins to greet all who have come.
+fn accept(listener: &UnixListener, lobby: &mut Lobby<UnixStream>, identity: &Identity, wait: &Wait) {
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if stream.set_nonblocking(true).is_ok() {
+                    lobby.enter(stream, identity.clone(), (None, wait));
+                }
+            }
+            Err(error) if is_retry(&error) => return,
+            // No descriptor is left.
+            Err(_) => return lobby.make_way(),
+        }
+    }
+}
+
+fn give(stream: &UnixStream, file: &OwnedFd, identity: &Identity, peer: Peer) -> Result<(), CommError> {
+    let talk = Talk { rank: identity.rank, peer: peer.rank.into(), phase: PHASE };
     let files = [file.as_fd()];
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "the space is for one file");
-    sendmsg(&*stream, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL).map_err(|error| talk.gone(error))?;
-    Ok(peer)
+    let sent = sendmsg(stream, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL);
+    sent.map(drop).map_err(|error| talk.gone(error))
 }
 
 /// The others: come until rank 0 is there and gives them the memory.
 fn fetch(membership: &Membership, wait: &Wait) -> Result<OwnedFd, CommError> {
     let rank = membership.rank;
     let talk = Talk { rank, peer: Rank(0).into(), phase: PHASE };
-    let mut identity = membership.identity(Purpose::Memory);
-    identity.expected = Some(Rank(0));
+    let identity = membership.identity(Purpose::Memory, Role::Dialler).expecting(Rank(0));
     let address =
         address(membership).map_err(|source| CommError::System { rank, what: "name a socket of its host", source })?;
     loop {

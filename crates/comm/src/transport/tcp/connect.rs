@@ -1,16 +1,14 @@
 //! The mesh: a rank dials those above it and is dialled by those below it, so many sockets for each pair. Rank 0, whose known port is
 //! that of the rendezvous, so needs none for data.
 //!
-//! Listening begins before addresses are told to anyone. Each connection that comes in is greeted on its own thread,
-//! a bounded number at a time: one that stays silent or sends garbage keeps nobody else waiting.
+//! Listening begins before addresses are told to anyone. All greetings, with those it dialled and those that dialled, go
+//! on at the same time ([`crate::wire::lobby`]): one that stays silent or sends garbage keeps nobody else waiting.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use paceline_system::{clock, threads};
 use rustix::net::sockopt::{
     set_socket_recv_buffer_size, set_socket_send_buffer_size, set_tcp_congestion, tcp_congestion,
 };
@@ -20,16 +18,16 @@ use crate::error::CommError;
 use crate::rank::Rank;
 use crate::transport::Membership;
 use crate::wait::Wait;
-use crate::wire::hello::{Identity, Peer, Purpose, greet};
+use crate::wire::hello::{Identity, Purpose, Role};
+use crate::wire::lobby::{Greeted, Lobby, lengthen_queue};
 use crate::wire::socket::Socket;
 use crate::wire::stream::{Talk, is_retry};
 use crate::wire::tls::Tls;
 
 const PHASE: &str = "connecting";
-/// Greetings at a time beyond those that are expected.
-const STRANGERS_MAX: usize = 16;
-/// How long one greeting may take.
-const GREETING_MAX: Duration = Duration::from_secs(5);
+
+/// Connections taken before those that are being greeted have their turn.
+const TURN_MAX: usize = 32;
 
 /// How to connect.
 #[derive(Clone, Debug)]
@@ -102,6 +100,7 @@ impl Listener {
         let bind = || {
             let socket = TcpListener::bind(address)?;
             socket.set_nonblocking(true)?;
+            lengthen_queue(&socket)?;
             let address = socket.local_addr()?;
             Ok(Self { socket, address })
         };
@@ -130,28 +129,24 @@ pub fn connect(
 ) -> Result<Port, CommError> {
     let Membership { rank, world, .. } = *membership;
     assert_eq!(addresses.len(), world, "a table of addresses has one for each rank");
-    let (sender, greeted) = channel();
-    let mut sockets: Vec<Vec<Option<Socket>>> = Vec::new();
-    sockets.resize_with(world, || (0..config.sockets).map(|_| None).collect());
-    let mut accepting = Accepting { listener, membership, config: &config, sender, active: 0 };
-    for peer in (rank.index() + 1..world).map(Rank::at) {
-        for lane in 0..config.sockets {
-            // Those below must not wait for us while we wait for those above.
-            accepting.accept(wait);
-            let stream = dial(addresses[peer.index()], (peer, lane), membership, config.tls.as_ref(), wait)?;
-            sockets[peer.index()][usize::from(lane)] = Some(stream);
+    let mut mesh = Mesh::new(listener, membership, &config);
+    let mut dialled = mesh.places_above();
+    while let Some(missing) = mesh.missing() {
+        wait.check(rank, missing, PHASE)?;
+        if let Some(&(peer, lane)) = dialled.last()
+            && mesh.dial(addresses[peer.index()], (peer, lane), wait)?
+        {
+            dialled.pop();
+        }
+        mesh.accept(wait);
+        mesh.collect()?;
+        // Nobody there yet, or too far for one slice: dialled again until the deadline.
+        let pause = if dialled.is_empty() { wait.slice() } else { Duration::from_millis(1) };
+        if mesh.missing().is_some() {
+            mesh.lobby.sleep(&mesh.listener.socket, pause);
         }
     }
-    loop {
-        accepting.collect(&greeted, &mut sockets);
-        let empty = |lanes: &Vec<Option<Socket>>| lanes.iter().any(Option::is_none);
-        let missing = (0..rank.index()).find(|&peer| empty(&sockets[peer]));
-        let Some(missing) = missing else { break };
-        wait.check(rank, Rank::at(missing), PHASE)?;
-        if !accepting.accept(wait) {
-            clock::sleep(Duration::from_micros(200));
-        }
-    }
+    let sockets = mesh.sockets;
     let mut cables = Vec::with_capacity(world);
     for (peer, lanes) in sockets.into_iter().enumerate() {
         let lanes: Vec<Socket> = lanes.into_iter().flatten().collect();
@@ -184,82 +179,91 @@ fn prepare(socket: &TcpStream, config: &Config) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Dials until somebody answers, and greets.
-fn dial(
-    address: SocketAddr,
-    (peer, lane): (Rank, u16),
-    membership: &Membership,
-    tls: Option<&Tls>,
-    wait: &Wait,
-) -> Result<Socket, CommError> {
-    let talk = Talk { rank: membership.rank, peer: peer.into(), phase: PHASE };
-    let identity = Identity { lane, expected: Some(peer), ..membership.identity(Purpose::Data) };
-    loop {
-        talk.check(wait)?;
-        match TcpStream::connect_timeout(&address, wait.slice().max(Duration::from_millis(10))) {
-            Ok(stream) => {
-                let mut socket = Socket::dialled(stream, tls).map_err(|error| talk.gone(error))?;
-                greet(&mut socket, &identity, wait)?;
-                return Ok(socket);
-            }
-            // Nobody there yet, or too far for one slice: try again until the deadline.
-            Err(_) => clock::sleep(Duration::from_millis(1)),
-        }
-    }
-}
-
-type Greeted = Result<(Peer, Socket), CommError>;
-
-/// The side that is dialled.
-struct Accepting<'a> {
+/// The mesh in the making.
+struct Mesh<'a> {
     listener: Listener,
     membership: &'a Membership,
     config: &'a Config,
-    sender: Sender<Greeted>,
-    active: usize,
+    lobby: Lobby<Socket>,
+    /// By rank and lane.
+    sockets: Vec<Vec<Option<Socket>>>,
 }
 
-impl Accepting<'_> {
-    /// Starts greeting one who has come; whether anyone had.
-    fn accept(&mut self, wait: &Wait) -> bool {
-        if self.active >= self.membership.world + STRANGERS_MAX {
-            return false;
-        }
-        let stream = match self.listener.socket.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock && is_retry(&error),
-        };
-        let (identity, sender) = (self.membership.identity(Purpose::Data), self.sender.clone());
-        let (wait, tls) = (wait.at_most(GREETING_MAX), self.config.tls.clone());
-        let body = move || {
-            // An accepted socket may have inherited that it does not block.
-            let prepared = stream.set_nonblocking(false).and_then(|()| Socket::accepted(stream, tls.as_ref()));
-            let prepared =
-                prepared.map_err(|source| CommError::System { rank: identity.rank, what: "prepare a socket", source });
-            let greeted = prepared.and_then(|mut socket| Ok((greet(&mut socket, &identity, &wait)?, socket)));
-            // Nobody listens any more when the mesh is complete or given up.
-            let _ = sender.send(greeted);
-        };
-        if threads::spawn("greeting", body).is_ok() {
-            self.active += 1;
-        }
-        true
+impl<'a> Mesh<'a> {
+    fn new(listener: Listener, membership: &'a Membership, config: &'a Config) -> Self {
+        let mut sockets: Vec<Vec<Option<Socket>>> = Vec::new();
+        sockets.resize_with(membership.world, || (0..config.sockets).map(|_| None).collect());
+        let lobby = Lobby::new(membership.rank.index() * usize::from(config.sockets));
+        Self { listener, membership, config, lobby, sockets }
     }
 
-    /// Puts those who were greeted into their places. Strangers, and whoever has a place already, are turned away.
-    fn collect(&mut self, greeted: &Receiver<Greeted>, sockets: &mut [Vec<Option<Socket>>]) {
-        while let Ok(outcome) = greeted.try_recv() {
-            self.active -= 1;
+    /// Whom this rank dials, and by which connection; the nearest rank last, since it is taken first.
+    fn places_above(&self) -> Vec<(Rank, u16)> {
+        let above = (self.membership.rank.index() + 1..self.membership.world).rev().map(Rank::at);
+        above.flat_map(|peer| (0..self.config.sockets).rev().map(move |lane| (peer, lane))).collect()
+    }
+
+    /// A rank to which a connection is missing.
+    fn missing(&self) -> Option<Rank> {
+        let own = self.membership.rank.index();
+        let empty = |peer: &usize| *peer != own && self.sockets[*peer].iter().any(Option::is_none);
+        (0..self.membership.world).find(empty).map(Rank::at)
+    }
+
+    /// Dials once and begins to greet; whether somebody was there.
+    fn dial(&mut self, address: SocketAddr, (peer, lane): (Rank, u16), wait: &Wait) -> Result<bool, CommError> {
+        let talk = Talk { rank: self.membership.rank, peer: peer.into(), phase: PHASE };
+        let Ok(stream) = TcpStream::connect_timeout(&address, wait.slice().max(Duration::from_millis(10))) else {
+            return Ok(false);
+        };
+        let dialled = stream.set_nonblocking(true).and_then(|()| Socket::dialled(stream, self.config.tls.as_ref()));
+        let socket = dialled.map_err(|error| talk.gone(error))?;
+        let identity = self.membership.identity(Purpose::Data, Role::Dialler).expecting(peer);
+        self.lobby.enter(socket, Identity { lane, ..identity }, (None, wait));
+        Ok(true)
+    }
+
+    /// Begins to greet all who have come. Only ranks below dial this one.
+    fn accept(&mut self, wait: &Wait) {
+        let expected = 0..self.membership.rank.0;
+        let identity = Identity { expected, ..self.membership.identity(Purpose::Data, Role::Listener) };
+        for _ in 0..TURN_MAX {
+            let (stream, from) = match self.listener.socket.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if is_retry(&error) => return,
+                // No descriptor is left, or the stranger is gone again.
+                Err(_) => return self.lobby.make_way(),
+            };
+            let accepted = stream.set_nonblocking(true);
+            let accepted = accepted.and_then(|()| Socket::accepted(stream, self.config.tls.as_ref()));
+            match accepted {
+                Ok(socket) => {
+                    let left = self.lobby.enter(socket, identity.clone(), (Some(from.ip()), wait));
+                    if let Some(address) = left {
+                        self.config.report.tell(&format!("{address} said too little while many others came"));
+                    }
+                }
+                Err(error) => self.config.report.tell(&format!("a socket cannot be used: {error}")),
+            }
+        }
+    }
+
+    /// Puts those who were greeted into their places. Strangers, and whoever has a place already, are turned away; one whom
+    /// this rank has dialled and who does not answer as it must is the end.
+    fn collect(&mut self) -> Result<(), CommError> {
+        for Greeted { role, lane, outcome } in self.lobby.advance() {
             match outcome {
-                Ok((Peer { rank, lane }, socket)) => {
-                    let place = if rank < self.membership.rank { sockets.get_mut(rank.index()) } else { None };
-                    match place.and_then(|lanes| lanes.get_mut(usize::from(lane))) {
+                Ok((peer, socket)) => {
+                    let (rank, lane) = (peer.rank, if role == Role::Dialler { lane } else { peer.lane });
+                    match self.sockets[rank.index()].get_mut(usize::from(lane)) {
                         Some(place @ None) => *place = Some(socket),
                         _ => self.config.report.tell(&format!("{rank} has no place for another connection ({lane})")),
                     }
                 }
+                Err(error) if role == Role::Dialler => return Err(error),
                 Err(error) => self.config.report.tell(&error.to_string()),
             }
         }
+        Ok(())
     }
 }

@@ -4,18 +4,20 @@ use std::fmt;
 
 use super::{Identity, No};
 use crate::error::Refusal;
-use crate::rank::{Generation, Rank};
+use crate::rank::{Generation, Rank, RunId};
 use crate::wire::frame::array;
 
 /// Grows when what is said after the greeting's first twelve bytes changes.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"PACELINE";
 
 /// Magic, protocol version, length of the rest.
 pub(super) const PREFIX_BYTES: usize = 12;
-/// Paceline's version (16), purpose (1), zero (1), lane (2), rank (4), world (4), generation (8), nonce (32).
-pub(super) const BODY_BYTES: usize = 68;
+/// Paceline's version (16), purpose (1), role (1), lane (2), rank (4), world (4), generation (8), run (16), nonce (32).
+pub(super) const BODY_BYTES: usize = 84;
+/// All of it.
+pub(super) const GREETING_BYTES: usize = PREFIX_BYTES + BODY_BYTES;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,15 +52,37 @@ impl fmt::Display for Purpose {
     }
 }
 
+/// Which end of a connection a rank is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Role {
+    /// It dialled.
+    Dialler = 1,
+    /// It was dialled.
+    Listener = 2,
+}
+
+impl Role {
+    const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Dialler),
+            2 => Some(Self::Listener),
+            _ => None,
+        }
+    }
+}
+
 /// What one side says first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub(super) version: [u8; 16],
     pub(super) purpose: Purpose,
+    pub(super) role: Role,
     pub(super) lane: u16,
     pub(super) rank: Rank,
     pub(super) world: u32,
     pub(super) generation: Generation,
+    pub(super) run: RunId,
     pub(super) nonce: [u8; 32],
 }
 
@@ -71,10 +95,12 @@ impl Greeting {
         Self {
             version,
             purpose: identity.purpose,
+            role: identity.role,
             lane: identity.lane,
             rank: identity.rank,
             world: identity.world,
             generation: identity.generation,
+            run: identity.run,
             nonce,
         }
     }
@@ -84,17 +110,18 @@ impl Greeting {
         self.version.iter().filter(|byte| byte.is_ascii_graphic()).map(|&byte| char::from(byte)).collect()
     }
 
-    pub(super) fn encode(&self) -> [u8; PREFIX_BYTES + BODY_BYTES] {
-        let parts: [&[u8]; 10] = [
+    pub(super) fn encode(&self) -> [u8; GREETING_BYTES] {
+        let parts: [&[u8]; 11] = [
             &MAGIC,
             &PROTOCOL_VERSION.to_le_bytes(),
             &(BODY_BYTES as u16).to_le_bytes(),
             &self.version,
-            &[self.purpose as u8, 0],
+            &[self.purpose as u8, self.role as u8],
             &self.lane.to_le_bytes(),
             &self.rank.0.to_le_bytes(),
             &self.world.to_le_bytes(),
             &self.generation.0.to_le_bytes(),
+            self.run.bytes(),
             &self.nonce,
         ];
         array(&parts.concat())
@@ -104,14 +131,19 @@ impl Greeting {
         let Some(purpose) = Purpose::from_code(body[16]) else {
             return Err(No { reason: Refusal::Purpose, detail: format!("purpose {} is unknown", body[16]) });
         };
+        let Some(role) = Role::from_code(body[17]) else {
+            return Err(No { reason: Refusal::Role, detail: format!("role {} is unknown", body[17]) });
+        };
         Ok(Self {
             version: array(&body[..16]),
             purpose,
+            role,
             lane: u16::from_le_bytes(array(&body[18..20])),
             rank: Rank(u32::from_le_bytes(array(&body[20..24]))),
             world: u32::from_le_bytes(array(&body[24..28])),
             generation: Generation(u64::from_le_bytes(array(&body[28..36]))),
-            nonce: array(&body[36..]),
+            run: RunId::from_bytes(array(&body[36..52])),
+            nonce: array(&body[52..]),
         })
     }
 }
@@ -129,8 +161,14 @@ pub(super) fn check_prefix(prefix: &[u8; PREFIX_BYTES]) -> Result<(), No> {
         return Err(No { reason: Refusal::NotPaceline, detail: "its first bytes are no greeting".into() });
     }
     let (version, length) = (u16::from_le_bytes(array(&prefix[8..10])), u16::from_le_bytes(array(&prefix[10..])));
-    if version != PROTOCOL_VERSION || usize::from(length) != BODY_BYTES {
-        return Err(No { reason: Refusal::Protocol, detail: format!("ours is {PROTOCOL_VERSION}, theirs {version}") });
+    if version != PROTOCOL_VERSION {
+        let detail = format!("ours is version {PROTOCOL_VERSION}, theirs {version}");
+        return Err(No { reason: Refusal::Protocol, detail });
+    }
+    if usize::from(length) != BODY_BYTES {
+        let detail =
+            format!("both are version {version}, but its greeting has {length} bytes where ours has {BODY_BYTES}");
+        return Err(No { reason: Refusal::Protocol, detail });
     }
     Ok(())
 }
@@ -143,8 +181,21 @@ mod tests {
     use crate::token::Token;
 
     #[test]
+    fn what_differs_between_protocols_is_said() {
+        let identity = Identity::new(&Token::random(), Purpose::Data, Role::Dialler, Rank(0), 2);
+        let bytes = Greeting::of(&identity, [9; 32]).encode();
+        for (at, words) in [(8, "ours is version 2, theirs 3"), (10, "its greeting has 85 bytes where ours has 84")] {
+            let mut prefix: [u8; PREFIX_BYTES] = array(&bytes[..PREFIX_BYTES]);
+            prefix[at] ^= 1;
+            let no = check_prefix(&prefix).unwrap_err();
+            assert!(no.reason == Refusal::Protocol && no.detail.contains(words), "{no:?}");
+        }
+    }
+
+    #[test]
     fn a_greeting_survives_the_wire() {
-        let identity = Identity { lane: 3, ..Identity::new(&Token::random(), Purpose::Data, Rank(2), 5) };
+        let identity = Identity::new(&Token::random(), Purpose::Data, Role::Dialler, Rank(2), 5);
+        let identity = Identity { lane: 3, run: RunId::random(), ..identity };
         let greeting = Greeting::of(&identity, [9; 32]);
         let bytes = greeting.encode();
         check_prefix(&array(&bytes[..PREFIX_BYTES])).unwrap();

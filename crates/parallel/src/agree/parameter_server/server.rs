@@ -7,7 +7,7 @@ use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank};
 
 use super::super::courier::BucketShape;
-use super::super::{FACTS, Facts, SHARED, facts};
+use super::super::{FACTS, Facts, OPENING, Opening, SHARED, facts};
 use super::talk::{Call, Roles, all_of_server, length_of_words};
 use super::turns::{Event, Turns};
 use super::{COMMAND, Command, MEETS, Pace};
@@ -138,16 +138,24 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Hears the weights, states and optimizer of the first worker.
+    /// Hears the states, weights and optimizer of the first worker.
     fn begin(&mut self) -> Result<(), CommError> {
-        self.communicator.broadcast(Rank(0), &mut self.weights)?;
-        if self.shape.states > 0 {
-            self.communicator.broadcast(Rank(0), &mut vec![0.0; self.shape.states])?;
-        }
-        for slot in 0..self.shape.slots {
-            let mut state = vec![0.0; self.shape.parameters];
-            self.communicator.broadcast(Rank(0), &mut state)?;
-            self.keeper.resume(slot, &state);
+        for opening in OPENING {
+            match opening {
+                // Nobody asks a server for them.
+                Opening::States if self.shape.states > 0 => {
+                    self.communicator.broadcast(Rank(0), &mut vec![0.0; self.shape.states])?;
+                }
+                Opening::States => {}
+                Opening::Weights => self.communicator.broadcast(Rank(0), &mut self.weights)?,
+                Opening::Optimizer => {
+                    let mut state = vec![0.0; self.shape.parameters];
+                    for slot in 0..self.shape.slots {
+                        self.communicator.broadcast(Rank(0), &mut state)?;
+                        self.keeper.resume(slot, &state);
+                    }
+                }
+            }
         }
         Ok(())
     }
