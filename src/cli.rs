@@ -73,10 +73,10 @@ pub enum Command {
 pub struct Train {
     /// A configuration file, such as one of recipes/ or the config.toml of an earlier run; flags override it
     pub config: Option<PathBuf>,
-    /// Continue the run in this folder from its last checkpoint
+    /// Continue the run in this folder from its last checkpoint, or from one of its checkpoints: RUN/checkpoints/step-N
     #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "run", "model", "data"])]
     pub resume: Option<PathBuf>,
-    /// The folder for a new run [default: runs/TIME-MODEL]
+    /// The folder for a new run, which must be empty if it is there [default: runs/TIME-MODEL]
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
 
@@ -251,6 +251,9 @@ pub struct Train {
     /// Save every so many updates, besides every epoch's end
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub checkpoint_every: Option<u64>,
+    /// Save whenever so many minutes have passed without, while training goes on; 0 for never [default: 5 with several workers, otherwise 0]
+    #[arg(long, value_name = "MINUTES", value_parser = parse::not_negative, allow_negative_numbers = true, help_heading = "Machine and output")]
+    pub checkpoint_minutes: Option<f64>,
     /// Checkpoints to keep, besides the best
     #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Machine and output")]
     pub keep: Option<usize>,

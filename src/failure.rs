@@ -29,6 +29,22 @@ impl Failure {
         Self { message: message.to_string(), refused: false }
     }
 
+    /// Of a run that has begun: whatever ends it is no refusal.
+    pub fn after_start(self) -> Self {
+        Self { refused: false, ..self }
+    }
+
+    /// Says more.
+    pub fn and(mut self, sentence: &str) -> Self {
+        self.message += sentence;
+        self
+    }
+
+    /// Whether it says something already.
+    pub fn says(&self, words: &str) -> bool {
+        self.message.contains(words)
+    }
+
     /// Says it.
     pub fn report(self) -> ExitCode {
         eprintln!("error: {}", self.message);
@@ -68,7 +84,8 @@ impl From<GraphError> for Failure {
 
 impl From<DiskError> for Failure {
     fn from(error: DiskError) -> Self {
-        Self::refused(error)
+        // What was asked for may be right; there is no room for it.
+        if error.is_full() { Self::failed(error) } else { Self::refused(error) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The binary `paceline`: reads what the user typed, calls the library, and says what happened.
 //!
-//! Exit codes: 0 done, 1 failed, 2 refused (bad input; nothing was started or overwritten).
+//! Exit codes: 0 done, 1 failed, 2 refused (bad input; nothing was started or overwritten), 130, 143 or 129 ended by SIGINT, SIGTERM or SIGHUP
+//! and saved.
 
 mod cli;
 mod command;

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use indicatif::{ProgressBar, ProgressStyle};
 use paceline::lab::SummaryBuilder;
 use paceline::system::event::{Event, Line};
+use paceline::system::shell::resume_line;
 use paceline::train::trainer::Observer;
 use paceline::train::{Outcome, Reason, Trainer};
 
@@ -127,11 +128,11 @@ impl Terminal {
         if let Some(report) = report {
             text += &format!("report  {}\n", report.display());
         }
-        let run = outcome.run.display();
+        let line = resume_line(&outcome.run);
         text += &match outcome.reason {
             Reason::Done | Reason::EarlyStop => String::new(),
-            Reason::MaxSteps => format!("resume  paceline train --resume {run} --max-steps {}\n", 2 * outcome.step),
-            Reason::TimeLimit | Reason::Interrupted => format!("resume  paceline train --resume {run}\n"),
+            Reason::MaxSteps => format!("resume  {line} --max-steps {}\n", 2 * outcome.step),
+            Reason::TimeLimit | Reason::Interrupted => format!("resume  {line}\n"),
         };
         print(&text);
     }

@@ -32,7 +32,8 @@ pub fn run(arguments: &Evaluate) -> Outcome {
     calibrate(examined.replica.device(), examined.replica.plans(), Calibrate::Known);
     let start = around.clock.seconds();
     config.evaluate_mirrored |= arguments.mirrored;
-    let tally = evaluate(&mut examined.replica, &mut examined.val, config.evaluate_mirrored, |_, _| true)?;
+    let tally = evaluate(&mut examined.replica, &mut examined.val, config.evaluate_mirrored, |_, _| true);
+    let tally = tally.map_err(|error| Failure::from(error).after_start())?;
     let seconds = around.clock.seconds() - start;
     if tally.rows == 0 {
         return Err(Failure::refused("the validation set is empty"));

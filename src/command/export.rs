@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use paceline::nn::weights::{self, Inventory, Slot};
+use paceline::nn::weights::{Inventory, Slot};
 use paceline::nn::{Mode, Network, onnx, zoo};
 use paceline::system::disk::Disk;
-use paceline::train::checkpoint::{find_weights, read_card};
+use paceline::train::checkpoint::{WeightsFile, find_weights};
 
 use super::{Outcome, print};
 use crate::cli::Export;
@@ -16,8 +16,8 @@ use crate::failure::Failure;
 /// Runs the command.
 pub fn run(arguments: &Export) -> Outcome {
     let disk = Disk::real();
-    let file = find_weights(&disk, &arguments.run)?;
-    let card = read_card(&disk, &file)?;
+    let file = WeightsFile::open(&disk, &find_weights(&disk, &arguments.run)?)?;
+    let card = file.card()?;
     if disk.exists(&arguments.onnx) && !arguments.force {
         let target = arguments.onnx.display();
         return Err(Failure::refused(format!(
@@ -28,7 +28,7 @@ pub fn run(arguments: &Export) -> Outcome {
     let input = card.input()?;
     let network = Network::new(entry, Mode::Eval, 1, input, card.class_names.len(), 0.0)?;
     let inventory = Inventory { parameters: &network.parameters, states: &network.states };
-    let loaded = weights::read(&disk, &file, inventory, &[]).map_err(Failure::refused)?;
+    let loaded = file.read(inventory, &[])?;
     let values = |slot: Slot| {
         let found = match slot {
             Slot::Parameter(index) => &loaded.parameters[index],

@@ -2,7 +2,7 @@
 
 use std::process::{Command, ExitCode};
 
-use paceline::cluster::launch::group::{self, Ended, Start};
+use paceline::cluster::launch::group::{self, Start};
 use paceline::cluster::launch::kubernetes::Kubernetes;
 use paceline::cluster::launch::local::Local;
 use paceline::cluster::launch::mpirun::{Flavour, Mpirun};
@@ -11,8 +11,10 @@ use paceline::cluster::launch::{Output, ssh::Ssh};
 use paceline::cluster::spec::Hosts;
 use paceline::cluster::token;
 use paceline::comm::Token;
-use paceline::system::{host, signal::Stop};
+use paceline::system::host;
+use paceline::system::signal::{Signal, Stop};
 
+use super::team::exit_code;
 use super::{Outcome, print};
 use crate::cli::launch::Launch;
 use crate::failure::Failure;
@@ -55,10 +57,7 @@ pub fn run(arguments: &Launch) -> Outcome {
 fn supervise(starts: &[Start]) -> Outcome {
     let stop = Stop::on_signals().map_err(Failure::failed)?;
     let (out, err) = (Output::to(std::io::stdout()), Output::to(std::io::stderr()));
-    match group::run(starts, &stop, &out, &err)? {
-        Ended::Done => Ok(ExitCode::SUCCESS),
-        Ended::Interrupted => Ok(ExitCode::FAILURE),
-    }
+    Ok(exit_code(group::run(starts, &stop, &out, &err)?, &stop))
 }
 
 fn workers(arguments: &Launch) -> Result<usize, Failure> {
@@ -107,5 +106,9 @@ fn mpirun(arguments: &Launch, hosts: Option<Hosts>) -> Outcome {
     let _stop = Stop::on_signals().map_err(Failure::failed)?;
     let ended = Command::new("mpirun").args(words).env(token::VARIABLE, Token::random().to_hex()).status();
     let ended = ended.map_err(|error| Failure::failed(format!("mpirun did not run: {error}")))?;
-    Ok(if ended.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(match ended.code() {
+        Some(0) => ExitCode::SUCCESS,
+        Some(code) if Signal::is_exit_code(code) => ExitCode::from(code as u8),
+        _ => ExitCode::FAILURE,
+    })
 }

@@ -21,6 +21,7 @@ use paceline::comm::{
 use paceline::data::order::Shard;
 use paceline::parallel::Agreement;
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
+use paceline::system::shell::resume_line;
 use paceline::system::signal::Stop;
 use paceline::train::replica::guard::Limits;
 use paceline::train::serve::{bucket_shapes, serve_parameters};
@@ -128,7 +129,16 @@ fn absolute(path: &Path) -> PathBuf {
 pub fn launch(starts: &[Start]) -> Outcome {
     let stop = Stop::on_signals().map_err(Failure::failed)?;
     let ended = group::run(starts, &stop, &Output::to(std::io::stdout()), &Output::to(std::io::stderr()))?;
-    Ok(if ended == Ended::Done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(exit_code(ended, &stop))
+}
+
+/// What a launcher answers: of processes that were told to end and did so in good order, the signal.
+pub fn exit_code(ended: Ended, stop: &Stop) -> ExitCode {
+    match ended {
+        Ended::Done => ExitCode::SUCCESS,
+        Ended::Interrupted { in_order: true } => stop.signal().exit_code().into(),
+        Ended::Interrupted { in_order: false } => ExitCode::FAILURE,
+    }
 }
 
 /// This process's environment.
@@ -324,8 +334,7 @@ impl Team {
         let suspect = if let TrainError::Comm(error) = &error { error.peer() } else { None };
         let verdict = self.control.fail(&error.to_string(), suspect);
         let (TrainError::Comm(_), Some(verdict)) = (&error, verdict) else { return Err(error.into()) };
-        let advice = run
-            .map(|run| format!("; to go on from the last checkpoint, type: paceline train --resume {}", run.display()));
+        let advice = run.map(|run| format!("; to go on from the last checkpoint, type: {}", resume_line(run)));
         Err(Failure::failed(format!("{verdict}{}", advice.unwrap_or_default())))
     }
 

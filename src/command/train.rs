@@ -9,9 +9,12 @@ use paceline::nn::schedule::WarmUp;
 use paceline::system::clock;
 use paceline::system::disk::Disk;
 use paceline::system::host::Host;
+use paceline::system::shell::resume_line;
 use paceline::system::signal::Stop;
 use paceline::tensor::device::cuda;
+use paceline::train::checkpoint::Checkpoints;
 use paceline::train::compute::Compute;
+use paceline::train::run::{self as run_folder, ResumeFrom};
 use paceline::train::together::Carry;
 use paceline::train::trainer::Surroundings;
 use paceline::train::{Config, Outcome as TrainOutcome, Reason, TrainError, Trainer, gpus};
@@ -35,6 +38,10 @@ pub fn run(arguments: Train) -> Outcome {
                 let seen = *found.as_ref().unwrap_or(&usize::MAX);
                 gpus::enough(config.device, config.workers, seen).map_err(Failure::refused)?;
                 found.map_err(Failure::refused)?;
+            }
+            if let (Some(run), None) = (&arguments.run, &arguments.hosts) {
+                // Refused once, and not by every process.
+                run_folder::check_free(&surroundings().disk, run, 1)?;
             }
             team::launch(&starts)
         }
@@ -64,7 +71,7 @@ pub fn run(arguments: Train) -> Outcome {
 fn resolve(arguments: &Train) -> Result<Config, Failure> {
     let disk = surroundings().disk;
     let mut config = match &arguments.resume {
-        Some(run) => paceline::train::run::read_config(&disk, run)?,
+        Some(path) => run_folder::read_config(&disk, &ResumeFrom::find(&disk, path).run)?,
         None => base(&disk, arguments.config.as_deref())?,
     };
     apply(arguments, &mut config);
@@ -80,7 +87,7 @@ fn resolve(arguments: &Train) -> Result<Config, Failure> {
 
 /// Trains, as one of a team if there is one.
 fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<Team>) -> Outcome {
-    let disk = around.disk.clone();
+    let (disk, stop) = (around.disk.clone(), around.stop.clone());
     let begun = match &arguments.resume {
         Some(run) => Trainer::resume(run.clone(), around, |config| apply(arguments, config)),
         None => Trainer::start(config, around, arguments.run.clone()),
@@ -89,22 +96,25 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
         Some(team) => team.guard(begun, None)?,
         None => begun?,
     };
+    // From here on the run has begun: what goes wrong is a failure.
     if let Some(team) = &team {
-        team.join(&mut trainer)?;
+        team.join(&mut trainer).map_err(Failure::after_start)?;
     } else if trainer.config().carry == Carry::Nccl {
-        trainer.join_gpus(None, &[], &team::gpu_limits(&comm::Stop::new()))?;
+        let joined = trainer.join_gpus(None, &[], &team::gpu_limits(&comm::Stop::new()));
+        joined.map_err(|error| Failure::from(error).after_start())?;
     }
     let how = if trainer.replica().is_on_gpu() { Calibrate::Off } else { arguments.calibrate };
     let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), how);
     let run = trainer.run_dir().path().to_owned();
     if team.as_ref().is_some_and(|team| !team.speaks()) {
         let ended = trainer.run();
-        return end(team, trainer, ended).map(|outcome| exit_code(&outcome));
+        return end(team, trainer, ended).map(|outcome| exit_code(&outcome, &stop));
     }
     if !arguments.quiet && !arguments.json {
         tell(&calibration);
     }
-    let mut board = TensorBoard::create(&disk, &run, clock::unix_seconds(), &Host::look().name)?;
+    let board = TensorBoard::create(&disk, &run, clock::unix_seconds(), &Host::look().name);
+    let mut board = board.map_err(|error| Failure::from(error).after_start())?;
     trainer.observe(Box::new(move |line| board.record(line)));
     let terminal = Terminal::new(Style::choose(arguments.quiet, arguments.json), &trainer);
     trainer.observe(terminal.observer());
@@ -114,21 +124,30 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
     let page = report::write(&disk, &run);
     let outcome = end(team, trainer, ended)?;
     terminal.finish(&outcome, page.ok().as_deref());
-    Ok(exit_code(&outcome))
+    Ok(exit_code(&outcome, &stop))
 }
 
-fn exit_code(outcome: &TrainOutcome) -> ExitCode {
-    if outcome.reason == Reason::Interrupted { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+fn exit_code(outcome: &TrainOutcome, stop: &Stop) -> ExitCode {
+    if outcome.reason == Reason::Interrupted { stop.signal().exit_code().into() } else { ExitCode::SUCCESS }
 }
 
-/// Ends a run, together with the others if there are any.
+/// Ends a run, together with the others if there are any. A run that failed and has a checkpoint says how to go on.
 fn end(team: Option<Team>, trainer: Trainer, ended: Result<TrainOutcome, TrainError>) -> Result<TrainOutcome, Failure> {
-    let Some(team) = team else { return Ok(ended?) };
     let run = trainer.run_dir().path().to_owned();
-    let outcome = team.guard(ended, Some(&run))?;
+    let checkpoints = Checkpoints::new(&Disk::real(), trainer.run_dir().checkpoints());
+    let failed = |failure: Failure| {
+        let saved = checkpoints.last().is_ok_and(|last| last.is_some());
+        let failure = failure.after_start();
+        if !saved || failure.says("--resume") {
+            return failure;
+        }
+        failure.and(&format!("; to go on from the last checkpoint, type: {}", resume_line(&run)))
+    };
+    let Some(team) = team else { return ended.map_err(|error| failed(error.into())) };
+    let outcome = team.guard(ended, Some(&run)).map_err(failed)?;
     // Servers hear of the end from the thread that carries messages.
     drop(trainer);
-    team.finish()?;
+    team.finish().map_err(Failure::after_start)?;
     Ok(outcome)
 }
 
@@ -204,6 +223,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.evaluate_every, &arguments.evaluate_every);
     config.evaluate_mirrored |= arguments.evaluate_mirrored;
     set_some(&mut config.checkpoint_every, &arguments.checkpoint_every);
+    set_some(&mut config.checkpoint_minutes, &arguments.checkpoint_minutes);
     set(&mut config.keep, &arguments.keep);
     set_some(&mut config.clip_norm, &arguments.clip_norm);
     set(&mut config.label_smoothing, &arguments.label_smoothing.map(|value| value as f32));

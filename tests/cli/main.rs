@@ -2,6 +2,7 @@
 
 mod calibrate;
 mod commands;
+mod damage;
 mod data;
 mod doctor;
 mod events;
@@ -13,6 +14,8 @@ mod place;
 mod ranks;
 mod refusals;
 mod resume;
+mod saving;
+mod signals;
 mod strangers;
 mod together;
 mod zoo;

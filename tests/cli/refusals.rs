@@ -157,17 +157,6 @@ fn a_checkpoint_of_another_model_is_refused() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_refused_and_the_one_before_can_be_used() {
-    let place = Place::new();
-    place.run(&format!("train {QUICK} --epochs 2 --run run --quiet"));
-    let state = place.read("run/checkpoints/step-00000016/state.safetensors");
-    place.write("run/checkpoints/step-00000016/state.safetensors", &state[..state.len() / 2]);
-    place.refuses("train --resume run --epochs 3", &["step-00000016", "remove"]);
-    std::fs::remove_dir_all(place.path("run/checkpoints/step-00000016")).unwrap();
-    place.run("train --resume run --epochs 3 --quiet");
-}
-
-#[test]
 fn weights_that_do_not_fit_are_refused_with_the_differences() {
     let place = Place::with_run();
     place.write("garbage.safetensors", "this is not a safetensors file at all");

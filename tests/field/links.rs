@@ -15,7 +15,7 @@ use paceline::comm::{
 use paceline::parallel::Agreement;
 use paceline::parallel::agree::parameter_server::server::{Keeper, Push, Shape, hear, serve};
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
-use paceline::parallel::agree::{Brought, BucketShape, FACTS};
+use paceline::parallel::agree::{Brought, BucketShape, FACTS, SHARED};
 use paceline::system::host;
 
 use crate::ground::{Ground, has, say};
@@ -154,7 +154,7 @@ fn push_and_pull(communicator: Communicator, servers: usize) {
     for repeat in 0..=REPEATS {
         agreement.sum(&mut [0.0]).unwrap();
         let start = Instant::now();
-        agreement.share([0.0; 8]).unwrap();
+        agreement.share([0.0; SHARED]).unwrap();
         for (index, bucket) in buckets.iter().enumerate() {
             agreement.send(index, &gradients[bucket.start..bucket.start + bucket.elements]).unwrap();
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use paceline::comm::{CommError, Communicator};
 use paceline::nn::{Input, Mode, Network as Graph, zoo};
 use paceline::parallel::Agreement;
-use paceline::parallel::agree::{Brought, FACTS};
+use paceline::parallel::agree::{Brought, FACTS, SHARED};
 use paceline::tensor::device::null::CostModel;
 use paceline::tensor::execute::Turn;
 use paceline::tensor::{Device, Executor, Pass, Plan, Store};
@@ -49,7 +49,7 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
     let mut messages = 0.0;
     for _ in 0..2 {
         let start = Instant::now();
-        agreement.share([0.0; 8]).unwrap();
+        agreement.share([0.0; SHARED]).unwrap();
         (0..buckets).for_each(|bucket| agreement.send(bucket, &[]).unwrap());
         (0..buckets).for_each(|bucket| assert_eq!(bring(&mut agreement, bucket).unwrap(), Brought::Done));
         messages = start.elapsed().as_secs_f64();
@@ -64,7 +64,7 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
             _ => Ok(()),
         };
         executor.forward_with::<CommError>(&mut store, Pass::default(), &mut need).unwrap();
-        agreement.share([0.0; 8]).unwrap();
+        agreement.share([0.0; SHARED]).unwrap();
         executor.backward(&mut store, Pass::default(), &mut |turn| {
             if let Turn::Send { bucket, gradients } = turn {
                 agreement.send(bucket, gradients).unwrap();

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use paceline_system::checksum::{Checksum, Summing};
 use paceline_system::disk::{Disk, DiskError};
 use paceline_tensor::Shape;
 use safetensors::tensor::TensorView;
@@ -86,6 +87,14 @@ pub enum WeightsError {
         /// Its type.
         dtype: String,
     },
+    /// A tensor holds something that is not a number.
+    #[error("{}: `{name}` holds values that are not numbers; take the file from where it came from once more", path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+    },
     /// The file is for another model.
     #[error("{} does not fit the model{mismatch}", path.display())]
     Mismatch {
@@ -117,7 +126,7 @@ pub struct Loaded {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// Writes a model's tensors, whole or not at all.
+/// Writes a model's tensors, whole or not at all. Returns the file's length and checksum.
 ///
 /// # Errors
 /// When the disk refuses; a file that was there before is untouched.
@@ -127,20 +136,23 @@ pub fn write(
     inventory: Inventory<'_>,
     values: Values<'_, '_>,
     metadata: &BTreeMap<String, String>,
-) -> Result<(), WeightsError> {
+) -> Result<Checksum, WeightsError> {
     let header = header(inventory, metadata);
-    disk.write_with(path, |writer| {
+    let mut sum = Checksum::default();
+    disk.write_with(path, |target| {
+        let mut writer = Summing::new(target);
         writer.write_all(&(header.len() as u64).to_le_bytes())?;
         writer.write_all(&header)?;
         for (slot, name, shape, layout) in inventory.entries() {
             let native = values(slot);
             assert_eq!(native.len(), shape.elements(), "`{name}` has the elements of its shape");
             let foreign = if layout == ForeignLayout::Same { native } else { layout.to_foreign(shape, &native).into() };
-            write_elements(writer, &foreign)?;
+            write_elements(&mut writer, &foreign)?;
         }
+        sum = writer.finish();
         Ok(())
     })?;
-    Ok(())
+    Ok(sum)
 }
 
 /// The JSON that names each tensor's type, shape and place. Names are sorted, so equal weights are equal files; it is
@@ -178,11 +190,18 @@ fn write_elements(writer: &mut dyn Write, elements: &[f32]) -> io::Result<()> {
 /// # Errors
 /// When the file is unreadable, damaged or for another model.
 pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, WeightsError> {
-    let bytes = disk.read(path)?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| not_safetensors(path, &error))?;
+    parse(path, &disk.read(path)?, inventory, except)
+}
+
+/// As [`read`], of a file whose bytes were read, and maybe checked, before.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse(path: &Path, bytes: &[u8], inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, WeightsError> {
+    let file = SafeTensors::deserialize(bytes).map_err(|error| not_safetensors(path, &error))?;
     let tensors = by_name(&file);
     check(path, inventory, &tensors, except)?;
-    let mut loaded = Loaded { metadata: metadata(path, &bytes)?, ..Loaded::default() };
+    let mut loaded = Loaded { metadata: parse_metadata(path, bytes)?, ..Loaded::default() };
     for (slot, name, shape, layout) in inventory.entries() {
         let elements = match tensors.get(name).filter(|_| !is_left_out(name, except)) {
             Some(tensor) => Some(elements(path, name, tensor, shape, layout)?),
@@ -204,10 +223,14 @@ pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str])
 /// # Errors
 /// When the file is unreadable or damaged.
 pub fn read_metadata(disk: &Disk, path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
-    metadata(path, &disk.read(path)?)
+    parse_metadata(path, &disk.read(path)?)
 }
 
-fn metadata(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, WeightsError> {
+/// As [`read_metadata`], of a file whose bytes were read before.
+///
+/// # Errors
+/// As [`read_metadata`].
+pub fn parse_metadata(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, String>, WeightsError> {
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| not_safetensors(path, &error))?;
     Ok(header.metadata().clone().unwrap_or_default().into_iter().collect())
 }
@@ -274,5 +297,9 @@ fn elements(
         name: name.to_owned(),
         dtype: tensor.dtype().to_string(),
     })?;
+    // Without a branch per element, so that it runs at the speed of memory.
+    if !foreign.iter().fold(true, |finite, value| finite & value.is_finite()) {
+        return Err(WeightsError::NotFinite { path: path.to_owned(), name: name.to_owned() });
+    }
     Ok(if layout == ForeignLayout::Same { foreign } else { layout.to_native(shape, &foreign) })
 }

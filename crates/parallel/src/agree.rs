@@ -16,12 +16,12 @@ use paceline_comm::{CommError, Common, Communicator, Rank};
 use parameter_server::{Pace, Roles};
 use shares::Shares;
 
-/// Small numbers that all ranks add up once a step, beside the gradients: how good the step was, and whether anybody wants to end. The last
+/// Small numbers that all ranks add up once a step, beside the gradients: how good the step was, and whether anybody wants to end or to save. The last
 /// is the agreement's own.
 pub type Shared = [f32; SHARED];
 
 /// How many they are.
-pub const SHARED: usize = 8;
+pub const SHARED: usize = 9;
 
 /// What all ranks are given by rank 0 before the first step, after the facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

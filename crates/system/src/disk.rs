@@ -178,6 +178,14 @@ impl Disk {
         fs::create_dir_all(path).map_err(DiskError::on("create", path))
     }
 
+    /// Creates a folder inside one that is there: where that was removed, it is not made again.
+    ///
+    /// # Errors
+    /// When the folder above is missing, something is there already, or the disk refuses.
+    pub fn create_dir_inside(&self, path: &Path) -> Result<()> {
+        fs::create_dir(path).map_err(DiskError::on("create", path))
+    }
+
     /// The entries of a folder, sorted by name.
     ///
     /// # Errors
@@ -197,6 +205,17 @@ impl Disk {
     pub fn rename(&self, from: &Path, to: &Path) -> Result<()> {
         fs::rename(from, to).map_err(DiskError::on("rename", from))?;
         sync_folder(to);
+        Ok(())
+    }
+
+    /// Gives two files or folders each other's names in one moment, and syncs the folder they are in. Not every file system can; nothing
+    /// has happened then.
+    ///
+    /// # Errors
+    /// When the disk refuses or cannot.
+    pub fn exchange(&self, one: &Path, other: &Path) -> Result<()> {
+        exchange(one, other).map_err(DiskError::on("exchange", one))?;
+        sync_folder(other);
         Ok(())
     }
 
@@ -229,6 +248,8 @@ impl Append {
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let refused = DiskError::on("append to", &self.path);
         let length = match self.file.metadata() {
+            // The system would go on taking bytes that nobody can ever read.
+            Ok(metadata) if is_removed(&metadata) => return Err(refused(io::ErrorKind::NotFound.into())),
             Ok(metadata) => metadata.len(),
             Err(error) => return Err(refused(error)),
         };
@@ -238,6 +259,12 @@ impl Append {
             refused(error)
         })
     }
+}
+
+/// Whether a file that is open has lost its last name.
+fn is_removed(metadata: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    metadata.nlink() == 0
 }
 
 struct Metered<'a> {
@@ -254,6 +281,17 @@ impl Write for Metered<'_> {
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
     }
+}
+
+#[cfg(target_os = "linux")]
+fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    Ok(renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(_: &Path, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 fn part_path(path: &Path) -> PathBuf {
@@ -301,6 +339,33 @@ mod tests {
         log.write(b"one ").unwrap();
         log.write(b"two").unwrap();
         assert_eq!(Disk::real().read(&path).unwrap(), b"one two");
+    }
+
+    #[test]
+    fn a_file_that_was_removed_is_not_appended_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut log = Disk::real().append(&path).unwrap();
+        log.write(b"here").unwrap();
+        Disk::real().remove(&path).unwrap();
+        let error = log.write(b"gone").unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::NotFound, "{error}");
+    }
+
+    #[test]
+    fn folders_can_exchange_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        let disk = Disk::real();
+        for (path, text) in [(&one, "1"), (&other, "2")] {
+            disk.create_dir_inside(path).unwrap();
+            disk.write(&path.join("file"), text.as_bytes()).unwrap();
+        }
+        assert!(disk.create_dir_inside(&folder.path().join("no/such")).is_err());
+        if disk.exchange(&one, &other).is_ok() {
+            assert_eq!(disk.read(&one.join("file")).unwrap(), b"2");
+        }
+        assert_eq!(disk.list(&folder.path().join("one")).unwrap().len(), 1);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! above this crate a function of its inputs, so that it can be replayed, simulated and compared bit for bit.
 //! What is deliberately absent: networking (transports own it) and compute threads (the CPU device owns its pool).
 
+pub mod checksum;
 pub mod clock;
 pub mod cores;
 pub mod disk;
@@ -16,5 +17,6 @@ pub mod process;
 pub mod random;
 pub mod ready;
 pub mod secret;
+pub mod shell;
 pub mod signal;
 pub mod threads;

@@ -26,6 +26,8 @@ pub fn stay_on(cores: &[usize]) -> io::Result<()> {
 pub enum Tell {
     /// Save and end: what Ctrl-C says.
     Interrupt,
+    /// Save and end: what a terminal says that is closed.
+    HangUp,
     /// End.
     Terminate,
     /// End at once.
@@ -40,6 +42,7 @@ pub enum Tell {
 pub fn tell(pid: u32, what: Tell) {
     let signal = match what {
         Tell::Interrupt => Signal::INT,
+        Tell::HangUp => Signal::HUP,
         Tell::Terminate => Signal::TERM,
         Tell::Kill => Signal::KILL,
         Tell::Stop => Signal::STOP,

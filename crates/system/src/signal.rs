@@ -1,11 +1,51 @@
 //! Ctrl-C as a flag: the loop looks at it between steps, saves and ends. A second Ctrl-C ends the process at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// Which signal asked for the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGINT: Ctrl-C.
+    Interrupt,
+    /// SIGTERM: a scheduler, or `kill`.
+    Terminate,
+    /// SIGHUP: the terminal was closed, or the connection to it.
+    HangUp,
+}
+
+impl Signal {
+    const ALL: [Self; 3] = [Self::Interrupt, Self::Terminate, Self::HangUp];
+
+    const fn number(self) -> i32 {
+        match self {
+            Self::Interrupt => SIGINT,
+            Self::Terminate => SIGTERM,
+            Self::HangUp => SIGHUP,
+        }
+    }
+
+    /// What a process that it ended answers, by the custom of shells: 130, 143 or 129.
+    pub const fn exit_code(self) -> u8 {
+        128 + self.number() as u8
+    }
+
+    /// Whether an exit code says that a signal ended the process in good order.
+    pub fn is_exit_code(code: i32) -> bool {
+        Self::ALL.iter().any(|signal| i32::from(signal.exit_code()) == code)
+    }
+}
 
 /// Set when the user (or a scheduler) asked the process to end.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct Stop {
+    asked: Arc<AtomicBool>,
+    /// The number of the signal that asked; 0 if none did.
+    signal: Arc<AtomicUsize>,
+}
 
 impl Stop {
     /// A flag that only [`Stop::request`] sets: for tests and for runs inside another program.
@@ -13,27 +53,73 @@ impl Stop {
         Self::default()
     }
 
-    /// A flag set by SIGINT and SIGTERM. The first signal sets it; a second one ends the process with code 130.
+    /// A flag set by SIGINT, SIGTERM and SIGHUP. The first signal sets it; a second SIGINT or SIGTERM ends the process at once. A second
+    /// SIGHUP does not: when a terminal is closed, the kernel sends one and many a shell another. Where SIGHUP is ignored from the start
+    /// (nohup), it stays so.
     ///
     /// # Errors
     /// When the handlers cannot be installed.
     pub fn on_signals() -> std::io::Result<Self> {
         let stop = Self::default();
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-            // The order matters: the shutdown looks at the flag before the second handler sets it.
-            signal_hook::flag::register_conditional_shutdown(signal, 130, Arc::clone(&stop.0))?;
-            signal_hook::flag::register(signal, Arc::clone(&stop.0))?;
+        for signal in Signal::ALL {
+            let number = signal.number();
+            if signal == Signal::HangUp {
+                if is_ignored(number) {
+                    continue;
+                }
+            } else {
+                // The order matters: the shutdown looks at the flag before the last handler sets it.
+                let code = i32::from(signal.exit_code());
+                flag::register_conditional_shutdown(number, code, Arc::clone(&stop.asked))?;
+            }
+            flag::register_usize(number, Arc::clone(&stop.signal), number as usize)?;
+            flag::register(number, Arc::clone(&stop.asked))?;
         }
         Ok(stop)
     }
 
     /// Asks for a stop.
     pub fn request(&self) {
-        self.0.store(true, Ordering::SeqCst);
+        self.asked.store(true, Ordering::SeqCst);
     }
 
     /// Whether a stop was asked for.
     pub fn requested(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    /// The signal that asked for it; Ctrl-C if another process passed the wish on.
+    pub fn signal(&self) -> Signal {
+        let number = self.signal.load(Ordering::SeqCst);
+        let known = Signal::ALL.into_iter().find(|signal| signal.number() as usize == number);
+        known.unwrap_or(Signal::Interrupt)
+    }
+}
+
+/// Whether the process was started with a signal ignored; false where the system does not say.
+fn is_ignored(number: i32) -> bool {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = text.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (number - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_those_of_shells() {
+        assert_eq!(Signal::ALL.map(Signal::exit_code), [130, 143, 129]);
+        assert!(Signal::is_exit_code(143) && !Signal::is_exit_code(1) && !Signal::is_exit_code(137));
+    }
+
+    #[test]
+    fn a_wish_without_a_signal_counts_as_an_interrupt() {
+        let stop = Stop::new();
+        assert!(!stop.requested());
+        stop.request();
+        assert!(stop.requested());
+        assert_eq!(stop.signal(), Signal::Interrupt);
     }
 }

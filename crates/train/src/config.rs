@@ -20,6 +20,9 @@ pub const THREADS_MAX: usize = 1024;
 /// More connections between two processes than any link gains by.
 pub const SOCKETS_MAX: usize = 64;
 
+/// Minutes between two checkpoints of a run of several workers, if nobody says otherwise: what a rank that is lost may cost.
+const CHECKPOINT_MINUTES: f64 = 5.0;
+
 /// Everything that decides a run's result, and how it reports.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
@@ -119,6 +122,10 @@ pub struct Config {
     /// Save every so many updates, besides every epoch's end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checkpoint_every: Option<u64>,
+    /// Save whenever so many minutes have passed without, beside training; 0 for never. If not given, 5 where several workers step
+    /// together, and never where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint_minutes: Option<f64>,
     /// How many of the last checkpoints are kept, besides the best.
     pub keep: usize,
     /// The learning rate over time.
@@ -171,6 +178,7 @@ impl Default for Config {
             evaluate_every: 1,
             evaluate_mirrored: false,
             checkpoint_every: None,
+            checkpoint_minutes: None,
             keep: 2,
             learning_rate: LearningRate { schedule: Schedule::Cosine { end: 0.0 }, ..LearningRate::constant(0.002) },
             hyper_parameters: HyperParameters::default(),
@@ -237,6 +245,12 @@ impl Config {
         if self.time_limit_s.is_some_and(|seconds| seconds.is_nan() || seconds <= 0.0) {
             return refuse("--time-limit must be above zero; type for example --time-limit 90s or 10m".into());
         }
+        if self.checkpoint_minutes.is_some_and(|minutes| !minutes.is_finite() || minutes < 0.0) {
+            return refuse(
+                "--checkpoint-minutes must not be below zero; type for example --checkpoint-minutes 5, or 0 for never"
+                    .into(),
+            );
+        }
         if self.clip_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
             return refuse("--clip-norm must be above zero; type for example --clip-norm 1.0".into());
         }
@@ -247,6 +261,18 @@ impl Config {
         }
         self.learning_rate.check().map_err(|error| TrainError::Refused(error.to_string()))?;
         self.hyper_parameters.check().map_err(|error| TrainError::Refused(error.to_string()))
+    }
+
+    /// Whether all workers are at the same step all the time.
+    pub fn steps_together(&self) -> bool {
+        self.agree != Agree::ParameterServer || self.staleness.0 == Some(0)
+    }
+
+    /// Seconds after which a run of so many workers is saved, if it was not meanwhile; none for never.
+    pub fn checkpoint_seconds(&self, workers: usize) -> Option<f64> {
+        let usual = if workers > 1 && self.steps_together() { CHECKPOINT_MINUTES } else { 0.0 };
+        let minutes = self.checkpoint_minutes.unwrap_or(usual);
+        (minutes > 0.0).then_some(60.0 * minutes)
     }
 
     /// How many compute threads there will be on this machine.
@@ -270,6 +296,13 @@ impl Config {
                 );
             }
             return Ok(());
+        }
+        if !self.steps_together() && self.checkpoint_minutes.is_some_and(|minutes| minutes > 0.0) {
+            return refuse(
+                "--checkpoint-minutes needs workers that are at the same step, and those of --staleness are not; type --checkpoint-every \
+                 with a number of steps"
+                    .into(),
+            );
         }
         if self.sync_batch_norm {
             return refuse(
@@ -366,6 +399,19 @@ mod tests {
         assert!(Config { batch: 10, accumulate: 4, ..Config::default() }.check().is_err());
         assert!(Config { time_limit_s: Some(f64::NAN), ..Config::default() }.check().is_err());
         assert!(Config::default().check().is_ok());
+    }
+
+    #[test]
+    fn several_workers_are_saved_every_five_minutes_unless_told_otherwise() {
+        let config = Config::default();
+        assert_eq!((config.checkpoint_seconds(1), config.checkpoint_seconds(2)), (None, Some(300.0)));
+        let told = |minutes| Config { checkpoint_minutes: Some(minutes), ..Config::default() };
+        assert_eq!((told(0.0).checkpoint_seconds(2), told(2.0).checkpoint_seconds(1)), (None, Some(120.0)));
+        assert!(told(-1.0).check().is_err() && told(f64::NAN).check().is_err() && told(0.5).check().is_ok());
+        let apart = Config { agree: Agree::ParameterServer, staleness: Staleness(Some(3)), ..Config::default() };
+        assert_eq!(apart.checkpoint_seconds(2), None);
+        let error = Config { checkpoint_minutes: Some(1.0), ..apart }.check().unwrap_err().to_string();
+        assert!(error.ends_with("type --checkpoint-every with a number of steps"), "{error}");
     }
 
     #[test]

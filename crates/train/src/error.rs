@@ -6,6 +6,7 @@ use paceline_comm::CommError;
 use paceline_data::DataError;
 use paceline_nn::weights::WeightsError;
 use paceline_system::disk::DiskError;
+use paceline_system::shell::resume_line;
 use paceline_tensor::GraphError;
 use paceline_tensor::device::cuda::CudaError;
 
@@ -16,10 +17,37 @@ pub enum TrainError {
     #[error("{0}")]
     Refused(String),
     /// The folder for a new run holds one already.
-    #[error("{} already holds a run; type paceline train --resume {} to continue it, or another --run", run.display(), run.display())]
+    #[error("{} already holds a run; type {} to continue it, or another --run", run.display(), resume_line(run))]
     RunExists {
         /// The folder.
         run: PathBuf,
+    },
+    /// The folder for a new run holds something else.
+    #[error("{} is not empty (it holds {}), and a run overwrites nothing; type another --run", folder.display(), entry.display())]
+    NotEmpty {
+        /// The folder.
+        folder: PathBuf,
+        /// Something in it.
+        entry: PathBuf,
+    },
+    /// A checkpoint, or a file of one, is not what was saved.
+    #[error("{what}. {offer}")]
+    Damaged {
+        /// What does not agree, beginning with the file's name.
+        what: String,
+        /// What to use instead, as a sentence.
+        offer: String,
+    },
+    /// The run's folder, or something in it, was taken away under it.
+    #[error(
+        "{} is gone: it was removed or renamed while the run was going on, at step {step}. What is left of it can be resumed from where it \
+         is now", path.display()
+    )]
+    Gone {
+        /// What is not there any more.
+        path: PathBuf,
+        /// Updates done.
+        step: u64,
     },
     /// The data cannot be had.
     #[error(transparent)]
@@ -40,7 +68,10 @@ pub enum TrainError {
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// A checkpoint could not be saved; the one before is whole.
-    #[error("the checkpoint of step {step} could not be saved: {source}. {survivor}. Free some space, then type: paceline train --resume {}", run.display())]
+    #[error(
+        "the checkpoint of step {step} could not be saved: {source}. {survivor}. Free some space, then type: {}",
+        resume_line(run)
+    )]
     CheckpointNotSaved {
         /// The step that was to be saved.
         step: u64,
@@ -52,7 +83,10 @@ pub enum TrainError {
         run: PathBuf,
     },
     /// An event could not be written, or not be told to a listener that writes it.
-    #[error("the events of step {step} could not be written: {source}. {survivor}. Free some space, then type: paceline train --resume {}", run.display())]
+    #[error(
+        "the events of step {step} could not be written: {source}. {survivor}. Free some space, then type: {}",
+        resume_line(run)
+    )]
     EventNotWritten {
         /// The step that was to be told.
         step: u64,
@@ -66,7 +100,7 @@ pub enum TrainError {
     /// The loss or a gradient stopped being a number.
     #[error(
         "the loss is not a number at step {step}: the first layer with such a result is `{layer}` ({op}). {survivor}. \
-         Try a smaller learning rate (--lr), a warm-up (--warmup-epochs) or --clip-norm 1"
+         {advice}"
     )]
     NotANumber {
         /// The update that could not be made.
@@ -77,15 +111,20 @@ pub enum TrainError {
         op: String,
         /// The last good checkpoint, as a sentence.
         survivor: String,
+        /// What to do about it, as a sentence.
+        advice: String,
     },
 }
 
 impl TrainError {
-    /// Whether the user's input was refused (exit code 2) rather than the run failing (exit code 1).
+    /// Whether the user's input was refused (exit code 2) rather than the run failing (exit code 1). Of an error before the run began:
+    /// once it has begun, whatever ends it is a failure.
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Refused(_) | Self::RunExists { .. } | Self::Graph(_) | Self::Weights(_) | Self::Disk(_) => true,
-            Self::CheckpointNotSaved { .. } | Self::EventNotWritten { .. } => true,
+            Self::Refused(_) | Self::RunExists { .. } | Self::NotEmpty { .. } => true,
+            Self::Graph(_) | Self::Weights(_) | Self::Disk(_) => true,
+            Self::Damaged { .. } | Self::Gone { .. } => false,
+            Self::CheckpointNotSaved { .. } | Self::EventNotWritten { .. } => false,
             Self::Data(error) => error.is_refusal(),
             Self::Comm(error) => error.is_refusal(),
             Self::NotANumber { .. } | Self::Gpu(_) => false,

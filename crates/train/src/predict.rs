@@ -14,7 +14,7 @@ use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::{MemoryUse, Precision};
 
-use crate::checkpoint::{Card, load_weights, read_card};
+use crate::checkpoint::{Card, WeightsFile};
 use crate::error::TrainError;
 use crate::metrics;
 use crate::replica::{Replica, ReplicaOptions};
@@ -50,7 +50,8 @@ impl Predictor {
         (threads, cuda): (usize, Option<&Arc<Cuda>>),
         precision: Precision,
     ) -> Result<Self, TrainError> {
-        let card = read_card(disk, weights)?;
+        let file = WeightsFile::open(disk, weights)?;
+        let card = file.card()?;
         let Input::Image { channels, .. } = card.input()? else {
             return Err(TrainError::Refused(format!("{} reads text; predict works on images", card.model)));
         };
@@ -76,7 +77,7 @@ impl Predictor {
             sync_batch_norm: false,
         };
         let mut replica = Replica::for_evaluation(entry, options, (&Arc::new(Cpu::new(threads)), cuda))?;
-        load_weights(disk, weights, &mut replica, &[])?;
+        file.load(&mut replica, &[])?;
         let augment = evaluation_of(&card)?;
         Ok(Self { replica, card, augment, scratch: Scratch::default() })
     }

@@ -128,13 +128,15 @@ pub struct Replica {
     pub votes: Votes,
 }
 
-/// Reasons to end the run after the step, counted over replicas, so that all end after the same one.
+/// Reasons to end the run after the step, or to save it, counted over replicas, so that all do it after the same one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Votes {
     /// Somebody was asked to stop.
     pub interrupted: u32,
     /// Somebody's time is over.
     pub time_limit: u32,
+    /// The first replica's run was not saved for too long.
+    pub checkpoint: u32,
 }
 
 /// What the plan of a network's step has to provide.

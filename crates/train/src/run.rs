@@ -1,13 +1,18 @@
-//! The folder a run lives in: `config.toml`, `events/`, `checkpoints/`, TensorBoard files and `report.html`.
+//! The folder a run lives in: `config.toml`, `id`, `events/`, `checkpoints/`, TensorBoard files and `report.html`.
 
 use std::path::{Path, PathBuf};
 
-use paceline_system::clock;
 use paceline_system::disk::Disk;
 use paceline_system::lock::Lock;
+use paceline_system::{clock, entropy};
 
 use crate::config::Config;
 use crate::error::TrainError;
+
+/// The file with the run's id, which its checkpoints carry.
+const ID: &str = "id";
+/// The file that is locked.
+const LOCK: &str = "lock";
 
 /// A run's folder. Whoever has one that may be written holds its lock.
 #[derive(Debug)]
@@ -20,34 +25,45 @@ impl RunDir {
     /// Makes the folder of a new run: the one asked for, or one named by time and model under `runs/`.
     ///
     /// # Errors
-    /// When the folder already holds a run, or cannot be written; nothing is overwritten.
+    /// When the folder holds anything, or cannot be written; nothing is overwritten, and nothing is left behind.
     pub fn create(disk: &Disk, asked: Option<&Path>, config: &Config) -> Result<Self, TrainError> {
         match asked {
             Some(path) => Self::create_at(disk, path, config),
             None => free_names(&config.model)
                 .map(|path| Self::create_at(disk, &path, config))
-                .find(|made| !matches!(made, Err(TrainError::RunExists { .. })))
+                .find(|made| !matches!(made, Err(TrainError::RunExists { .. } | TrainError::NotEmpty { .. })))
                 .expect("an endless list"),
         }
     }
 
     fn create_at(disk: &Disk, path: &Path, config: &Config) -> Result<Self, TrainError> {
-        let refuse = |error: &dyn std::fmt::Display| {
-            TrainError::Refused(format!("{error}; type --run with a folder that can be written"))
-        };
-        disk.create_dir(path).map_err(|error| refuse(&error))?;
-        let run = Self::lock(path)?;
-        if disk.exists(&run.config_path()) {
-            return Err(TrainError::RunExists { run: path.to_owned() });
+        let is_new = !disk.exists(path);
+        disk.create_dir(path).map_err(|error| cannot_write(&error))?;
+        check_free(disk, path, config.workers)?;
+        let filled = Self::lock(path).and_then(|run| {
+            // Another process may have been as quick as this one.
+            if disk.exists(&run.config_path()) {
+                return Err(TrainError::RunExists { run: path.to_owned() });
+            }
+            let made = disk
+                .create_dir(&run.checkpoints())
+                .and_then(|()| disk.write(&run.path.join(ID), new_id().as_bytes()))
+                .and_then(|()| disk.write(&run.config_path(), config.to_toml().as_bytes()));
+            made.map(|()| run).map_err(|error| {
+                // A refusal leaves things as they were, as far as the disk lets it.
+                let made = ["checkpoints", ID, "config.toml", LOCK].map(|name| path.join(name));
+                made.iter().for_each(|name| drop(disk.remove(name)));
+                cannot_write(&error)
+            })
+        });
+        if filled.is_err() && is_new && disk.list(path).is_ok_and(|entries| entries.is_empty()) {
+            let _ = disk.remove(path);
         }
-        disk.create_dir(&run.checkpoints())
-            .and_then(|()| disk.write(&run.config_path(), config.to_toml().as_bytes()))
-            .map_err(|error| refuse(&error))?;
-        Ok(run)
+        filled
     }
 
     fn lock(path: &Path) -> Result<Self, TrainError> {
-        let lock = Lock::take(&path.join("lock")).map_err(|error| {
+        let lock = Lock::take(&path.join(LOCK)).map_err(|error| {
             TrainError::Refused(format!(
                 "cannot write to {}: {error}; a run needs a folder that can be written",
                 path.display()
@@ -79,6 +95,19 @@ impl RunDir {
         Ok((Self::lock(path)?, config))
     }
 
+    /// The run's id. A run without one, of an earlier version, gets the one that its checkpoint names, or a new one.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn ensure_id(&self, disk: &Disk, named: Option<String>) -> Result<String, TrainError> {
+        if let Some(id) = read_id(disk, &self.path) {
+            return Ok(id);
+        }
+        let id = named.unwrap_or_else(new_id);
+        disk.write(&self.path.join(ID), id.as_bytes())?;
+        Ok(id)
+    }
+
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
@@ -93,6 +122,65 @@ impl RunDir {
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }
+}
+
+/// What `--resume` names: a run, to go on from its last checkpoint, or one of its checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResumeFrom {
+    /// The run's folder.
+    pub run: PathBuf,
+    /// The checkpoint, if one was named.
+    pub checkpoint: Option<PathBuf>,
+}
+
+impl ResumeFrom {
+    /// Finds out which of them a path is.
+    pub fn find(disk: &Disk, path: &Path) -> Self {
+        let folder = path.parent().filter(|folder| folder.file_name().is_some_and(|name| name == "checkpoints"));
+        match folder.and_then(Path::parent) {
+            Some(run) if disk.exists(&run.join("config.toml")) && !disk.exists(&path.join("config.toml")) => {
+                // A bare `checkpoints/step-N` is of the run in the folder that the process is in.
+                let run = if run.as_os_str().is_empty() { Path::new(".") } else { run };
+                Self { run: run.to_owned(), checkpoint: Some(path.to_owned()) }
+            }
+            _ => Self { run: path.to_owned(), checkpoint: None },
+        }
+    }
+}
+
+/// Refuses a folder for a new run that holds anything, whatever it is. Of several workers, others may have been quicker than the first: the
+/// events that they have begun to write there are no obstacle.
+///
+/// # Errors
+/// When it does.
+pub fn check_free(disk: &Disk, path: &Path, workers: usize) -> Result<(), TrainError> {
+    if disk.exists(&path.join("config.toml")) {
+        return Err(TrainError::RunExists { run: path.to_owned() });
+    }
+    if !disk.is_dir(path) {
+        return Ok(());
+    }
+    let of_others =
+        |entry: &Path| workers > 1 && entry.ends_with("events") && !disk.exists(&entry.join("rank-0.jsonl"));
+    let entries = disk.list(path).map_err(|error| cannot_write(&error))?;
+    match entries.iter().find(|entry| !of_others(entry)) {
+        None => Ok(()),
+        Some(entry) => Err(TrainError::NotEmpty { folder: path.to_owned(), entry: entry.clone() }),
+    }
+}
+
+fn cannot_write(error: &dyn std::fmt::Display) -> TrainError {
+    TrainError::Refused(format!("{error}; type --run with a folder that can be written"))
+}
+
+/// The id of the run in a folder, if it has one.
+pub fn read_id(disk: &Disk, run: &Path) -> Option<String> {
+    let text = disk.read_text(&run.join(ID)).ok()?;
+    Some(text.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
+fn new_id() -> String {
+    entropy::bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The configuration of a run that exists; the run may be in progress.
@@ -141,6 +229,50 @@ mod tests {
         let error = RunDir::create(&disk, Some(&path), &Config { epochs: 99, ..config.clone() }).unwrap_err();
         assert!(error.is_refusal() && error.to_string().contains("--resume"), "{error}");
         assert_eq!(RunDir::open(&disk, &path).unwrap().1, config);
+    }
+
+    #[test]
+    fn a_folder_with_anything_in_it_is_refused_and_left_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Disk::real();
+        for entry in [".git/HEAD", "report.html", "events/rank-0.jsonl", "checkpoints/best.txt"] {
+            for workers in [1, 2] {
+                let path = folder.path().join(format!("{workers}{}", entry.replace('/', "-")));
+                disk.create_dir(path.join(entry).parent().unwrap()).unwrap();
+                disk.write(&path.join(entry), b"mine").unwrap();
+                let error = RunDir::create(&disk, Some(&path), &Config { workers, ..Config::default() }).unwrap_err();
+                assert!(error.is_refusal() && error.to_string().contains("another --run"), "{error}");
+                assert_eq!(disk.list(&path).unwrap().len(), 1);
+            }
+        }
+        // Events of a rank of the same run that was quicker.
+        let path = folder.path().join("together");
+        disk.create_dir(&path.join("events")).unwrap();
+        disk.write(&path.join("events/rank-1.jsonl"), b"").unwrap();
+        assert!(RunDir::create(&disk, Some(&path), &Config::default()).is_err());
+        RunDir::create(&disk, Some(&path), &Config { workers: 2, ..Config::default() }).unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_is_full_from_the_start_leaves_no_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        for bytes in [0, 10, 40, 100] {
+            let error = RunDir::create(&Disk::full_after(bytes), Some(&path), &Config::default()).unwrap_err();
+            assert!(error.is_refusal() && !path.exists(), "{error}");
+        }
+        RunDir::create(&Disk::real(), Some(&path), &Config::default()).unwrap();
+    }
+
+    #[test]
+    fn a_checkpoint_names_its_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let (disk, run) = (Disk::real(), folder.path().join("run"));
+        drop(RunDir::create(&disk, Some(&run), &Config::default()).unwrap());
+        let checkpoint = run.join("checkpoints/step-00000020");
+        assert_eq!(ResumeFrom::find(&disk, &run), ResumeFrom { run: run.clone(), checkpoint: None });
+        let found = ResumeFrom::find(&disk, &checkpoint);
+        assert_eq!(found, ResumeFrom { run, checkpoint: Some(checkpoint) });
     }
 
     #[test]

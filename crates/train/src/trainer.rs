@@ -2,11 +2,12 @@
 
 mod gauge;
 mod journal;
+mod saving;
 mod setup;
 
 use std::path::{Path, PathBuf};
 
-use journal::Journal;
+use journal::{Journal, Save};
 use paceline_comm::Communicator;
 use paceline_data::DataError;
 use paceline_data::batch::Batch;
@@ -16,6 +17,7 @@ use paceline_nn::schedule::RunLength;
 use paceline_parallel::Agreement;
 use paceline_system::disk::DiskError;
 use paceline_system::event::Line;
+use paceline_system::shell::quote;
 
 use crate::checkpoint::Checkpoints;
 use crate::config::Config;
@@ -24,7 +26,7 @@ use crate::evaluate::evaluate;
 use crate::metrics::Tally;
 use crate::replica::guard::Limits;
 use crate::replica::{NotFinite, Replica};
-use crate::run::{RunDir, read_config};
+use crate::run::{ResumeFrom, RunDir, read_config};
 use crate::step::{Rules, Stepped, step};
 
 pub(crate) use setup::options;
@@ -109,14 +111,15 @@ impl Trainer {
         Self::assemble(config, around, prepared, run)
     }
 
-    /// Continues a run from its newest checkpoint, or from the start if it has none. `change` may lengthen it.
+    /// Continues a run from its newest checkpoint, or from the start if it has none; or, if the path is that of a checkpoint, from that
+    /// one: later ones get other names. `change` may lengthen it.
     ///
     /// # Errors
-    /// When there is no run, or its checkpoint does not fit.
+    /// When there is no run, or its checkpoint is damaged or does not fit.
     pub fn resume(path: PathBuf, around: Surroundings, change: impl FnOnce(&mut Config)) -> Result<Self, TrainError> {
-        let (run, config, notes) = reopen(&path, &around, change)?;
-        let prepared = prepare(&without_weights(&config, &run, &around)?, &around)?;
-        Self::assemble_resumed(config, around, Prepared { notes, ..prepared }, run)
+        let reopened = reopen(&path, &around, change)?;
+        let prepared = prepare(&reopened.without_weights(&around)?, &around)?;
+        Self::assemble_resumed(reopened, around, prepared)
     }
 
     /// As [`Trainer::resume`] for a model of one's own.
@@ -129,19 +132,16 @@ impl Trainer {
         around: Surroundings,
         change: impl FnOnce(&mut Config),
     ) -> Result<Self, TrainError> {
-        let (run, config, notes) = reopen(&path, &around, change)?;
-        let prepared = prepare_with(model, &without_weights(&config, &run, &around)?, &around)?;
-        Self::assemble_resumed(config, around, Prepared { notes, ..prepared }, run)
+        let reopened = reopen(&path, &around, change)?;
+        let prepared = prepare_with(model, &reopened.without_weights(&around)?, &around)?;
+        Self::assemble_resumed(reopened, around, prepared)
     }
 
-    fn assemble_resumed(
-        config: Config,
-        around: Surroundings,
-        prepared: Prepared,
-        run: RunDir,
-    ) -> Result<Self, TrainError> {
-        let mut trainer = Self::assemble(config, around, prepared, run)?;
-        trainer.journal.resume(&mut trainer.replica)?;
+    fn assemble_resumed(reopened: Reopened, around: Surroundings, prepared: Prepared) -> Result<Self, TrainError> {
+        let Reopened { run, config, checkpoint, epochs_before, notes } = reopened;
+        let mut trainer = Self::assemble(config, around, Prepared { notes, ..prepared }, run)?;
+        let told = trainer.journal.resume(&mut trainer.replica, checkpoint, epochs_before)?;
+        trainer.notes.extend(told);
         Ok(trainer)
     }
 
@@ -224,6 +224,9 @@ impl Trainer {
         let parameters = self.replica.parameter_count() as u64;
         let begun = self.journal.begin(parameters, std::mem::take(&mut self.notes));
         let ended = begun.and_then(|()| self.epochs());
+        // Whatever ended the run, what was under way to the disk arrives there.
+        let written = self.journal.take_written(true);
+        let ended = ended.and_then(|ended| written.map(|()| ended));
         let told = self.journal.end(&ended);
         let (reason, evaluation) = ended?;
         told?;
@@ -306,9 +309,12 @@ impl Trainer {
             if let Some(reason) = journal.ends_inside_epoch(replica.votes) {
                 return Ok(Some(reason));
             }
-            if journal.is_checkpoint_due() {
+            if let Some(how) = journal.checkpoint_due(replica.votes) {
                 settle(replica, journal)?;
-                journal.save(replica, false)?;
+                match how {
+                    Save::Now => journal.save(replica, false)?,
+                    Save::Beside => journal.save_beside(replica)?,
+                }
             }
         }
     }
@@ -327,8 +333,7 @@ fn settle(replica: &mut Replica, journal: &Journal) -> Result<(), TrainError> {
             NotFinite::Loss => "loss".to_owned(),
             NotFinite::Gradient(index) => replica.parameters[index].name.clone(),
         };
-        let (step, survivor) = (journal.position.step, journal.checkpoints.survivor());
-        TrainError::NotANumber { step, layer, op: "gradient".to_owned(), survivor }
+        journal.not_a_number(journal.position.step, layer, "gradient")
     })
 }
 
@@ -347,12 +352,31 @@ fn make(around: &Surroundings, asked: Option<&Path>, config: &Config) -> Result<
     }
 }
 
+/// A run that goes on.
+struct Reopened {
+    run: RunDir,
+    config: Config,
+    /// The checkpoint to go on from, if not the newest.
+    checkpoint: Option<PathBuf>,
+    /// As the run's configuration had it.
+    epochs_before: u64,
+    notes: Vec<String>,
+}
+
+impl Reopened {
+    /// The configuration to prepare the run with: its checkpoint holds the weights, so the file that it started from need not be there
+    /// any more.
+    fn without_weights(&self, around: &Surroundings) -> Result<Config, TrainError> {
+        let saved = Checkpoints::new(&around.disk, self.run.checkpoints()).last()?.is_some();
+        let weights = self.config.weights.clone().filter(|_| !saved);
+        Ok(Config { weights, ..self.config.clone() })
+    }
+}
+
 /// Opens a run's folder and applies a change to its configuration that does not move the ground under its checkpoint.
-fn reopen(
-    path: &Path,
-    around: &Surroundings,
-    change: impl FnOnce(&mut Config),
-) -> Result<(RunDir, Config, Vec<String>), TrainError> {
+fn reopen(path: &Path, around: &Surroundings, change: impl FnOnce(&mut Config)) -> Result<Reopened, TrainError> {
+    let ResumeFrom { run: path, checkpoint } = ResumeFrom::find(&around.disk, path);
+    let path = path.as_path();
     let (run, before) = match around.shard.rank {
         0 => RunDir::open(&around.disk, path)?,
         _ => (RunDir::join(&around.disk, path)?, read_config(&around.disk, path)?),
@@ -378,7 +402,7 @@ fn reopen(
     if let Some((flag, _)) = changed.iter().find(|(_, changed)| *changed) {
         return Err(TrainError::Refused(format!(
             "{flag} cannot change in the middle of a run; leave it out, or start a new run: paceline train --weights {}",
-            path.display()
+            quote(&path.display().to_string())
         )));
     }
     let learning = |config: &Config| (config.learning_rate.clone(), config.hyper_parameters, config.clip_norm);
@@ -390,19 +414,11 @@ fn reopen(
     if config.dtype != before.dtype {
         notes.push(format!("activations are {} from here on, and were {}", config.dtype, before.dtype));
     }
-    Ok((run, config, notes))
-}
-
-/// The configuration to prepare a resumed run with: its checkpoint holds the weights, so the file that it started from
-/// need not be there any more.
-fn without_weights(config: &Config, run: &RunDir, around: &Surroundings) -> Result<Config, TrainError> {
-    let saved = Checkpoints::new(&around.disk, run.checkpoints()).last()?.is_some();
-    let weights = config.weights.clone().filter(|_| !saved);
-    Ok(Config { weights, ..config.clone() })
+    Ok(Reopened { run, config, checkpoint, epochs_before: before.epochs, notes })
 }
 
 fn not_a_number(replica: &mut Replica, batch: &Batch, seen: NotFinite, journal: &Journal) -> TrainError {
     let step = journal.position.step;
     let (layer, op) = replica.find_non_finite(batch, step, seen);
-    TrainError::NotANumber { step: step + 1, layer, op: op.to_owned(), survivor: journal.checkpoints.survivor() }
+    journal.not_a_number(step + 1, layer, op)
 }

@@ -188,5 +188,6 @@ fn write(file: &Path, replica: &Replica, batch: &Batch, input: Input) -> Result<
         Slot::State(_) => Cow::Borrowed(&batch.images[..]),
     };
     let inventory = Inventory { parameters: &replica.parameters, states: &states };
-    weights::write(&Disk::real(), file, inventory, &values, &BTreeMap::new()).map_err(Failure::failed)
+    weights::write(&Disk::real(), file, inventory, &values, &BTreeMap::new()).map_err(Failure::failed)?;
+    Ok(())
 }

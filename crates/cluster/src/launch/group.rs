@@ -56,7 +56,10 @@ pub enum Ended {
     /// All are done.
     Done,
     /// The user asked for the end, and all have ended.
-    Interrupted,
+    Interrupted {
+        /// Whether all did so as processes do that have saved.
+        in_order: bool,
+    },
 }
 
 enum News {
@@ -162,7 +165,7 @@ fn supervise(
             Err(RecvTimeoutError::Disconnected) => break,
         }
         if stop.requested() && !std::mem::replace(&mut passed_on, true) {
-            pass_on(starts, watched);
+            pass_on(starts, watched, stop.signal());
         }
         if let Some(since) = failed_at {
             end_the_rest(watched, clock.now() - since);
@@ -171,10 +174,15 @@ fn supervise(
     conclude(starts, watched, first, passed_on)
 }
 
-fn pass_on(starts: &[Start], watched: &mut [Watched]) {
+fn pass_on(starts: &[Start], watched: &mut [Watched], signal: signal::Signal) {
+    let what = match signal {
+        signal::Signal::Interrupt => Tell::Interrupt,
+        signal::Signal::Terminate => Tell::Terminate,
+        signal::Signal::HangUp => Tell::HangUp,
+    };
     for (start, process) in starts.iter().zip(watched) {
         match &mut process.running {
-            Some((pid, _)) if start.signals => process::tell(*pid, Tell::Interrupt),
+            Some((pid, _)) if start.signals => process::tell(*pid, what),
             Some((_, stdin)) => {
                 let _ = stdin.write_all(b"stop\n").and_then(|()| stdin.flush());
             }
@@ -196,18 +204,25 @@ fn end_the_rest(watched: &mut [Watched], since: Duration) {
     }
 }
 
+/// Whether a process that was told to end was done, or says that a signal ended it, or was ended by it.
+fn ended_in_order(process: &Watched) -> bool {
+    let Some(Ok(status)) = &process.status else { return false };
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code == 0 || signal::Signal::is_exit_code(code),
+        (None, number) => number.is_some_and(|number| signal::Signal::is_exit_code(128 + number)),
+    }
+}
+
 fn conclude(
     starts: &[Start],
     watched: &[Watched],
     first: Option<usize>,
     interrupted: bool,
 ) -> Result<Ended, ClusterError> {
-    let Some(first) = first else {
-        return Ok(if interrupted { Ended::Interrupted } else { Ended::Done });
-    };
     if interrupted {
-        return Ok(Ended::Interrupted);
+        return Ok(Ended::Interrupted { in_order: watched.iter().all(ended_in_order) });
     }
+    let Some(first) = first else { return Ok(Ended::Done) };
     // Of several, one that was stopped or killed is likelier to be the cause than those that ended because of it.
     let killed =
         |process: &Watched| !process.told && matches!(&process.status, Some(Ok(status)) if status.signal().is_some());

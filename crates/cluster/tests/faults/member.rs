@@ -65,7 +65,7 @@ pub fn launcher(variables: &Variables) -> ExitCode {
     let output = Output::to(std::io::stdout());
     match group::run(&starts, &stop, &output, &output) {
         Ok(Ended::Done) => ExitCode::SUCCESS,
-        Ok(Ended::Interrupted) => {
+        Ok(Ended::Interrupted { .. }) => {
             println!("interrupted");
             ExitCode::FAILURE
         }

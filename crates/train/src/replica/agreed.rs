@@ -149,8 +149,9 @@ impl Replica {
     }
 
     fn understand(&mut self, numbers: Shared) -> Tally {
-        let [rows, loss, rest, top1, top5, interrupted, time_limit, _] = numbers;
-        self.votes = Votes { interrupted: interrupted as u32, time_limit: time_limit as u32 };
+        let [rows, loss, rest, top1, top5, interrupted, time_limit, checkpoint, _] = numbers;
+        let [interrupted, time_limit, checkpoint] = [interrupted, time_limit, checkpoint].map(|votes| votes as u32);
+        self.votes = Votes { interrupted, time_limit, checkpoint };
         let loss = f64::from(loss) + f64::from(rest);
         Tally { rows: rows as u64, loss, top1: top1 as u64, top5: top5 as u64 }
     }
@@ -325,6 +326,8 @@ impl Times {
 fn numbers(tally: &Tally, votes: Votes) -> Shared {
     let loss = tally.loss as f32;
     let rest = (tally.loss - f64::from(loss)) as f32;
-    let (interrupted, time_limit) = (votes.interrupted as f32, votes.time_limit as f32);
-    [tally.rows as f32, loss, rest, tally.top1 as f32, tally.top5 as f32, interrupted, time_limit, 0.0]
+    let [rows, top1, top5] = [tally.rows, tally.top1, tally.top5].map(|count| count as f32);
+    let [interrupted, time_limit, checkpoint] =
+        [votes.interrupted, votes.time_limit, votes.checkpoint].map(|votes| votes as f32);
+    [rows, loss, rest, top1, top5, interrupted, time_limit, checkpoint, 0.0]
 }

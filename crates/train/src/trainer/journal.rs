@@ -1,22 +1,39 @@
 //! What a run remembers and tells: its position, events, checkpoints and limits. No arithmetic of the model.
 
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
 use paceline_data::folder::Damage;
 use paceline_nn::schedule::RunLength;
 use paceline_system::clock::{self, Clock};
-use paceline_system::disk::Disk;
+use paceline_system::disk::{Disk, DiskError};
 use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
 use paceline_system::host::{self, Host};
+use paceline_system::shell::quote;
 use paceline_system::signal::Stop;
 use paceline_tensor::device::cuda::Cuda;
 
 use super::gauge::Gauge;
+use super::saving::{Saver, Written};
 use super::{Observer, Reason, Surroundings, Watch};
-use crate::checkpoint::{Card, Checkpoints, Position};
+use crate::checkpoint::{Card, Checkpoints, Contents, Label, Position, Purpose};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::replica::{Replica, Votes};
-use crate::run::RunDir;
+use crate::run::{RunDir, read_id};
+
+/// What a loss that is not a number usually calls for.
+const LEARN_SLOWER: &str = "Try a smaller learning rate (--lr), a warm-up (--warmup-epochs) or --clip-norm 1";
+
+/// How a checkpoint is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Save {
+    /// Before the next step.
+    Now,
+    /// While steps go on.
+    Beside,
+}
 
 pub(super) struct Journal {
     pub config: Config,
@@ -33,8 +50,17 @@ pub(super) struct Journal {
     disk: Disk,
     card: Card,
     log: EventLog,
+    /// What the run's checkpoints are marked with.
+    id: String,
     /// The position of the newest checkpoint.
     saved: Option<Position>,
+    /// Writes checkpoints beside training.
+    saver: Saver,
+    /// Seconds after which to save, and when it was last done.
+    save_every_s: Option<f64>,
+    saved_at_s: f64,
+    /// The file or folder that the weights came from, and the step at which they did.
+    loaded: Option<(PathBuf, u64)>,
     /// Damaged samples that were told of already.
     damage_told: usize,
     /// The name of the GPU, and what looks at it.
@@ -50,10 +76,19 @@ impl Journal {
         (length, samples): (RunLength, u64),
     ) -> Result<Self, TrainError> {
         let Surroundings { disk, clock, stop, shard, watch, .. } = around;
-        let log = EventLog::open(&disk, clock.clone(), run.path(), shard.rank as u32)
-            .map_err(|error| TrainError::Refused(format!("{error}; a run needs a folder that can be written")))?;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
+        // The folder is made, so this is no refusal any more.
+        let log = EventLog::open(&disk, clock.clone(), run.path(), shard.rank as u32).map_err(|source| {
+            let (step, survivor, run) = (0, checkpoints.survivor(), run.path().to_owned());
+            TrainError::EventNotWritten { step, source, survivor, run }
+        })?;
+        let (id, save_every_s) = (read_id(&disk, run.path()), config.checkpoint_seconds(shard.world));
         Ok(Self {
+            id: id.unwrap_or_default(),
+            saver: Saver::default(),
+            save_every_s,
+            saved_at_s: clock.seconds(),
+            loaded: config.weights.as_ref().map(|file| (PathBuf::from(file), 0)),
             config,
             clock,
             stop,
@@ -78,23 +113,25 @@ impl Journal {
         self.gpu = gpu.map(|gpu| (gpu.name().to_owned(), Gauge::of_gpu(gpu.bus(), &self.clock)));
     }
 
-    /// Loads the newest checkpoint, and keeps the configuration as it was changed.
-    pub fn resume(&mut self, replica: &mut Replica) -> Result<(), TrainError> {
-        if let Some(path) = self.checkpoints.last()? {
-            let samples = self.position.samples;
-            self.position = self.checkpoints.load(&path, replica)?;
-            self.saved = Some(self.position.clone());
-            if self.position.samples != samples {
-                return Err(TrainError::Refused(format!(
-                    "{} had {} training samples when this run stopped and has {samples} now, so its order is another; \
-                     restore the data, or start a new run: paceline train --weights {}",
-                    self.config.data,
-                    self.position.samples,
-                    self.run.path().display()
-                )));
-            }
-            if let Some(step) = self.position.best_step.filter(|_| self.rank == 0) {
-                self.checkpoints.mark_best(step)?;
+    /// Loads the checkpoint that was asked for, or the newest, and keeps the configuration as it was changed; the run had so many epochs
+    /// before. Returns what the user should know.
+    pub fn resume(
+        &mut self,
+        replica: &mut Replica,
+        chosen: Option<PathBuf>,
+        epochs_before: u64,
+    ) -> Result<Vec<String>, TrainError> {
+        if self.rank == 0 {
+            self.checkpoints.clean_up()?;
+        }
+        let (is_chosen, newest) = (chosen.is_some(), self.checkpoints.last()?);
+        let mut notes = Vec::new();
+        let mut named = None;
+        if let Some(path) = chosen.or(newest) {
+            self.load(&path, replica, epochs_before)?;
+            named = self.checkpoints.run_of(&path);
+            if named.is_none() {
+                notes.push(format!("{} has no manifest, so nothing tells whether it is whole", path.display()));
             }
         }
         if self.position.step >= self.steps_total() && !self.awaits_evaluation() {
@@ -105,9 +142,50 @@ impl Journal {
             )));
         }
         if self.rank > 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        Ok(self.disk.write(&self.run.config_path(), self.config.to_toml().as_bytes())?)
+        self.id = self.run.ensure_id(&self.disk, named)?;
+        if is_chosen {
+            let aside = self.checkpoints.set_aside_after(self.position.step)?;
+            notes.extend(
+                aside.iter().map(|path| {
+                    format!("{} is kept and no longer used: the run goes on from before it", path.display())
+                }),
+            );
+        }
+        if let Some(step) = self.position.best_step {
+            self.checkpoints.mark_best(step)?;
+        }
+        self.disk.write(&self.run.config_path(), self.config.to_toml().as_bytes())?;
+        Ok(notes)
+    }
+
+    fn load(&mut self, path: &Path, replica: &mut Replica, epochs_before: u64) -> Result<(), TrainError> {
+        let samples = self.position.samples;
+        self.position = self.checkpoints.load(path, replica)?;
+        self.saved = Some(self.position.clone());
+        self.loaded = Some((path.to_owned(), self.position.step));
+        let (step, epochs) = (self.position.step, self.config.epochs.max(epochs_before));
+        let most = epochs.saturating_mul(self.length.steps_per_epoch);
+        if step > most {
+            return Err(TrainError::Damaged {
+                what: format!(
+                    "{} is of step {step}, and the run that config.toml describes has {most}",
+                    path.display()
+                ),
+                offer: self.checkpoints.offer(path, Purpose::Resume),
+            });
+        }
+        if self.position.samples != samples {
+            return Err(TrainError::Refused(format!(
+                "{} had {} training samples when this run stopped and has {samples} now, so its order is another; \
+                 restore the data, or start a new run: paceline train --weights {}",
+                self.config.data,
+                self.position.samples,
+                quote(&self.run.path().display().to_string())
+            )));
+        }
+        Ok(())
     }
 
     pub fn steps_total(&self) -> u64 {
@@ -125,8 +203,31 @@ impl Journal {
         });
         told.map_err(|source| {
             let (step, survivor) = (self.position.step, self.checkpoints.survivor());
-            TrainError::EventNotWritten { step, source, survivor, run: self.run.path().to_owned() }
+            let run = self.run.path().to_owned();
+            self.gone(&source).unwrap_or(TrainError::EventNotWritten { step, source, survivor, run })
         })
+    }
+
+    /// The error for a folder that was taken away, if that is what happened: the disk is not to blame then.
+    fn gone(&self, error: &DiskError) -> Option<TrainError> {
+        if error.source.kind() != ErrorKind::NotFound {
+            return None;
+        }
+        let folders = [self.run.path().to_owned(), self.run.path().join("events"), self.run.checkpoints()];
+        let gone = folders.into_iter().find(|folder| !self.disk.is_dir(folder));
+        Some(TrainError::Gone { path: gone.unwrap_or_else(|| error.path.clone()), step: self.position.step })
+    }
+
+    /// The error for a result that is not a number. Right behind weights that came from a file, the file is to be looked at first.
+    pub fn not_a_number(&self, step: u64, layer: String, op: &str) -> TrainError {
+        let advice = match &self.loaded {
+            Some((file, at)) if step <= at + 1 => format!(
+                "It is the first step after {} was loaded, so look at that file and at the data before anything else",
+                file.display()
+            ),
+            _ => LEARN_SLOWER.to_owned(),
+        };
+        TrainError::NotANumber { step, layer, op: op.to_owned(), survivor: self.checkpoints.survivor(), advice }
     }
 
     pub fn begin(&mut self, parameters: u64, notes: Vec<String>) -> Result<(), TrainError> {
@@ -166,7 +267,8 @@ impl Journal {
             self.position.epoch_s += seconds;
             self.position.data_wait_s += phases.get("data").copied().unwrap_or(0.0);
         }
-        self.tell(event)
+        self.tell(event)?;
+        self.take_written(false)
     }
 
     /// Tells the epoch's figures and starts the next one's; whether the accuracy is the best so far.
@@ -227,36 +329,82 @@ impl Journal {
         epoch.is_multiple_of(self.config.evaluate_every) || step >= self.steps_total()
     }
 
-    pub fn is_checkpoint_due(&self) -> bool {
-        let at_epoch_end = self.position.step.is_multiple_of(self.length.steps_per_epoch);
-        !at_epoch_end && self.config.checkpoint_every.is_some_and(|every| self.position.step.is_multiple_of(every))
+    /// Whether the run is to be saved after a step that is not an epoch's last, and how.
+    pub fn checkpoint_due(&self, votes: Votes) -> Option<Save> {
+        let step = self.position.step;
+        if step.is_multiple_of(self.length.steps_per_epoch) {
+            return None;
+        }
+        let counted = self.config.checkpoint_every.is_some_and(|every| step.is_multiple_of(every));
+        if counted { Some(Save::Now) } else { (votes.checkpoint > 0).then_some(Save::Beside) }
     }
 
     /// Saves the run where it stands, unless that was done already.
     pub fn save(&mut self, replica: &mut Replica, best: bool) -> Result<(), TrainError> {
-        let step = self.position.step;
-        if self.saved.as_ref() == Some(&self.position) {
+        self.take_written(true)?;
+        if !self.begins_to_save(replica)? {
             return Ok(());
         }
+        let (start, label) = (self.clock.seconds(), self.label(best));
+        let folder = self.checkpoints.save(&Contents::of(replica), &label);
+        let seconds = self.clock.seconds() - start;
+        self.tell_written(Written { position: label.position, best, folder, seconds })
+    }
+
+    /// As [`Journal::save`], while training goes on.
+    pub fn save_beside(&mut self, replica: &mut Replica) -> Result<(), TrainError> {
+        // By rank 0's vote none is under way; on the other ranks none ever is.
+        self.take_written(true)?;
+        if !self.begins_to_save(replica)? {
+            return Ok(());
+        }
+        let label = self.label(false);
+        match self.saver.begin(&self.checkpoints, replica, label, &self.clock) {
+            Ok(()) => Ok(()),
+            // Without a thread it is written here.
+            Err(_) => self.save(replica, false),
+        }
+    }
+
+    /// Whether there is anything to save, and whether this rank does it: a look at every number comes first.
+    fn begins_to_save(&mut self, replica: &mut Replica) -> Result<bool, TrainError> {
+        if self.saved.as_ref() == Some(&self.position) {
+            return Ok(false);
+        }
+        let step = self.position.step;
         replica.fetch()?;
         if let Some(layer) = replica.spoiled_tensor() {
-            let survivor = self.checkpoints.survivor();
-            return Err(TrainError::NotANumber { step, layer, op: "parameter".to_owned(), survivor });
+            return Err(self.not_a_number(step, layer, "parameter"));
         }
         if self.rank > 0 {
             self.saved = Some(self.position.clone());
-            return Ok(());
+            return Ok(false);
         }
         self.watch.enter("checkpoint", step);
-        let start = self.clock.seconds();
-        let card = Card { step, ..self.card.clone() };
-        let path = self.checkpoints.save(replica, &self.position, &card, best, self.config.keep).map_err(|source| {
+        self.saved_at_s = self.clock.seconds();
+        Ok(true)
+    }
+
+    fn label(&self, best: bool) -> Label {
+        let card = Card { step: self.position.step, ..self.card.clone() };
+        Label { run: self.id.clone(), position: self.position.clone(), card, best, keep: self.config.keep }
+    }
+
+    /// Tells of a checkpoint that was written beside training, if there is one by now, or waits for it.
+    pub fn take_written(&mut self, wait: bool) -> Result<(), TrainError> {
+        self.saver.take(wait).map_or(Ok(()), |written| self.tell_written(written))
+    }
+
+    fn tell_written(&mut self, written: Written) -> Result<(), TrainError> {
+        let Written { position, best, folder, seconds } = written;
+        let step = position.step;
+        let path = folder.map_err(|source| {
             let (survivor, run) = (self.checkpoints.survivor(), self.run.path().to_owned());
-            TrainError::CheckpointNotSaved { step, source, survivor, run }
+            self.gone(&source).unwrap_or(TrainError::CheckpointNotSaved { step, source, survivor, run })
         })?;
-        self.saved = Some(self.position.clone());
+        self.saved = Some(position);
         let path = path.strip_prefix(self.run.path()).unwrap_or(&path).display().to_string();
-        self.tell(Event::Checkpoint { step, path, best, seconds: self.clock.seconds() - start })
+        self.tell(Event::Checkpoint { step, path, best, seconds })
     }
 
     /// Whether the run ends after a step that is not an epoch's last.
@@ -274,10 +422,13 @@ impl Journal {
         if stale { Some(Reason::EarlyStop) } else { self.limit(votes) }
     }
 
-    /// What this rank would end the run for.
+    /// What this rank would end the run for, or save it.
     pub fn votes(&self) -> Votes {
         let over = self.config.time_limit_s.is_some_and(|seconds| self.clock.seconds() >= seconds);
-        Votes { interrupted: u32::from(self.stop.requested()), time_limit: u32::from(over) }
+        let unsaved_s = self.clock.seconds() - self.saved_at_s;
+        let due = self.rank == 0 && !self.saver.is_busy() && self.save_every_s.is_some_and(|most| unsaved_s >= most);
+        let interrupted = self.stop.requested();
+        Votes { interrupted: interrupted.into(), time_limit: over.into(), checkpoint: due.into() }
     }
 
     fn limit(&self, votes: Votes) -> Option<Reason> {

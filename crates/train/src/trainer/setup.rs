@@ -19,7 +19,7 @@ use paceline_tensor::device::cuda::kept::Kept;
 use paceline_tensor::device::cuda::session::Album;
 use paceline_tensor::device::cuda::{self, Cuda, CudaError, Options};
 
-use crate::checkpoint::{Card, find_weights, load_weights, read_card};
+use crate::checkpoint::{Card, WeightsFile, find_weights};
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::TrainError;
@@ -185,7 +185,8 @@ pub struct Examined {
 /// # Errors
 /// When the data has other classes than the model was trained for, or other samples.
 pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings) -> Result<Examined, TrainError> {
-    let card = read_card(&around.disk, weights)?;
+    let file = WeightsFile::open(&around.disk, weights)?;
+    let card = file.card()?;
     let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
     if card.model != config.model {
         return Err(TrainError::Refused(format!(
@@ -235,7 +236,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
     cpu.allow_winograd(config.winograd);
     let gpu = open_gpu(config, around)?;
     let mut replica = Replica::for_evaluation(entry, options, (&cpu, gpu.as_ref().map(|gpu| &gpu.cuda)))?;
-    load_weights(&around.disk, weights, &mut replica, &[])?;
+    file.load(&mut replica, &[])?;
     Ok(Examined { replica, val })
 }
 
@@ -301,7 +302,8 @@ fn assemble(
     if let Some(file) = &config.weights {
         let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
         let path = find_weights(&around.disk, Path::new(file))?;
-        let left_out = load_weights(&around.disk, &path, &mut replica, &except).map_err(with_flag)?;
+        let opened = WeightsFile::open(&around.disk, &path)?;
+        let left_out = opened.load(&mut replica, &except).map_err(with_flag)?;
         if !left_out.is_empty() {
             notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
         }

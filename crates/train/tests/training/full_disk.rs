@@ -1,6 +1,7 @@
 //! A disk that fills up at any byte of a run: what was saved stays whole, and the run goes on once there is room.
 
 use paceline_system::disk::Disk;
+use paceline_system::shell::resume_line;
 use paceline_train::checkpoint::Checkpoints;
 use paceline_train::trainer::{Surroundings, prepare_with};
 use paceline_train::{Config, TrainError, Trainer};
@@ -26,7 +27,11 @@ fn whenever_the_disk_fills_up_the_checkpoint_before_survives() {
             assert!(unsaved > 3 && unlogged > 3, "checkpoints and events were both cut: {unsaved}, {unlogged}");
             return;
         };
-        assert!(disk.was_full() && error.is_refusal(), "{error}");
+        assert!(disk.was_full(), "{error}");
+        if error.is_refusal() {
+            assert!(!run.exists(), "a refusal leaves nothing behind: {error}");
+            continue;
+        }
         check_survivors(&config, &run, &error);
         match error {
             TrainError::CheckpointNotSaved { .. } => unsaved += 1,
@@ -46,6 +51,25 @@ fn whenever_the_disk_fills_up_the_checkpoint_before_survives() {
     panic!("the disk never was large enough");
 }
 
+#[test]
+fn a_disk_that_fills_up_while_a_copy_is_written_ends_the_run_and_what_was_saved_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    // Saved again as soon as the copy before is on the disk.
+    let config = Config { checkpoint_minutes: Some(1e-9), epochs: 10, ..config() };
+    let mut unsaved = 0;
+    for number in 0..12 {
+        let run = folder.path().join(number.to_string());
+        let disk = Disk::full_after(8_000 + number * 9_001);
+        let around = Surroundings { disk: disk.clone(), ..Surroundings::default() };
+        let ended = Trainer::start_with(&small, config.clone(), around, Some(run.clone())).and_then(|mut t| t.run());
+        let Err(error) = ended else { panic!("30 steps and their checkpoints fit into {} bytes", 9_001 * number) };
+        assert!(disk.was_full() && !error.is_refusal(), "{error}");
+        check_survivors(&config, &run, &error);
+        unsaved += u32::from(matches!(error, TrainError::CheckpointNotSaved { .. }));
+    }
+    assert!(unsaved > 2, "checkpoints were cut: {unsaved}");
+}
+
 /// Every checkpoint that has its name is whole, and the error names the newest.
 fn check_survivors(config: &Config, run: &std::path::Path, error: &TrainError) {
     let checkpoints = Checkpoints::new(&Disk::real(), run.join("checkpoints"));
@@ -61,6 +85,6 @@ fn check_survivors(config: &Config, run: &std::path::Path, error: &TrainError) {
             Some((_, path)) => assert!(sentence.contains(&path.display().to_string()), "{sentence}"),
             None => assert!(sentence.contains("no checkpoint yet"), "{sentence}"),
         }
-        assert!(sentence.ends_with(&format!("paceline train --resume {}", run.display())), "{sentence}");
+        assert!(sentence.ends_with(&resume_line(run)), "{sentence}");
     }
 }

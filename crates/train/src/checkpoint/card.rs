@@ -1,0 +1,71 @@
+//! What a checkpoint says of itself: where its run stands, and how its weights are to be used.
+
+use paceline_data::augment::Op;
+use paceline_nn::Input;
+use serde::{Deserialize, Serialize};
+
+use crate::config::SIDE_MAX;
+use crate::error::TrainError;
+use crate::metrics::Tally;
+
+/// Where a run stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Position {
+    /// Updates done.
+    pub step: u64,
+    /// The current epoch's sums so far.
+    pub tally: Tally,
+    /// The current epoch's training seconds so far.
+    pub epoch_s: f64,
+    /// The current epoch's seconds of waiting for data so far.
+    pub data_wait_s: f64,
+    /// The best validation accuracy so far.
+    pub best_top1: Option<f64>,
+    /// The step whose checkpoint reached it.
+    pub best_step: Option<u64>,
+    /// Samples in the training set: another number would be another order.
+    pub samples: u64,
+    /// Epochs since it rose.
+    pub stale_epochs: u64,
+}
+
+/// What somebody who finds a weights file needs to use it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Card {
+    /// The model's name.
+    pub model: String,
+    /// Height, width and channels of the images, or the length of token sequences alone.
+    pub input: Vec<usize>,
+    /// The classes' names, or the vocabulary.
+    pub class_names: Vec<String>,
+    /// What evaluation does to an image before the model sees it; empty for text.
+    pub preprocess: Vec<Op>,
+    /// Updates made.
+    pub step: u64,
+}
+
+impl Card {
+    /// The model's input.
+    ///
+    /// # Errors
+    /// When the card does not describe one, or contradicts itself: it came from a file.
+    pub fn input(&self) -> Result<Input, TrainError> {
+        let refuse =
+            |what: &str| Err(TrainError::Refused(format!("the weights file is for {}, but {what}", self.model)));
+        if self.class_names.is_empty() {
+            return refuse("it names no classes");
+        }
+        match *self.input.as_slice() {
+            [sequence] if sequence > 0 => Ok(Input::Tokens { sequence }),
+            [height, width, channels] if (1..=SIDE_MAX).contains(&height) && (1..=SIDE_MAX).contains(&width) => {
+                let channels_fit = |op: &Op| !matches!(op, Op::Normalise { mean, .. } if mean.len() != channels);
+                if self.preprocess.iter().all(channels_fit) && (1..=4).contains(&channels) {
+                    Ok(Input::Image { size: [height, width], channels })
+                } else {
+                    refuse("its means are not those of its channels")
+                }
+            }
+            _ => refuse("it describes an input that is neither image nor text"),
+        }
+    }
+}

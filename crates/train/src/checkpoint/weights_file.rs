@@ -1,0 +1,133 @@
+//! A weights file to be used: of a run, which has a manifest beside it, or from anywhere.
+
+use std::path::{Path, PathBuf};
+
+use paceline_nn::weights::{self, Inventory, Loaded};
+use paceline_system::disk::Disk;
+
+use super::manifest::{Damage, MANIFEST, Manifest};
+use super::{CARD_KEY, Card, Checkpoints, Purpose, WEIGHTS, step_of};
+use crate::error::TrainError;
+use crate::replica::Replica;
+
+/// A weights file that was read, once, and agrees with the manifest beside it if that tells of it.
+#[derive(Debug)]
+pub struct WeightsFile {
+    path: PathBuf,
+    bytes: Vec<u8>,
+}
+
+impl WeightsFile {
+    /// Reads and checks it.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not what the manifest says; the sentence then names the last good checkpoint beside it.
+    pub fn open(disk: &Disk, path: &Path) -> Result<Self, TrainError> {
+        // A bare name lies in the folder that the process is in.
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let manifest = match Manifest::read(disk, folder) {
+            // Many a program calls a file of its own manifest.json. In a checkpoint's folder it is ours.
+            Err(_) if step_of(folder).is_none() => Ok(None),
+            manifest => manifest,
+        };
+        let checked = manifest.and_then(|manifest| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            match (manifest, name) {
+                (Some(manifest), Some(name)) if manifest.names(name) => {
+                    manifest.read_file(disk, folder, name).map(Some)
+                }
+                _ => Ok(None),
+            }
+        });
+        match checked {
+            Ok(Some(bytes)) => Ok(Self::of(path, bytes)),
+            Ok(None) => Ok(Self::of(path, disk.read(path)?)),
+            Err(Damage(what)) => {
+                let checkpoints = Checkpoints::new(disk, folder.parent().unwrap_or(Path::new("")).to_owned());
+                let offer = checkpoints.offer(folder, Purpose::Use);
+                Err(TrainError::Damaged { what, offer })
+            }
+        }
+    }
+
+    /// Bytes that were checked already.
+    pub(super) fn of(path: &Path, bytes: Vec<u8>) -> Self {
+        Self { path: path.to_owned(), bytes }
+    }
+
+    /// What the file says of itself.
+    ///
+    /// # Errors
+    /// When it is damaged, or says nothing.
+    pub fn card(&self) -> Result<Card, TrainError> {
+        let metadata = weights::parse_metadata(&self.path, &self.bytes)?;
+        let card = metadata.get(CARD_KEY).and_then(|text| serde_json::from_str(text).ok());
+        card.ok_or_else(|| {
+            TrainError::Refused(format!(
+                "{} does not say which model it is for; type a checkpoint of `paceline train`",
+                self.path.display()
+            ))
+        })
+    }
+
+    /// A model's tensors.
+    ///
+    /// # Errors
+    /// As [`weights::read`].
+    pub fn read(&self, inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, TrainError> {
+        Ok(weights::parse(&self.path, &self.bytes, inventory, except)?)
+    }
+
+    /// Loads it into a replica; tensors whose names start with one of `except` keep their start. Returns those.
+    ///
+    /// # Errors
+    /// When the file is damaged or does not fit.
+    pub fn load(&self, replica: &mut Replica, except: &[&str]) -> Result<Vec<String>, TrainError> {
+        let inventory = Inventory { parameters: &replica.parameters, states: &replica.states };
+        let loaded = self.read(inventory, except)?;
+        for (index, data) in loaded.parameters.into_iter().enumerate() {
+            if let Some(data) = data {
+                replica.store.parameter_mut(index).copy_from_slice(&data);
+            }
+        }
+        for (index, data) in loaded.states.into_iter().enumerate() {
+            if let Some(data) = data {
+                replica.store.state_mut(index).copy_from_slice(&data);
+            }
+        }
+        replica.changed();
+        Ok(loaded.left_out)
+    }
+}
+
+/// What a weights file written here says of itself.
+///
+/// # Errors
+/// When the file cannot be read, is not what its manifest says, or says nothing.
+pub fn read_card(disk: &Disk, path: &Path) -> Result<Card, TrainError> {
+    WeightsFile::open(disk, path)?.card()
+}
+
+/// The weights file of a path that names a run, a checkpoint or the file itself: of a run the best checkpoint, or the
+/// last if none was marked.
+///
+/// # Errors
+/// When there is none.
+pub fn find_weights(disk: &Disk, path: &Path) -> Result<PathBuf, TrainError> {
+    if !disk.is_dir(path) {
+        return if disk.exists(path) { Ok(path.to_owned()) } else { Err(no_weights(path)) };
+    }
+    if disk.exists(&path.join(WEIGHTS)) || disk.exists(&path.join(MANIFEST)) {
+        return Ok(path.join(WEIGHTS));
+    }
+    let checkpoints = Checkpoints::new(disk, path.join("checkpoints"));
+    let last = || checkpoints.last().ok().flatten();
+    checkpoints.best().or_else(last).map(|path| path.join(WEIGHTS)).ok_or_else(|| no_weights(path))
+}
+
+fn no_weights(path: &Path) -> TrainError {
+    TrainError::Refused(format!(
+        "there are no weights at {}; type a run's folder, a checkpoint's, or a .safetensors file",
+        path.display()
+    ))
+}
