@@ -182,7 +182,7 @@ impl Team {
         let control = Arc::new(control);
         let team = Self { member, control, communicator: Cell::new(None), urgent: Cell::new(None) };
         let connected = team.connect(listener, token, config, sockets);
-        let (communicator, urgent) = team.guard(connected.map_err(TrainError::from), None)?;
+        let (communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
         team.communicator.set(Some(communicator));
         team.urgent.set(urgent);
         Ok(team)
@@ -285,7 +285,7 @@ impl Team {
         let roles = self.roles();
         let communicator = self.communicator.take().expect("a team has met");
         let pace = Pace::from_staleness(config.staleness.0);
-        self.guard(serve_parameters(config, communicator, (roles, pace)), None)?;
+        self.guard(serve_parameters(config, communicator, (roles, pace)))?;
         self.finish()?;
         Ok(ExitCode::SUCCESS)
     }
@@ -301,7 +301,7 @@ impl Team {
         if trainer.replica().is_on_gpu() {
             let hosts: Vec<String> = self.control.table().entries().iter().map(|entry| entry.host.clone()).collect();
             let limits = gpu_limits(self.control.stop());
-            self.guard(trainer.join_gpus(Some(&mut communicator), &hosts, &limits), None)?;
+            self.guard(trainer.join_gpus(Some(&mut communicator), &hosts, &limits))?;
             // Gradients stay on the GPUs; what else ranks tell each other goes the usual way.
             shapes.clear();
         }
@@ -322,11 +322,11 @@ impl Team {
             }
         };
         let joined = agreement.map_err(TrainError::from).and_then(|agreement| trainer.agree(agreement));
-        self.guard(joined, None)
+        self.guard(joined)
     }
 
     /// Tells everybody of an error, and hears whose it is.
-    pub fn guard<T>(&self, result: Result<T, TrainError>, run: Option<&Path>) -> Result<T, Failure> {
+    pub fn guard<T>(&self, result: Result<T, TrainError>) -> Result<T, Failure> {
         let error = match result {
             Ok(value) => return Ok(value),
             Err(error) => error,
@@ -334,8 +334,32 @@ impl Team {
         let suspect = if let TrainError::Comm(error) = &error { error.peer() } else { None };
         let verdict = self.control.fail(&error.to_string(), suspect);
         let (TrainError::Comm(_), Some(verdict)) = (&error, verdict) else { return Err(error.into()) };
-        let advice = run.map(|run| format!("; to go on from the last checkpoint, type: {}", resume_line(run)));
-        Err(Failure::failed(format!("{verdict}{}", advice.unwrap_or_default())))
+        Err(Failure::failed(verdict))
+    }
+
+    /// Tells everybody why a run fails, and hears whose fault it is. Where another rank was lost, the lowest that is left saves the
+    /// last whole step.
+    pub fn fail(&self, error: TrainError, trainer: &mut Trainer) -> Failure {
+        let failure = match self.guard(Err::<(), _>(error)) {
+            Ok(()) => return Failure::failed("the run has failed"),
+            Err(failure) => failure,
+        };
+        let Some(verdict) = self.control.verdict().filter(|verdict| verdict.rank != self.member.rank.index()) else {
+            return failure;
+        };
+        let lowest = usize::from(verdict.rank == 0);
+        if self.member.rank.index() != lowest {
+            return failure;
+        }
+        let line = resume_line(trainer.run_dir().path());
+        failure.and(&match trainer.save_after_loss() {
+            Ok(Some(step)) => format!("; step {step} is saved; to go on from there, type: {line}"),
+            Ok(None) => {
+                let last = trainer.last_checkpoint();
+                format!("; the step under way may have changed some weights, so nothing was saved. {last}; to go on, type: {line}")
+            }
+            Err(error) => format!("; {error}"),
+        })
     }
 
     /// Ends together with the others.

@@ -93,7 +93,7 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
         None => Trainer::start(config, around, arguments.run.clone()),
     };
     let mut trainer = match &team {
-        Some(team) => team.guard(begun, None)?,
+        Some(team) => team.guard(begun)?,
         None => begun?,
     };
     // From here on the run has begun: what goes wrong is a failure.
@@ -132,7 +132,11 @@ fn exit_code(outcome: &TrainOutcome, stop: &Stop) -> ExitCode {
 }
 
 /// Ends a run, together with the others if there are any. A run that failed and has a checkpoint says how to go on.
-fn end(team: Option<Team>, trainer: Trainer, ended: Result<TrainOutcome, TrainError>) -> Result<TrainOutcome, Failure> {
+fn end(
+    team: Option<Team>,
+    mut trainer: Trainer,
+    ended: Result<TrainOutcome, TrainError>,
+) -> Result<TrainOutcome, Failure> {
     let run = trainer.run_dir().path().to_owned();
     let checkpoints = Checkpoints::new(&Disk::real(), trainer.run_dir().checkpoints());
     let failed = |failure: Failure| {
@@ -144,7 +148,7 @@ fn end(team: Option<Team>, trainer: Trainer, ended: Result<TrainOutcome, TrainEr
         failure.and(&format!("; to go on from the last checkpoint, type: {}", resume_line(&run)))
     };
     let Some(team) = team else { return ended.map_err(|error| failed(error.into())) };
-    let outcome = team.guard(ended, Some(&run)).map_err(failed)?;
+    let outcome = ended.map_err(|error| failed(team.fail(error, &mut trainer)))?;
     // Servers hear of the end from the thread that carries messages.
     drop(trainer);
     team.finish().map_err(Failure::after_start)?;

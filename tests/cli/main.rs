@@ -17,5 +17,6 @@ mod resume;
 mod saving;
 mod signals;
 mod strangers;
+mod survivors;
 mod together;
 mod zoo;

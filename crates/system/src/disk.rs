@@ -186,6 +186,14 @@ impl Disk {
         fs::create_dir(path).map_err(DiskError::on("create", path))
     }
 
+    /// Removes a folder that holds nothing.
+    ///
+    /// # Errors
+    /// When something is in it, or the disk refuses.
+    pub fn remove_empty_dir(&self, path: &Path) -> Result<()> {
+        fs::remove_dir(path).map_err(DiskError::on("remove", path))
+    }
+
     /// The entries of a folder, sorted by name.
     ///
     /// # Errors

@@ -330,7 +330,7 @@ impl Replica {
             return self.step_on_gpu(batch, moment, phases, next);
         }
         let _bound = self.device.pool().enter();
-        self.mark_boundary();
+        self.begin_step(moment.step);
         match (self.world(), self.plan().stores_gradients()) {
             (1, true) => Ok(self.step_at_end(batch, moment, phases)),
             (1, false) => Ok(self.step_early(batch, moment, phases)),

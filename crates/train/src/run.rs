@@ -1,5 +1,6 @@
 //! The folder a run lives in: `config.toml`, `id`, `events/`, `checkpoints/`, TensorBoard files and `report.html`.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use paceline_system::disk::Disk;
@@ -13,6 +14,8 @@ use crate::error::TrainError;
 const ID: &str = "id";
 /// The file that is locked.
 const LOCK: &str = "lock";
+/// The folder for runs that nobody named.
+const RUNS: &str = "runs";
 
 /// A run's folder. Whoever has one that may be written holds its lock.
 #[derive(Debug)]
@@ -29,10 +32,13 @@ impl RunDir {
     pub fn create(disk: &Disk, asked: Option<&Path>, config: &Config) -> Result<Self, TrainError> {
         match asked {
             Some(path) => Self::create_at(disk, path, config),
-            None => free_names(&config.model)
-                .map(|path| Self::create_at(disk, &path, config))
-                .find(|made| !matches!(made, Err(TrainError::RunExists { .. } | TrainError::NotEmpty { .. })))
-                .expect("an endless list"),
+            None => {
+                let path = reserve(disk, &config.model)?;
+                Self::create_at(disk, &path, config).inspect_err(|_| {
+                    // Only if nothing is in it.
+                    let _ = disk.remove_empty_dir(&path);
+                })
+            }
         }
     }
 
@@ -84,6 +90,14 @@ impl RunDir {
     pub fn join(disk: &Disk, path: &Path) -> Result<Self, TrainError> {
         disk.create_dir(path)?;
         Ok(Self { path: path.to_owned(), _lock: None })
+    }
+
+    /// Takes the place of rank 0, which is lost: whether the run is kept here, and rank 0 holds it no longer.
+    pub fn take_over(&mut self, disk: &Disk) -> bool {
+        if disk.exists(&self.config_path()) {
+            self._lock = Lock::take(&self.path.join(LOCK)).ok().flatten();
+        }
+        self._lock.is_some()
     }
 
     /// The folder of a run that exists, to go on with it.
@@ -199,9 +213,17 @@ pub fn read_config(disk: &Disk, path: &Path) -> Result<Config, TrainError> {
         .map_err(|error| TrainError::Refused(format!("{}: {error}", file.display())))
 }
 
-/// A name for a new run that is free now.
-pub fn free_name(disk: &Disk, model: &str) -> PathBuf {
-    free_names(model).find(|path| !disk.exists(path)).expect("an endless list")
+/// Makes the first folder whose name is free: of two runs that begin in the same second, one gets it, and the other the next.
+fn reserve(disk: &Disk, model: &str) -> Result<PathBuf, TrainError> {
+    disk.create_dir(Path::new(RUNS)).map_err(|error| cannot_write(&error))?;
+    for path in free_names(model) {
+        match disk.create_dir_inside(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.source.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(cannot_write(&error)),
+        }
+    }
+    unreachable!("an endless list")
 }
 
 /// `runs/2026-11-15-083000-resnet20`, then with numbers behind it.
@@ -212,7 +234,7 @@ fn free_names(model: &str) -> impl Iterator<Item = PathBuf> {
         let name = name.clone();
         (2..).map(move |number| format!("{name}-{number}"))
     };
-    std::iter::once(name).chain(numbered).map(|name| Path::new("runs").join(name))
+    std::iter::once(name).chain(numbered).map(|name| Path::new(RUNS).join(name))
 }
 
 #[cfg(test)]

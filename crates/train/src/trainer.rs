@@ -4,6 +4,7 @@ mod gauge;
 mod journal;
 mod saving;
 mod setup;
+mod survivor;
 
 use std::path::{Path, PathBuf};
 

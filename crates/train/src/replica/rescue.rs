@@ -1,42 +1,65 @@
-//! What a replica can still save when another one is lost in the middle of a step: the last whole step, if the weights are
-//! still those.
+//! What a replica can still save when another one is lost in the middle of a step: the last step whose update is whole, if the
+//! weights are still those.
 //!
 //! Gradients are applied as they come, so a step that failed may have changed some weights and not others; then nothing here
-//! can be saved, and the last checkpoint is what is left. Running statistics change in the forward pass, before any weight
-//! does, so they are kept as they were when the last step ended: one copy of a few kilobytes for each step.
+//! can be saved, and the last checkpoint is what is left. The update of a step may come as late as the next forward pass, so
+//! the last whole step is one of the last two. Running statistics change in the forward pass, before any weight does, so they
+//! are kept as they were when each of the two ended: a copy of a few kilobytes for each step.
 
 use super::Replica;
 
-/// Where the last whole step ended.
+/// Where the last two steps ended.
 #[derive(Debug, Default)]
 pub(super) struct Boundary {
     /// The step with which training together began.
     first_step: u64,
-    /// Running statistics as they were before the step that is under way.
-    states: Vec<f32>,
+    /// Steps done when the one that is under way is.
+    next_step: u64,
+    /// Running statistics after so many steps, by whether that number is odd.
+    states: [(u64, Vec<f32>); 2],
 }
 
 impl Replica {
     /// Training together begins, with so many steps done before.
     pub(super) fn begin_boundary(&mut self, step: u64) {
-        self.boundary = Boundary { first_step: step, states: self.store.states.to_vec() };
+        let states = || (step, self.store.states.to_vec());
+        self.boundary = Boundary { first_step: step, next_step: step, states: [states(), states()] };
     }
 
-    /// A step begins, or all replicas meet between steps.
+    /// A step begins, after so many.
+    pub(super) fn begin_step(&mut self, steps: u64) {
+        self.boundary.next_step = steps;
+        self.mark_boundary();
+        self.boundary.next_step = steps + 1;
+    }
+
+    /// Keeps the running statistics as they are after the last step.
     pub(super) fn mark_boundary(&mut self) {
-        if !self.boundary.states.is_empty() {
-            self.boundary.states.copy_from_slice(&self.store.states);
+        let Self { boundary: Boundary { next_step, states, .. }, store, .. } = self;
+        let (step, kept) = &mut states[(*next_step % 2) as usize];
+        // Alone, nobody can be lost.
+        if kept.len() == store.states.len() {
+            *step = *next_step;
+            kept.copy_from_slice(&store.states);
         }
     }
 
-    /// Goes back to the end of the last whole step after another replica was lost, if `step` steps are whole here: then weights,
-    /// optimizer and running statistics (this replica's own) may be saved. Nothing more can be trained.
+    /// Goes back to where `step` steps had ended, after another replica was lost, if the weights and the optimizer are still those:
+    /// then they may be saved, with this replica's own running statistics. Nothing more can be trained.
     pub fn rescue(&mut self, step: u64) -> bool {
-        let steps = step.saturating_sub(self.boundary.first_step);
+        let Self { boundary: Boundary { first_step, states, .. }, store, .. } = self;
+        let (marked, states) = &states[(step % 2) as usize];
+        if self.gpu.is_some() || *marked != step || step < *first_step || states.len() != store.states.len() {
+            return false;
+        }
+        let (steps, is_last) = (step - *first_step, step + 1 == self.boundary.next_step);
         // Where gradients are looked at all together, the update follows when nothing can be lost any more.
-        let whole = self.gpu.is_none() && (self.plan().stores_gradients() || self.agreement.has_stepped(steps));
-        if whole && !self.boundary.states.is_empty() {
-            self.store.states.copy_from_slice(&self.boundary.states);
+        let whole = match self.train.as_ref().is_some_and(|train| train.executor.plan().stores_gradients()) {
+            true => is_last,
+            false => self.agreement.has_stepped(steps),
+        };
+        if whole {
+            store.states.copy_from_slice(states);
         }
         whole
     }

@@ -44,6 +44,8 @@ pub(super) struct Journal {
     pub checkpoints: Checkpoints,
     pub length: RunLength,
     pub position: Position,
+    /// Where the run stood one step before.
+    pub previous: Option<Position>,
     pub observers: Vec<Observer>,
     /// Only rank 0 saves.
     rank: usize,
@@ -97,6 +99,7 @@ impl Journal {
             checkpoints,
             length,
             position: Position { samples, ..Position::default() },
+            previous: None,
             observers: Vec::new(),
             rank: shard.rank,
             disk,
@@ -261,6 +264,7 @@ impl Journal {
     }
 
     pub fn after_step(&mut self, event: Event, tally: &Tally) -> Result<(), TrainError> {
+        self.previous = Some(self.position.clone());
         self.position.step += 1;
         self.position.tally.merge(tally);
         if let Event::Step { seconds, phases, .. } = &event {
@@ -349,6 +353,24 @@ impl Journal {
         let folder = self.checkpoints.save(&Contents::of(replica), &label);
         let seconds = self.clock.seconds() - start;
         self.tell_written(Written { position: label.position, best, folder, seconds })
+    }
+
+    /// As [`Journal::save`] when other ranks are lost and nothing more is trained; whether it was saved. Another rank than 0 takes over
+    /// the folder, if it is that of the run here too.
+    pub fn save_after_loss(&mut self, replica: &mut Replica) -> Result<bool, TrainError> {
+        let step = self.position.step;
+        if self.checkpoints.list()?.iter().any(|(saved, _)| *saved == step) {
+            return Ok(true);
+        }
+        if replica.spoiled_tensor().is_some() || (self.rank > 0 && !self.run.take_over(&self.disk)) {
+            return Ok(false);
+        }
+        self.id = read_id(&self.disk, self.run.path()).unwrap_or_default();
+        let (start, label) = (self.clock.seconds(), self.label(false));
+        let folder = self.checkpoints.save(&Contents::of(replica), &label);
+        let seconds = self.clock.seconds() - start;
+        self.tell_written(Written { position: label.position, best: false, folder, seconds })?;
+        Ok(true)
     }
 
     /// As [`Journal::save`], while training goes on.
