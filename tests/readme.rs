@@ -90,6 +90,9 @@ fn every_command_of_the_readme_runs() {
         if line.starts_with("paceline train") {
             line += if line.contains("--resume") { " --max-steps 3 --quiet" } else { " --max-steps 1 --quiet" };
         }
+        if line.starts_with("paceline launch --workers") {
+            line += " --batch 4 --max-steps 1 --quiet";
+        }
         let on_gpu = line.contains("--device cuda") || line.contains("-gpu.toml");
         if on_gpu && !cuda::count().is_ok_and(|count| count > 0) {
             let _ = writeln!(std::io::stderr(), "skipped: `{command}` of README.md: no GPU");
