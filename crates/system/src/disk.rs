@@ -2,17 +2,21 @@
 //!
 //! [`Disk::write`] writes beside the target under a temporary name, syncs, renames and syncs the folder, so a crash at
 //! any moment leaves either the old file or the new one. A [`Disk`] can be told to be full after so many bytes: the
-//! tests that fill a disk use production code.
+//! tests that fill a disk use production code. What is read is a regular file: a FIFO or a device is refused and never
+//! waited for.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::printable::Shown;
+use crate::regular;
+
 /// What went wrong, and where.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {verb} {}: {source}", path.display())]
+#[error("cannot {verb} {}: {source}", Shown(path))]
 pub struct DiskError {
     /// What was tried: read, write, create, list, …
     pub verb: &'static str,
@@ -29,11 +33,34 @@ impl DiskError {
 
     /// Whether the disk was full.
     pub fn is_full(&self) -> bool {
-        self.source.kind() == io::ErrorKind::StorageFull
+        self.source.kind() == ErrorKind::StorageFull
+    }
+
+    /// What is wrong with the file itself, if that is why it could not be read: a link to nothing, one that leads to
+    /// itself, no right to read it, no file at all, too long a one. Otherwise it is the disk's fault, or the moment's: a
+    /// file that has vanished was there.
+    pub fn of_the_file(&self) -> Option<String> {
+        let of_the_file = match self.source.kind() {
+            ErrorKind::NotFound => return self.path.is_symlink().then(|| "it is a link to nothing".into()),
+            ErrorKind::PermissionDenied | ErrorKind::InvalidInput | ErrorKind::FileTooLarge => true,
+            _ => self.source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()),
+        };
+        of_the_file.then(|| self.source.to_string())
     }
 }
 
 type Result<T> = std::result::Result<T, DiskError>;
+
+/// What an entry of a folder is, once links are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file, or a link that leads nowhere: reading it says so.
+    File,
+    /// A folder.
+    Folder,
+    /// Something else, by its name: a device, a named pipe, a socket.
+    Other(&'static str),
+}
 
 /// Access to the file system. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -67,7 +94,7 @@ impl Disk {
             return target.write_all(bytes);
         }
         target.write_all(&bytes[..left as usize])?;
-        Err(io::Error::new(io::ErrorKind::StorageFull, "no space left on device"))
+        Err(io::Error::new(ErrorKind::StorageFull, "no space left on device"))
     }
 
     /// Replaces `path` by what `body` writes, whole or not at all.
@@ -106,32 +133,54 @@ impl Disk {
     /// # Errors
     /// When the disk refuses.
     pub fn append(&self, path: &Path) -> Result<Append> {
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(DiskError::on("append to", path))?;
+        let open = || {
+            // Opening a FIFO would wait for its reader.
+            fs::metadata(path).map_or(Ok(()), |found| regular::refuse_others(found.file_type()))?;
+            OpenOptions::new().create(true).append(true).open(path)
+        };
+        let file = open().map_err(DiskError::on("append to", path))?;
         Ok(Append { disk: self.clone(), path: path.to_owned(), file })
     }
 
     /// The whole file.
     ///
     /// # Errors
-    /// When it is missing or unreadable.
+    /// When it is missing, unreadable or no regular file.
     pub fn read(&self, path: &Path) -> Result<Vec<u8>> {
-        fs::read(path).map_err(DiskError::on("read", path))
+        self.read_within(path, u64::MAX)
+    }
+
+    /// The whole file, which has at most `bytes_max` bytes: more is refused before it is read.
+    ///
+    /// # Errors
+    /// As [`Disk::read`], or when it is longer.
+    pub fn read_within(&self, path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+        regular::read(path, bytes_max).map_err(DiskError::on("read", path))
     }
 
     /// The whole file as text.
     ///
     /// # Errors
-    /// When it is missing, unreadable or not UTF-8.
+    /// When it is missing, unreadable, no regular file or not UTF-8.
     pub fn read_text(&self, path: &Path) -> Result<String> {
-        fs::read_to_string(path).map_err(DiskError::on("read", path))
+        self.read_text_within(path, u64::MAX)
+    }
+
+    /// The whole file as text, which has at most `bytes_max` bytes.
+    ///
+    /// # Errors
+    /// As [`Disk::read_text`], or when it is longer.
+    pub fn read_text_within(&self, path: &Path, bytes_max: u64) -> Result<String> {
+        let not_text = |_| DiskError::on("read", path)(io::Error::new(ErrorKind::InvalidData, "it is not UTF-8 text"));
+        String::from_utf8(self.read_within(path, bytes_max)?).map_err(not_text)
     }
 
     /// Opens a file for buffered reading.
     ///
     /// # Errors
-    /// When it is missing or unreadable.
+    /// When it is missing, unreadable or no regular file.
     pub fn open(&self, path: &Path) -> Result<impl Read + use<>> {
-        Ok(BufReader::with_capacity(1 << 18, File::open(path).map_err(DiskError::on("read", path))?))
+        Ok(BufReader::with_capacity(1 << 18, regular::open(path).map_err(DiskError::on("read", path))?))
     }
 
     /// The file's length in bytes.
@@ -148,7 +197,7 @@ impl Disk {
     /// When it is missing or unreadable.
     pub fn ends_with_newline(&self, path: &Path) -> Result<bool> {
         let last = || -> io::Result<bool> {
-            let mut file = File::open(path)?;
+            let mut file = regular::open(path)?;
             if file.metadata()?.len() == 0 {
                 return Ok(true);
             }
@@ -163,6 +212,11 @@ impl Disk {
     /// Whether something is there.
     pub fn exists(&self, path: &Path) -> bool {
         path.exists()
+    }
+
+    /// Whether a file written there would replace something: also a link that leads nowhere.
+    pub fn is_taken(&self, path: &Path) -> bool {
+        path.symlink_metadata().is_ok()
     }
 
     /// Whether a folder is there.
@@ -206,6 +260,31 @@ impl Disk {
         Ok(entries)
     }
 
+    /// The entries of a folder, sorted by name, with what they are. None of them is opened.
+    ///
+    /// # Errors
+    /// When it is missing or unreadable.
+    pub fn list_kinds(&self, path: &Path) -> Result<Vec<(PathBuf, Kind)>> {
+        let look = |entry: io::Result<fs::DirEntry>| {
+            let entry = entry?;
+            // Listing says what an entry is; only links have to be looked at one by one.
+            let kind = entry.file_type()?;
+            let target = if kind.is_symlink() { fs::metadata(entry.path()).ok() } else { None };
+            let kind = target.map_or(kind, |target| target.file_type());
+            let kind = match regular::other_kind(kind) {
+                _ if kind.is_dir() => Kind::Folder,
+                Some(other) if !kind.is_symlink() => Kind::Other(other),
+                _ => Kind::File,
+            };
+            Ok((entry.path(), kind))
+        };
+        let mut entries = fs::read_dir(path)
+            .and_then(|entries| entries.map(look).collect::<io::Result<Vec<_>>>())
+            .map_err(DiskError::on("list", path))?;
+        entries.sort_by(|one, other| one.0.cmp(&other.0));
+        Ok(entries)
+    }
+
     /// Renames a file or folder and syncs the folder it is in.
     ///
     /// # Errors
@@ -234,7 +313,7 @@ impl Disk {
     pub fn remove(&self, path: &Path) -> Result<()> {
         let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(DiskError::on("remove", path)(error)),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(DiskError::on("remove", path)(error)),
             _ => Ok(()),
         }
     }
@@ -337,6 +416,26 @@ mod tests {
     fn an_error_names_the_file() {
         let error = Disk::real().read(Path::new("no/such/file")).unwrap_err();
         assert!(error.to_string().starts_with("cannot read no/such/file: "), "{error}");
+    }
+
+    #[test]
+    fn a_listing_tells_files_folders_and_the_rest() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("folder")).unwrap();
+        fs::write(at("file"), b"").unwrap();
+        for (name, target) in [("to-folder", "folder"), ("to-nothing", "nothing"), ("to-device", "/dev/null")] {
+            std::os::unix::fs::symlink(target, at(name)).unwrap();
+        }
+        let found = Disk::real().list_kinds(folder.path()).unwrap();
+        let kinds = [Kind::File, Kind::Folder, Kind::Other("a device"), Kind::Folder, Kind::File];
+        let names = ["file", "folder", "to-device", "to-folder", "to-nothing"];
+        assert_eq!(found, names.map(at).into_iter().zip(kinds).collect::<Vec<_>>());
+        let of_the_file = |name: &str| Disk::real().read(&at(name)).unwrap_err().of_the_file();
+        assert_eq!(of_the_file("to-nothing").as_deref(), Some("it is a link to nothing"));
+        assert_eq!(of_the_file("to-device").as_deref(), Some("it is a device, not a file"));
+        assert_eq!(of_the_file("vanished"), None);
+        assert!(Disk::real().is_taken(&at("to-nothing")) && !Disk::real().exists(&at("to-nothing")));
     }
 
     #[test]

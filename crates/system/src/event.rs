@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::disk::{Append, Disk, DiskError};
 use crate::host::Host;
+use crate::printable::printable_json;
 
 /// The version written into every `run_started` event.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -194,6 +195,8 @@ impl EventLog {
         let line = Line { time_s, rank: self.rank, event };
         let mut text = serde_json::to_string(&line).expect("events hold nothing that JSON cannot");
         text.push('\n');
+        // People look at logs with `cat` and `tail` too.
+        let text = printable_json(&text);
         self.target.write(text.as_bytes())?;
         Ok(line)
     }

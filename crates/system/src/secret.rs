@@ -5,6 +5,8 @@ use std::io::{self, Error, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use crate::regular;
+
 /// More than any secret; a file that is longer is something else.
 const BYTES_MAX: u64 = 4096;
 
@@ -13,12 +15,12 @@ const BYTES_MAX: u64 = 4096;
 /// # Errors
 /// When it belongs to somebody else, others can read or write it, or it cannot be read.
 pub fn read(path: &Path) -> io::Result<Option<String>> {
-    let file = match OpenOptions::new().read(true).open(path) {
+    let file = match regular::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
     let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
+    if metadata.uid() != rustix::process::geteuid().as_raw() {
         return Err(Error::new(ErrorKind::PermissionDenied, "it is not a file of this user"));
     }
     if metadata.mode() & 0o077 != 0 {
