@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use paceline_comm::wire::Tls;
-use paceline_data::decode::decode_image;
+use paceline_data::decode::{DecodeLimits, decode_image};
 use paceline_data::pixels::Pixels;
 use paceline_data::{cifar10, mnist};
 use paceline_lab::{Summary, log, report};
@@ -97,7 +97,7 @@ pub fn idx(bytes: &[u8]) {
 /// A picture.
 pub fn image(bytes: &[u8]) {
     let mut image = Pixels::default();
-    if decode_image(bytes, &mut image).is_ok() {
+    if decode_image(bytes, DecodeLimits::for_side(224), &mut image).is_ok() {
         assert_eq!(image.data.len(), image.height * image.width * 3);
     }
 }

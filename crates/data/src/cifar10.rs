@@ -19,6 +19,7 @@ const PLANE: usize = SIDE * SIDE;
 const IMAGE: usize = 3 * PLANE;
 const RECORD: usize = 1 + IMAGE;
 const RECORDS_PER_FILE: usize = 10_000;
+const FILE_BYTES: u64 = (RECORDS_PER_FILE * RECORD) as u64;
 /// The folder that the official archive unpacks to.
 const FOLDER: &str = "cifar-10-batches-bin";
 
@@ -90,7 +91,7 @@ impl Cifar10 {
             for (name, _) in files {
                 let file = folder.join(name);
                 check_length(&file, disk)?;
-                records.decode(&disk.read(&file)?).map_err(DataError::malformed(&file))?;
+                records.decode(&disk.read_within(&file, FILE_BYTES)?).map_err(DataError::malformed(&file))?;
             }
             Ok::<_, DataError>(Self { info: info(split, records.labels.len()), records })
         };
@@ -130,15 +131,16 @@ impl Checksum {
     }
 }
 
-/// The checksums of all six files. A file that differs is reported, not refused.
+/// The checksums of all six files. One that differs is reported, not refused.
 ///
 /// # Errors
-/// When a file is missing or unreadable.
+/// When a file is missing, unreadable or of another length.
 pub fn verify(place: Option<&Path>, home: Option<&Path>, disk: &Disk) -> Result<Vec<Checksum>, DataError> {
     let folder = find(place, home, disk)?;
     let check = |(name, expected): &(&str, &str)| {
         let file = folder.join(name);
-        let md5 = Md5::digest(disk.read(&file)?).iter().map(|byte| format!("{byte:02x}")).collect();
+        check_length(&file, disk)?;
+        let md5 = Md5::digest(disk.read_within(&file, FILE_BYTES)?).iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Checksum { file, md5, expected: (*expected).into() })
     };
     FILES.iter().map(check).collect()
@@ -151,7 +153,7 @@ fn find(place: Option<&Path>, home: Option<&Path>, disk: &Disk) -> Result<PathBu
 }
 
 fn check_length(file: &Path, disk: &Disk) -> Result<(), DataError> {
-    let (length, expected) = (disk.length(file)?, (RECORDS_PER_FILE * RECORD) as u64);
+    let (length, expected) = (disk.length(file)?, FILE_BYTES);
     if length == expected {
         return Ok(());
     }

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use paceline_system::disk::Disk;
+use paceline_system::printable::Shown;
 use serde::Serialize;
 
 use crate::cifar10::Cifar10;
@@ -15,6 +16,12 @@ use crate::shapes::Shapes;
 use crate::synthetic::Synthetic;
 use crate::text::Text;
 use crate::{DataError, Spec};
+
+/// The most classes a set or a weights file may name (Google Landmarks, the largest set in common use, has 203,094), and
+/// the most bytes of all their names. A header of a weights file holds them all, and has a bound of its own.
+pub const CLASSES_MAX: usize = 1 << 18;
+/// See [`CLASSES_MAX`].
+pub const CLASS_NAMES_BYTES_MAX: usize = 4 << 20;
 
 /// Which half of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -121,13 +128,15 @@ pub struct OpenOptions {
     pub damaged_max: usize,
     /// Tokens per sample of a text.
     pub sequence: usize,
+    /// The side that pictures will be brought to, if it is known: it bounds how large they may be.
+    pub size: Option<usize>,
     /// Threads that generate or convert samples while a set is opened.
     pub threads: usize,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { data_home: None, damaged_max: 0, sequence: 128, threads: 1 }
+        Self { data_home: None, damaged_max: 0, sequence: 128, size: None, threads: 1 }
     }
 }
 
@@ -161,6 +170,7 @@ impl Dataset {
             assert!(!half.is_empty(), "a set that opens has samples in both halves");
             assert_eq!(half.info().classes, half.info().class_names.len(), "every class has a name");
         }
+        check_class_names(&train.info().class_names)?;
         Ok((train, val))
     }
 
@@ -261,6 +271,18 @@ impl Dataset {
     }
 }
 
+fn check_class_names(names: &[String]) -> Result<(), DataError> {
+    let bytes: usize = names.iter().map(String::len).sum();
+    if names.len() <= CLASSES_MAX && bytes <= CLASS_NAMES_BYTES_MAX {
+        return Ok(());
+    }
+    Err(DataError::refused(format!(
+        "it has {} classes with names of {bytes} bytes together; {CLASSES_MAX} classes and {CLASS_NAMES_BYTES_MAX} bytes \
+         are possible, so use fewer classes or shorter names",
+        names.len()
+    )))
+}
+
 fn pair<T>((train, val): (T, T), wrap: fn(T) -> Dataset) -> (Dataset, Dataset) {
     (wrap(train), wrap(val))
 }
@@ -284,8 +306,8 @@ pub(crate) fn find(
 /// The sentence for a set that is nowhere.
 pub(crate) fn missing(name: &str, place: Option<&Path>, home: Option<&Path>, holds: &str) -> DataError {
     let looked = match (place, home) {
-        (Some(place), _) => format!("no {name} data in {}", place.display()),
-        (None, Some(home)) => format!("no {name} data in PACELINE_DATA ({})", home.display()),
+        (Some(place), _) => format!("no {name} data in {}", Shown(place)),
+        (None, Some(home)) => format!("no {name} data in PACELINE_DATA ({})", Shown(home)),
         (None, None) => format!("no folder was given for {name}"),
     };
     DataError::refused(format!(

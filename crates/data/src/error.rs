@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use paceline_system::disk::DiskError;
+use paceline_system::printable::Shown;
 
 /// Why data could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +16,7 @@ pub enum DataError {
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// A file is not what its name promises.
-    #[error("{} is not usable: {problem}", file.display())]
+    #[error("{} is not usable: {problem}", Shown(file))]
     Malformed {
         /// The file.
         file: PathBuf,
@@ -26,7 +27,7 @@ pub enum DataError {
     #[error(
         "{} is damaged ({problem}); {count} damaged so far, {allowed} allowed. \
          Repair or remove it, or type --damaged-max {count} to go on without it",
-        file.display()
+        Shown(file)
     )]
     Damaged {
         /// The image that was one too many.

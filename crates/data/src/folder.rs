@@ -3,17 +3,19 @@
 //! Images are decoded when they are asked for. A damaged one is named, counted and replaced by the next sound image of
 //! the list, which is often of the same class: batches keep their size, and since being damaged is a property of the
 //! file and not of the moment, the replacement is the same in every run. Above the user's limit the run is refused.
+//! A link to nothing and a file that may not be read are damaged too; what is no file is refused when the set is opened.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use paceline_system::disk::Disk;
-use serde::Serialize;
+use paceline_system::disk::{Disk, Kind};
+use paceline_system::printable::{Shown, printable};
+use serde::{Serialize, Serializer};
 
 use crate::DataError;
 use crate::dataset::{self, Info, OpenOptions, SampleKind, Source, Split};
-use crate::decode::decode_image;
+use crate::decode::{DecodeLimits, decode_image};
 use crate::pixels::Pixels;
 
 /// The size that networks for photographs are customarily trained at.
@@ -25,9 +27,15 @@ pub struct Damage {
     /// Which half it is in.
     pub split: Split,
     /// The file.
+    #[serde(serialize_with = "as_text")]
     pub file: PathBuf,
     /// What is wrong with it.
     pub problem: String,
+}
+
+/// A path may hold bytes that are not text, and JSON may not.
+fn as_text<S: Serializer>(path: &Path, target: S) -> Result<S::Ok, S::Error> {
+    target.serialize_str(&path.to_string_lossy())
 }
 
 /// One half of a folder of photographs.
@@ -36,6 +44,7 @@ pub struct Folder {
     info: Info,
     disk: Disk,
     files: Vec<(PathBuf, u32)>,
+    limits: DecodeLimits,
     damaged_max: usize,
     /// The damaged files of both halves: the limit is on their sum.
     damaged: Arc<Mutex<BTreeMap<PathBuf, Damage>>>,
@@ -70,6 +79,7 @@ impl Folder {
                 },
                 disk: disk.clone(),
                 files,
+                limits: DecodeLimits::for_side(options.size.unwrap_or(SIDE)),
                 damaged_max: options.damaged_max,
                 damaged: Arc::clone(&damaged),
             })
@@ -84,8 +94,9 @@ impl Folder {
                 None => (odd(&val, &train).unwrap_or_default(), "val", "train"),
             };
             return Err(DataError::refused(format!(
-                "class '{name}' is in {here} but not in {there} of {}; both need the same classes",
-                folder.display()
+                "class '{}' is in {here} but not in {there} of {}; both need the same classes",
+                printable(&name),
+                Shown(&folder)
             )));
         }
         Ok((train, val))
@@ -106,19 +117,27 @@ impl Folder {
             if self.lock().contains_key(file) {
                 continue;
             }
-            match decode_image(&self.disk.read(file)?, image) {
+            match self.decode(file, image)? {
                 Ok(()) => return Ok(self.label(other)),
                 Err(problem) => self.count(file, problem)?,
             }
         }
-        Err(DataError::refused(format!("every image of {} is damaged", self.info.name)))
+        Err(DataError::refused(format!("every image of {} is damaged", printable(&self.info.name))))
     }
 
     /// Decodes one image without replacement or limit: for looking a set over.
     pub(crate) fn try_read(&self, sample: usize, image: &mut Pixels) -> Result<Result<i32, Damage>, DataError> {
         let file = &self.files[sample].0;
         let damage = |problem| Damage { split: self.info.split, file: file.clone(), problem };
-        Ok(decode_image(&self.disk.read(file)?, image).map(|()| self.label(sample)).map_err(damage))
+        Ok(self.decode(file, image)?.map(|()| self.label(sample)).map_err(damage))
+    }
+
+    /// Reads and decodes a file: inside, what is wrong with it; outside, what is wrong with the disk.
+    fn decode(&self, file: &Path, image: &mut Pixels) -> Result<Result<(), String>, DataError> {
+        match self.disk.read_within(file, self.limits.file_bytes()) {
+            Ok(bytes) => Ok(decode_image(&bytes, self.limits, image)),
+            Err(error) => error.of_the_file().map_or(Err(error.into()), |problem| Ok(Err(problem))),
+        }
     }
 
     /// The damaged files of this half met so far.
@@ -147,20 +166,33 @@ impl Folder {
 type Listing = (Vec<String>, Vec<(PathBuf, u32)>);
 
 fn list(half: &Path, disk: &Disk) -> Result<Listing, DataError> {
-    let visible = |path: &PathBuf| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-    let is_image = |path: &PathBuf| {
+    let visible = |path: &Path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    let is_image = |path: &Path| {
         let end = path.extension().map(|end| end.to_string_lossy().to_lowercase());
         matches!(end.as_deref(), Some("jpg" | "jpeg" | "png"))
     };
     let (mut names, mut files) = (Vec::new(), Vec::new());
-    for folder in disk.list(half)?.into_iter().filter(visible).filter(|path| disk.is_dir(path)) {
-        let images = disk.list(&folder)?.into_iter().filter(visible).filter(is_image);
+    for (folder, _) in disk.list_kinds(half)?.into_iter().filter(|(path, kind)| *kind == Kind::Folder && visible(path))
+    {
         let before = files.len();
-        files.extend(images.map(|file| (file, names.len() as u32)));
+        for (file, kind) in disk.list_kinds(&folder)?.into_iter().filter(|(path, _)| visible(path) && is_image(path)) {
+            let other = match kind {
+                Kind::File => {
+                    files.push((file, names.len() as u32));
+                    continue;
+                }
+                Kind::Folder => "a folder",
+                Kind::Other(name) => name,
+            };
+            return Err(DataError::refused(format!(
+                "{} is {other}, not an image; remove it, or give it a name that does not end like an image's",
+                Shown(&file)
+            )));
+        }
         if files.len() == before {
             return Err(DataError::refused(format!(
                 "{} has no .jpg, .jpeg or .png; add some or remove it",
-                folder.display()
+                Shown(&folder)
             )));
         }
         names.push(folder.file_name().unwrap_or_default().to_string_lossy().into_owned());
@@ -168,7 +200,7 @@ fn list(half: &Path, disk: &Disk) -> Result<Listing, DataError> {
     if names.is_empty() {
         return Err(DataError::refused(format!(
             "{} holds no class folders; it needs CLASS/*.jpg or *.png",
-            half.display()
+            Shown(half)
         )));
     }
     Ok((names, files))
@@ -241,6 +273,21 @@ mod tests {
         // The limit is on both halves together.
         std::fs::write(folder.path().join("val/ant/0.jpg"), b"").unwrap();
         assert!(val.read(0, &mut image).unwrap_err().to_string().contains("3 damaged so far, 2 allowed"));
+    }
+
+    #[test]
+    fn a_link_to_nothing_is_damaged_and_what_is_no_file_is_refused() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        write_set(folder.path());
+        symlink("nothing", folder.path().join("train/ant/4.png")).unwrap();
+        symlink("5.png", folder.path().join("train/ant/5.png")).unwrap();
+        let (train, _) = open(folder.path(), 2).unwrap();
+        assert_eq!(train.read(3, &mut Pixels::default()).unwrap(), 1, "the next sound one is of the next class");
+        let problems: Vec<_> = train.damaged().into_iter().map(|damage| damage.problem).collect();
+        assert!(problems[0] == "it is a link to nothing" && problems[1].contains("symbolic links"), "{problems:?}");
+        symlink("/dev/zero", folder.path().join("val/cow/zero.jpg")).unwrap();
+        assert!(open(folder.path(), 9).unwrap_err().to_string().contains("zero.jpg is a device, not an image"));
     }
 
     #[test]

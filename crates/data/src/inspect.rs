@@ -224,7 +224,7 @@ impl Moments {
 mod tests {
     use super::*;
     use crate::dataset::OpenOptions;
-    use crate::decode::decode_image;
+    use crate::decode::{DecodeLimits, decode_image};
     use paceline_system::disk::Disk;
 
     fn open(spec: &str) -> (Dataset, Dataset) {
@@ -250,7 +250,7 @@ mod tests {
         let (_, val) = open("shapes");
         let png = contact_sheet(&val, 8).unwrap().unwrap();
         let mut sheet = Pixels::default();
-        decode_image(&png, &mut sheet).unwrap();
+        decode_image(&png, DecodeLimits::for_side(64), &mut sheet).unwrap();
         assert_eq!((sheet.height, sheet.width), (10 * 66 + 2, 8 * 66 + 2));
     }
 

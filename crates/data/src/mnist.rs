@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 use paceline_system::disk::{Disk, DiskError};
+use paceline_system::printable::Shown;
 
 use crate::DataError;
 use crate::dataset::{self, Info, OpenOptions, SampleKind, Source, Split};
@@ -87,7 +88,7 @@ impl Mnist {
         if train.side != val.side {
             return Err(DataError::refused(format!(
                 "{} holds training images of {:?} pixels and test images of {:?}",
-                folder.display(),
+                Shown(&folder),
                 train.side,
                 val.side
             )));
@@ -99,7 +100,7 @@ impl Mnist {
         let (images, [count, height, width], pixels) = read_file::<3>(folder, prefix, "images", disk)?;
         let (file, [label_count], labels) = read_file::<1>(folder, prefix, "labels", disk)?;
         if label_count != count {
-            let problem = format!("it has {label_count} labels for the {count} images of {}", images.display());
+            let problem = format!("it has {label_count} labels for the {count} images of {}", Shown(&images));
             return Err(DataError::Malformed { file, problem });
         }
         if let Some(label) = labels.iter().find(|&&label| usize::from(label) >= CLASSES) {

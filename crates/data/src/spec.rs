@@ -7,13 +7,13 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::DataError;
+use crate::dataset::CLASSES_MAX;
 
 const FORMS: &str = "shapes, cifar10:DIR, mnist:DIR, folder:DIR, text:FILE or synthetic:WxHxC/CLASSES";
 
-/// The largest side, channel count and class count a synthetic set may have: bounds on what one sample can allocate.
+/// The largest side and channel count a synthetic set may have: bounds on what one sample can allocate.
 const SIDE_MAX: usize = 8192;
 const CHANNELS_MAX: usize = 4;
-const CLASSES_MAX: usize = 1_000_000;
 const COUNT_MAX: usize = u32::MAX as usize;
 
 /// Which data set. Written and read as the string the user types.

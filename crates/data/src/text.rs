@@ -7,9 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use paceline_system::disk::Disk;
+use paceline_system::printable::Shown;
 
 use crate::DataError;
 use crate::dataset::{self, Info, OpenOptions, SampleKind, Source, Split};
+
+/// The longest text: it is held in memory, several bytes for each character while its vocabulary is made.
+const BYTES_MAX: u64 = 4 << 30;
 
 /// One half of a text.
 #[derive(Debug)]
@@ -25,15 +29,16 @@ impl Text {
     /// Reads and encodes a file.
     ///
     /// # Errors
-    /// When it is missing, not UTF-8, too short for one window per half, or has over 65,536 different characters.
+    /// When it is missing, not UTF-8, longer than 4 GiB, too short for one window per half, or has over 65,536 different
+    /// characters.
     pub fn open(file: &Path, options: &OpenOptions, disk: &Disk) -> Result<(Self, Self), DataError> {
         let found = dataset::find(Some(file), options.data_home.as_deref(), &[], |path| disk.exists(path));
         let Some(found) = found else {
-            return Err(DataError::refused(format!("there is no file {}; type --data text:FILE", file.display())));
+            return Err(DataError::refused(format!("there is no file {}; type --data text:FILE", Shown(file))));
         };
-        let text = disk.read_text(&found)?;
+        let text = disk.read_text_within(&found, BYTES_MAX)?;
         Self::encode(&text, options.sequence)
-            .map_err(|problem| DataError::refused(format!("{} cannot be used as text: {problem}", found.display())))
+            .map_err(|problem| DataError::refused(format!("{} cannot be used as text: {problem}", Shown(&found))))
     }
 
     /// Both halves of a text given as a string.

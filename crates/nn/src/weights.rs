@@ -6,18 +6,21 @@
 //! What is absent: optimizer state and data positions, which are not weights.
 
 mod convert;
+mod header;
 mod mismatch;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use paceline_system::checksum::{Checksum, Summing};
 use paceline_system::disk::{Disk, DiskError};
+use paceline_system::printable::Shown;
 use paceline_tensor::Shape;
+use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
-use safetensors::{SafeTensorError, SafeTensors};
 use serde_json::json;
 
 use crate::parameter::{ForeignLayout, Parameter, State};
@@ -70,15 +73,28 @@ pub enum WeightsError {
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// The bytes are not a safetensors file.
-    #[error("{} is not a safetensors file: {reason}; convert others with safetensors.torch.save_file", path.display())]
+    #[error("{} is not a safetensors file: {reason}; convert others with safetensors.torch.save_file", Shown(path))]
     NotSafetensors {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
     },
+    /// The header is longer than any that a model and its classes need.
+    #[error(
+        "{}: its header has {bytes} bytes, and at most {most} are possible; it names too many tensors or classes",
+        Shown(path)
+    )]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// How long it is.
+        bytes: u64,
+        /// How long it may be.
+        most: u64,
+    },
     /// A tensor's elements are of a type that weights do not have.
-    #[error("{}: `{name}` holds {dtype} elements; save it as f32, f16, bf16 or f64", path.display())]
+    #[error("{}: `{name}` holds {dtype} elements; save it as f32, f16, bf16 or f64", Shown(path))]
     ElementType {
         /// The file.
         path: PathBuf,
@@ -88,7 +104,7 @@ pub enum WeightsError {
         dtype: String,
     },
     /// A tensor holds something that is not a number.
-    #[error("{}: `{name}` holds values that are not numbers; take the file from where it came from once more", path.display())]
+    #[error("{}: `{name}` holds values that are not numbers; take the file from where it came from once more", Shown(path))]
     NotFinite {
         /// The file.
         path: PathBuf,
@@ -96,7 +112,7 @@ pub enum WeightsError {
         name: String,
     },
     /// The file is for another model.
-    #[error("{} does not fit the model{mismatch}", path.display())]
+    #[error("{} does not fit the model{mismatch}", Shown(path))]
     Mismatch {
         /// The file.
         path: PathBuf,
@@ -104,7 +120,10 @@ pub enum WeightsError {
         mismatch: Mismatch,
     },
     /// A layer to leave out is in neither the model nor the file.
-    #[error("no tensor of the model or of {} starts with `{prefix}`; write the beginning of a name, such as `fc`", path.display())]
+    #[error(
+        "no tensor of the model or of {} starts with `{prefix}`; write the beginning of a name, such as `fc`",
+        Shown(path)
+    )]
     NothingLeftOut {
         /// The file.
         path: PathBuf,
@@ -190,7 +209,12 @@ fn write_elements(writer: &mut dyn Write, elements: &[f32]) -> io::Result<()> {
 /// # Errors
 /// When the file is unreadable, damaged or for another model.
 pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, WeightsError> {
-    parse(path, &disk.read(path)?, inventory, except)
+    let header = header::read(disk, path)?;
+    let infos = header.metadata.tensors();
+    let shapes = by_name(infos.iter().map(|(name, info)| (name.as_str(), info.shape.as_slice())));
+    // Before anything large is read: a file for another model may be of any length.
+    check(path, inventory, &shapes, except)?;
+    parse(path, &disk.read_within(path, header.file_bytes)?, inventory, except)
 }
 
 /// As [`read`], of a file whose bytes were read, and maybe checked, before.
@@ -199,8 +223,9 @@ pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str])
 /// As [`read`].
 pub fn parse(path: &Path, bytes: &[u8], inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, WeightsError> {
     let file = SafeTensors::deserialize(bytes).map_err(|error| not_safetensors(path, &error))?;
-    let tensors = by_name(&file);
-    check(path, inventory, &tensors, except)?;
+    let tensors = by_name(file.iter());
+    let shapes = tensors.iter().map(|(name, tensor)| (*name, tensor.shape())).collect();
+    check(path, inventory, &shapes, except)?;
     let mut loaded = Loaded { metadata: parse_metadata(path, bytes)?, ..Loaded::default() };
     for (slot, name, shape, layout) in inventory.entries() {
         let elements = match tensors.get(name).filter(|_| !is_left_out(name, except)) {
@@ -223,7 +248,7 @@ pub fn parse(path: &Path, bytes: &[u8], inventory: Inventory<'_>, except: &[&str
 /// # Errors
 /// When the file is unreadable or damaged.
 pub fn read_metadata(disk: &Disk, path: &Path) -> Result<BTreeMap<String, String>, WeightsError> {
-    parse_metadata(path, &disk.read(path)?)
+    Ok(header::read(disk, path)?.notes())
 }
 
 /// As [`read_metadata`], of a file whose bytes were read before.
@@ -235,15 +260,17 @@ pub fn parse_metadata(path: &Path, bytes: &[u8]) -> Result<BTreeMap<String, Stri
     Ok(header.metadata().clone().unwrap_or_default().into_iter().collect())
 }
 
-fn not_safetensors(path: &Path, error: &SafeTensorError) -> WeightsError {
-    WeightsError::NotSafetensors { path: path.to_owned(), reason: error.to_string() }
+fn not_safetensors(path: &Path, reason: &impl Display) -> WeightsError {
+    WeightsError::NotSafetensors { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// The file's tensors under the names that a model uses: without batch counters, and without the wrapper's prefix if
-/// all of them have it.
-fn by_name<'a>(file: &'a SafeTensors<'a>) -> HashMap<&'a str, TensorView<'a>> {
-    let wrapped = file.iter().all(|(name, _)| name.starts_with(WRAPPER));
-    file.iter()
+/// What belongs to the file's tensors under the names that a model uses: without batch counters, and without the
+/// wrapper's prefix if all of them have it.
+fn by_name<'a, T>(tensors: impl Iterator<Item = (&'a str, T)>) -> HashMap<&'a str, T> {
+    let tensors: Vec<_> = tensors.collect();
+    let wrapped = tensors.iter().all(|(name, _)| name.starts_with(WRAPPER));
+    tensors
+        .into_iter()
         .map(|(name, tensor)| (if wrapped { &name[WRAPPER.len()..] } else { name }, tensor))
         .filter(|(name, _)| name.rsplit('.').next() != Some(BATCH_COUNTER))
         .collect()
@@ -257,29 +284,29 @@ fn is_left_out(name: &str, except: &[&str]) -> bool {
 fn check(
     path: &Path,
     inventory: Inventory<'_>,
-    tensors: &HashMap<&str, TensorView<'_>>,
+    shapes: &HashMap<&str, &[usize]>,
     except: &[&str],
 ) -> Result<(), WeightsError> {
     let names: HashMap<&str, Shape> =
         inventory.entries().map(|(_, name, shape, layout)| (name, layout.foreign_shape(shape))).collect();
-    let nothing = |prefix: &&&str| !names.keys().chain(tensors.keys()).any(|name| name.starts_with(**prefix));
+    let nothing = |prefix: &&&str| !names.keys().chain(shapes.keys()).any(|name| name.starts_with(**prefix));
     if let Some(prefix) = except.iter().find(nothing) {
         return Err(WeightsError::NothingLeftOut { path: path.to_owned(), prefix: (*prefix).to_owned() });
     }
     let mut mismatch = Mismatch::default();
     for (_, name, _, _) in inventory.entries().filter(|entry| !is_left_out(entry.1, except)) {
         let model = &names[name];
-        match tensors.get(name) {
+        match shapes.get(name) {
             None => mismatch.missing.push(name.to_owned()),
-            Some(tensor) if *tensor.shape() != **model => mismatch.shapes.push(OtherShape {
+            Some(&shape) if *shape != **model => mismatch.shapes.push(OtherShape {
                 name: name.to_owned(),
-                file: Shape::from(tensor.shape()),
+                file: Shape::from(shape),
                 model: model.clone(),
             }),
             Some(_) => {}
         }
     }
-    let unexpected = tensors.keys().filter(|name| !names.contains_key(*name) && !is_left_out(name, except));
+    let unexpected = shapes.keys().filter(|name| !names.contains_key(*name) && !is_left_out(name, except));
     mismatch.unexpected = unexpected.map(|&name| name.to_owned()).collect();
     mismatch.unexpected.sort();
     if mismatch.is_empty() { Ok(()) } else { Err(WeightsError::Mismatch { path: path.to_owned(), mismatch }) }

@@ -15,6 +15,8 @@ use crate::together::{Agree, Carry, Staleness};
 
 /// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
 pub const SIDE_MAX: usize = 8192;
+/// The longest configuration file that is read; the longest recipe has 1 kB.
+pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 /// More threads than any one machine has cores.
 pub const THREADS_MAX: usize = 1024;
 /// More connections between two processes than any link gains by.

@@ -4,6 +4,7 @@
 //! stop. What is absent: how events look to people (the binary and crate `lab`), and how replicas agree.
 
 pub mod checkpoint;
+mod class_names;
 pub mod compute;
 pub mod config;
 pub mod error;

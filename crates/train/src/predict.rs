@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use paceline_data::augment::{Augment, Moment, Op, Scratch};
 use paceline_data::batch::Batch;
-use paceline_data::decode::decode_image;
+use paceline_data::decode::{DecodeLimits, decode_image};
 use paceline_data::pixels::Pixels;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::{Input, zoo};
 use paceline_system::disk::Disk;
+use paceline_system::printable::{Shown, printable};
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::{MemoryUse, Precision};
@@ -53,12 +54,12 @@ impl Predictor {
         let file = WeightsFile::open(disk, weights)?;
         let card = file.card()?;
         let Input::Image { channels, .. } = card.input()? else {
-            return Err(TrainError::Refused(format!("{} reads text; predict works on images", card.model)));
+            return Err(TrainError::Refused(format!("{} reads text; predict works on images", printable(&card.model))));
         };
         if ![1, 3].contains(&channels) {
             return Err(TrainError::Refused(format!(
                 "{} reads images of {channels} channels; predict works on grey and colour images",
-                card.model
+                printable(&card.model)
             )));
         }
         let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
@@ -92,9 +93,10 @@ impl Predictor {
     /// # Errors
     /// When the file cannot be read or is not an image.
     pub fn predict(&mut self, disk: &Disk, image: &Path, count: usize) -> Result<Vec<Guess>, TrainError> {
-        let bytes = disk.read(image)?;
-        decode_image(&bytes, &mut self.scratch.image).map_err(|problem| {
-            TrainError::Refused(format!("{} is not a JPEG or PNG image: {problem}", image.display()))
+        let limits = DecodeLimits::for_side(self.card.input[0].max(self.card.input[1]));
+        let bytes = disk.read_within(image, limits.file_bytes())?;
+        decode_image(&bytes, limits, &mut self.scratch.image).map_err(|problem| {
+            TrainError::Refused(format!("{} is not an image to predict on: {problem}", Shown(image)))
         })?;
         if self.card.input[2] == 1 {
             make_grey(&mut self.scratch.image);

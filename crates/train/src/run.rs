@@ -7,7 +7,7 @@ use paceline_system::disk::Disk;
 use paceline_system::lock::Lock;
 use paceline_system::{clock, entropy};
 
-use crate::config::Config;
+use crate::config::{CONFIG_BYTES_MAX, Config};
 use crate::error::TrainError;
 
 /// The file with the run's id, which its checkpoints carry.
@@ -209,7 +209,7 @@ pub fn read_config(disk: &Disk, path: &Path) -> Result<Config, TrainError> {
             path.display()
         )));
     }
-    Config::from_toml(&disk.read_text(&file)?)
+    Config::from_toml(&disk.read_text_within(&file, CONFIG_BYTES_MAX)?)
         .map_err(|error| TrainError::Refused(format!("{}: {error}", file.display())))
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use paceline_system::printable::printable;
 use paceline_tensor::Shape;
 
 /// How many names of each kind a message lists before it only counts.
@@ -54,6 +55,7 @@ fn list(formatter: &mut fmt::Formatter<'_>, title: &str, names: &[String]) -> fm
     if names.is_empty() {
         return Ok(());
     }
-    write!(formatter, "\n  {} {title}: {}", names.len(), names[..names.len().min(LISTED)].join(", "))?;
+    let listed: Vec<String> = names.iter().take(LISTED).map(|name| printable(name)).collect();
+    write!(formatter, "\n  {} {title}: {}", names.len(), listed.join(", "))?;
     if names.len() > LISTED { write!(formatter, ", and {} more", names.len() - LISTED) } else { Ok(()) }
 }

@@ -2,8 +2,10 @@
 
 use paceline_data::augment::Op;
 use paceline_nn::Input;
+use paceline_system::printable::printable;
 use serde::{Deserialize, Serialize};
 
+use crate::class_names;
 use crate::config::SIDE_MAX;
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -37,6 +39,7 @@ pub struct Card {
     /// Height, width and channels of the images, or the length of token sequences alone.
     pub input: Vec<usize>,
     /// The classes' names, or the vocabulary.
+    #[serde(deserialize_with = "class_names::within_bounds")]
     pub class_names: Vec<String>,
     /// What evaluation does to an image before the model sees it; empty for text.
     pub preprocess: Vec<Op>,
@@ -50,8 +53,9 @@ impl Card {
     /// # Errors
     /// When the card does not describe one, or contradicts itself: it came from a file.
     pub fn input(&self) -> Result<Input, TrainError> {
-        let refuse =
-            |what: &str| Err(TrainError::Refused(format!("the weights file is for {}, but {what}", self.model)));
+        let refuse = |what: &str| {
+            Err(TrainError::Refused(format!("the weights file is for {}, but {what}", printable(&self.model))))
+        };
         if self.class_names.is_empty() {
             return refuse("it names no classes");
         }

@@ -4,17 +4,26 @@ use std::path::{Path, PathBuf};
 
 use paceline_nn::weights::{self, Inventory, Loaded};
 use paceline_system::disk::Disk;
+use paceline_system::printable::Shown;
 
 use super::manifest::{Damage, MANIFEST, Manifest};
 use super::{CARD_KEY, Card, Checkpoints, Purpose, WEIGHTS, step_of};
 use crate::error::TrainError;
 use crate::replica::Replica;
 
-/// A weights file that was read, once, and agrees with the manifest beside it if that tells of it.
+/// A weights file that agrees with the manifest beside it, if that tells of it.
 #[derive(Debug)]
 pub struct WeightsFile {
     path: PathBuf,
-    bytes: Vec<u8>,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Read once, and held against a manifest.
+    Checked(Vec<u8>),
+    /// From anywhere: its header is looked at before the rest is read.
+    Foreign(Disk),
 }
 
 impl WeightsFile {
@@ -41,7 +50,7 @@ impl WeightsFile {
         });
         match checked {
             Ok(Some(bytes)) => Ok(Self::of(path, bytes)),
-            Ok(None) => Ok(Self::of(path, disk.read(path)?)),
+            Ok(None) => Ok(Self { path: path.to_owned(), source: Source::Foreign(disk.clone()) }),
             Err(Damage(what)) => {
                 let checkpoints = Checkpoints::new(disk, folder.parent().unwrap_or(Path::new("")).to_owned());
                 let offer = checkpoints.offer(folder, Purpose::Use);
@@ -52,7 +61,7 @@ impl WeightsFile {
 
     /// Bytes that were checked already.
     pub(super) fn of(path: &Path, bytes: Vec<u8>) -> Self {
-        Self { path: path.to_owned(), bytes }
+        Self { path: path.to_owned(), source: Source::Checked(bytes) }
     }
 
     /// What the file says of itself.
@@ -60,14 +69,15 @@ impl WeightsFile {
     /// # Errors
     /// When it is damaged, or says nothing.
     pub fn card(&self) -> Result<Card, TrainError> {
-        let metadata = weights::parse_metadata(&self.path, &self.bytes)?;
-        let card = metadata.get(CARD_KEY).and_then(|text| serde_json::from_str(text).ok());
-        card.ok_or_else(|| {
-            TrainError::Refused(format!(
-                "{} does not say which model it is for; type a checkpoint of `paceline train`",
-                self.path.display()
-            ))
-        })
+        let metadata = match &self.source {
+            Source::Checked(bytes) => weights::parse_metadata(&self.path, bytes)?,
+            Source::Foreign(disk) => weights::read_metadata(disk, &self.path)?,
+        };
+        let refused = |why: String| {
+            TrainError::Refused(format!("{} {why}; type a checkpoint of `paceline train`", Shown(&self.path)))
+        };
+        let text = metadata.get(CARD_KEY).ok_or_else(|| refused("does not say which model it is for".into()))?;
+        serde_json::from_str(text).map_err(|error| refused(format!("describes a model that cannot be: {error}")))
     }
 
     /// A model's tensors.
@@ -75,7 +85,10 @@ impl WeightsFile {
     /// # Errors
     /// As [`weights::read`].
     pub fn read(&self, inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, TrainError> {
-        Ok(weights::parse(&self.path, &self.bytes, inventory, except)?)
+        Ok(match &self.source {
+            Source::Checked(bytes) => weights::parse(&self.path, bytes, inventory, except)?,
+            Source::Foreign(disk) => weights::read(disk, &self.path, inventory, except)?,
+        })
     }
 
     /// Loads it into a replica; tensors whose names start with one of `except` keep their start. Returns those.
@@ -128,6 +141,6 @@ pub fn find_weights(disk: &Disk, path: &Path) -> Result<PathBuf, TrainError> {
 fn no_weights(path: &Path) -> TrainError {
     TrainError::Refused(format!(
         "there are no weights at {}; type a run's folder, a checkpoint's, or a .safetensors file",
-        path.display()
+        Shown(path)
     ))
 }

@@ -9,6 +9,7 @@ use paceline_system::clock::{self, Clock};
 use paceline_system::disk::{Disk, DiskError};
 use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
 use paceline_system::host::{self, Host};
+use paceline_system::printable::Shown;
 use paceline_system::shell::quote;
 use paceline_system::signal::Stop;
 use paceline_tensor::device::cuda::Cuda;
@@ -314,7 +315,7 @@ impl Journal {
     /// Tells of damaged samples that were skipped since the last time.
     pub fn tell_damage(&mut self, damaged: &[Damage]) -> Result<(), TrainError> {
         for (index, damage) in damaged.iter().enumerate().skip(self.damage_told) {
-            let (count, file, problem) = (index + 1, damage.file.display(), &damage.problem);
+            let (count, file, problem) = (index + 1, Shown(&damage.file), &damage.problem);
             self.tell(Event::Warning { message: format!("skipped {file}, damaged ({problem}); {count} so far") })?;
         }
         self.damage_told = self.damage_told.max(damaged.len());

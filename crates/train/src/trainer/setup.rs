@@ -246,6 +246,7 @@ fn open(config: &Config, around: &Surroundings) -> Result<(Dataset, Dataset), Tr
         data_home: around.data_home.clone(),
         damaged_max: config.damaged_max,
         sequence: config.sequence,
+        size: config.size,
         threads: threads::available(),
     };
     let (train, val) = Dataset::open(&spec, &options, &around.disk)?;
