@@ -400,9 +400,12 @@ pub enum DataCommand {
 pub struct Inspect {
     /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | text:FILE | synthetic:WxHxC/CLASSES
     pub spec: String,
-    /// Where to write the contact sheet
+    /// Where to write the contact sheet [default: NAME-contact-sheet.png]
     #[arg(long, value_name = "FILE.png")]
     pub sheet: Option<PathBuf>,
+    /// Replace the contact sheet if it is there
+    #[arg(long)]
+    pub force: bool,
     /// Compare files with their published checksums (cifar10)
     #[arg(long)]
     pub verify: bool,

@@ -16,10 +16,14 @@ pub mod report;
 pub mod team;
 pub mod train;
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use paceline::system::disk::Disk;
+use paceline::system::printable::{Shown, printable_json, printable_lines};
 use paceline::train::trainer::Surroundings;
+use serde::Serialize;
 
 use crate::failure::Failure;
 
@@ -45,10 +49,34 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// Prints to standard output; a closed pipe (`paceline models | head`) ends quietly.
+/// Prints to standard output; a closed pipe (`paceline models | head`) ends quietly. Whatever text came from elsewhere,
+/// nothing in it is obeyed by a terminal; a name that must not break its line is escaped where it is put into one.
 pub fn print(text: &str) {
-    use std::io::Write;
-    let _ = std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush());
+    write(&mut std::io::stdout(), &printable_lines(text));
+}
+
+/// Prints one JSON value to standard output, on a line of its own.
+pub fn print_json(value: &impl Serialize) {
+    let json = serde_json::to_string(value).expect("what is printed has a JSON form");
+    write(&mut std::io::stdout(), &format!("{}\n", printable_json(&json)));
+}
+
+/// Says something beside the command's output, on standard error.
+pub fn note(text: &str) {
+    write(&mut std::io::stderr(), &format!("{}\n", printable_lines(text)));
+}
+
+fn write(target: &mut impl Write, text: &str) {
+    let _ = target.write_all(text.as_bytes()).and_then(|()| target.flush());
+}
+
+/// Refuses to replace a file unasked.
+pub fn check_target(disk: &Disk, path: &Path, force: bool) -> Result<(), Failure> {
+    if force || !disk.is_taken(path) {
+        return Ok(());
+    }
+    let target = Shown(path);
+    Err(Failure::refused(format!("{target} is there already; type another name, or --force to replace it")))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use paceline::comm::CommError;
 use paceline::data::DataError;
 use paceline::lab::LabError;
 use paceline::system::disk::DiskError;
+use paceline::system::printable::{is_obeyed, printable_lines};
 use paceline::tensor::GraphError;
 use paceline::train::TrainError;
 
@@ -47,9 +48,22 @@ impl Failure {
 
     /// Says it.
     pub fn report(self) -> ExitCode {
-        eprintln!("error: {}", self.message);
+        // Names of files and classes stand in sentences, and a terminal would obey what is in them.
+        eprintln!("error: {}", printable_lines(&self.message));
         ExitCode::from(if self.refused { 2 } else { 1 })
     }
+}
+
+/// Says what is wrong with the words that were typed, or shows the help that was asked for.
+pub fn report_usage(error: &clap::Error) -> ExitCode {
+    let typed = |mut is: fn(char) -> bool| std::env::args_os().any(|word| word.to_string_lossy().contains(&mut is));
+    if typed(is_obeyed) {
+        // Without its colours, which could not be told from what was typed.
+        eprint!("{}", printable_lines(&error.render().to_string()));
+    } else {
+        let _ = error.print();
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 impl From<TrainError> for Failure {

@@ -17,7 +17,10 @@ use cli::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::report_usage(&error),
+    };
     if let Err(error) = Isa::preferred() {
         return Failure::refused(error).report();
     }

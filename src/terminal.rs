@@ -10,11 +10,12 @@ use std::rc::Rc;
 use indicatif::{ProgressBar, ProgressStyle};
 use paceline::lab::SummaryBuilder;
 use paceline::system::event::{Event, Line};
+use paceline::system::printable::{Shown, printable};
 use paceline::system::shell::resume_line;
 use paceline::train::trainer::Observer;
 use paceline::train::{Outcome, Reason, Trainer};
 
-use crate::command::{grouped, print};
+use crate::command::{grouped, print, print_json};
 
 /// How much is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,7 @@ impl Terminal {
             steps_per_epoch: trainer.steps_per_epoch(),
             batch: config.batch,
             threads: format!("{threads} thread{}", if threads == 1 { "" } else { "s" }),
-            run: trainer.run_dir().path().display().to_string(),
+            run: Shown(trainer.run_dir().path()).to_string(),
             unit: if config.data.starts_with("text") { "sequences/s" } else { "images/s" },
             samples: 0,
             seconds: 0.0,
@@ -126,7 +127,7 @@ impl Terminal {
         words.push(format!("{:.1} s", summary.seconds));
         let mut text = format!("{}\n", words.join(", "));
         if let Some(report) = report {
-            text += &format!("report  {}\n", report.display());
+            text += &format!("report  {}\n", Shown(report));
         }
         let line = resume_line(&outcome.run);
         text += &match outcome.reason {
@@ -142,7 +143,7 @@ impl Display {
     fn show(&mut self, line: &Line) {
         match self.style {
             Style::Quiet => {}
-            Style::Json => print(&(serde_json::to_string(line).expect("events are JSON") + "\n")),
+            Style::Json => print_json(line),
             Style::Bar | Style::Plain => self.show_to_people(line),
         }
         self.summary.push(line);
@@ -156,7 +157,9 @@ impl Display {
                 let (parameters, batch) = (grouped(*parameters), self.batch);
                 let length = format!("{} epochs of {} steps", self.epochs, self.steps_per_epoch);
                 self.say(&format!(
-                    "{model} ({parameters} parameters) on {data}, batch {batch}, {length}, {}{resumed}",
+                    "{} ({parameters} parameters) on {}, batch {batch}, {length}, {}{resumed}",
+                    printable(model),
+                    printable(data),
                     self.threads
                 ));
                 self.say(&format!("run     {}", self.run));

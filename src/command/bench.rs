@@ -23,8 +23,8 @@ use paceline::tensor::device::cuda::kept::Kept;
 use paceline::train::compute::Compute;
 use paceline::train::replica::{Replica, ReplicaOptions};
 
-use super::Outcome;
 use super::calibrate::{Calibrate, calibrate, folder, tell};
+use super::{Outcome, note};
 use crate::cli::{Bench, BenchCommand, BenchStep};
 use crate::failure::Failure;
 
@@ -75,12 +75,12 @@ fn replica(
         let folder = folder().filter(|_| arguments.calibrate != Calibrate::Off);
         let number = number.unwrap_or(0);
         let gpu = Kept::open(&Disk::real(), folder.as_deref(), number, options_of_gpu).map_err(Failure::refused)?;
-        gpu.warning.iter().for_each(|warning| eprintln!("warning: {warning}"));
+        gpu.warning.iter().for_each(|warning| note(&format!("warning: {warning}")));
         let replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;
         match gpu.keep() {
             Ok(0) => {}
-            Ok(new) => eprintln!("chose the engines of {new} convolution passes"),
-            Err(error) => eprintln!("warning: what was chosen is not kept: {error}"),
+            Ok(new) => note(&format!("chose the engines of {new} convolution passes")),
+            Err(error) => note(&format!("warning: what was chosen is not kept: {error}")),
         }
         return Ok(replica);
     }

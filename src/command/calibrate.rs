@@ -8,9 +8,12 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use paceline::system::disk::Disk;
 use paceline::system::host::Host;
+use paceline::system::printable::Shown;
 use paceline::tensor::Plan;
 use paceline::tensor::device::cpu::Cpu;
 use paceline::tensor::device::cpu::choice::{Calibration, Choices};
+
+use super::note;
 
 /// Where choices come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -36,7 +39,7 @@ pub fn calibrate<'a>(cpu: &Cpu, plans: impl Iterator<Item = &'a Plan>, how: Cali
         match Choices::load(&disk, folder, &processor) {
             Ok(known) => choices = known,
             Err(error) => {
-                eprintln!("warning: {} is not used: {error}", choices.path(folder).display());
+                note(&format!("warning: {} is not used: {error}", Shown(&choices.path(folder))));
             }
         }
     }
@@ -50,7 +53,7 @@ pub fn calibrate<'a>(cpu: &Cpu, plans: impl Iterator<Item = &'a Plan>, how: Cali
     if let Some(folder) = folder.filter(|_| total.measured > 0)
         && let Err(error) = choices.save(&disk, &folder)
     {
-        eprintln!("warning: what was measured is not kept: {error}");
+        note(&format!("warning: what was measured is not kept: {error}"));
     }
     total
 }
@@ -59,7 +62,7 @@ pub fn calibrate<'a>(cpu: &Cpu, plans: impl Iterator<Item = &'a Plan>, how: Cali
 pub fn tell(calibration: &Calibration) {
     if calibration.measured > 0 {
         let Calibration { measured, seconds, .. } = calibration;
-        eprintln!("measured the algorithms of {measured} convolution passes in {seconds:.1} s");
+        note(&format!("measured the algorithms of {measured} convolution passes in {seconds:.1} s"));
     }
 }
 

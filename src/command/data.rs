@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use paceline::data::inspect::{Inspection, contact_sheet, inspect};
-use paceline::data::{Dataset, OpenOptions, Spec, cifar10};
+use paceline::data::{Dataset, OpenOptions, SampleKind, Spec, cifar10};
 use paceline::system::disk::Disk;
+use paceline::system::printable::{Shown, printable};
 use paceline::system::threads;
 use serde_json::json;
 
-use super::{Outcome, grouped, print, surroundings};
+use super::{Outcome, check_target, grouped, print, print_json, surroundings};
 use crate::cli::{Data, DataCommand, Inspect};
 use crate::failure::Failure;
 
@@ -29,25 +30,38 @@ pub fn run(arguments: &Data) -> Outcome {
         ..OpenOptions::default()
     };
     let (train, val) = Dataset::open(&spec, &options, &around.disk)?;
+    // Looking at every image may take long; a file in the way is better heard of before.
+    let sheet = sheet_path(arguments, &train);
+    sheet.as_ref().map_or(Ok(()), |sheet| check_target(&around.disk, sheet, arguments.force))?;
     let halves = [inspect(&train)?, inspect(&val)?];
-    let sheet = write_sheet(arguments, &train, &around.disk)?;
+    if let Some(sheet) = &sheet {
+        write_sheet(sheet, arguments.force, &train, &around.disk)?;
+    }
     if arguments.json {
-        print(&format!("{}\n", json!({"spec": arguments.spec, "halves": halves, "contact_sheet": sheet})));
+        print_json(
+            &json!({"spec": arguments.spec, "halves": halves, "contact_sheet": sheet.map(|sheet| sheet.to_string_lossy().into_owned())}),
+        );
     } else {
         halves.iter().for_each(|half| print(&describe(half)));
         if let Some(sheet) = sheet {
-            print(&format!("contact sheet  {}\n", sheet.display()));
+            print(&format!("contact sheet  {}\n", Shown(&sheet)));
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn write_sheet(arguments: &Inspect, train: &Dataset, disk: &Disk) -> Result<Option<PathBuf>, Failure> {
-    let Some(png) = contact_sheet(train, 12)? else { return Ok(None) };
+/// Where the contact sheet goes; a text has none.
+fn sheet_path(arguments: &Inspect, train: &Dataset) -> Option<PathBuf> {
+    let SampleKind::Image { .. } = train.info().kind else { return None };
     let name: String = train.info().name.chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
-    let path = arguments.sheet.clone().unwrap_or_else(|| PathBuf::from(format!("{name}-contact-sheet.png")));
-    disk.write(&path, &png)?;
-    Ok(Some(path))
+    Some(arguments.sheet.clone().unwrap_or_else(|| PathBuf::from(format!("{name}-contact-sheet.png"))))
+}
+
+fn write_sheet(path: &Path, force: bool, train: &Dataset, disk: &Disk) -> Result<(), Failure> {
+    let Some(png) = contact_sheet(train, 12)? else { return Ok(()) };
+    // Once more: it may have come meanwhile.
+    check_target(disk, path, force)?;
+    Ok(disk.write(path, &png)?)
 }
 
 fn verify(spec: &Spec, home: Option<&Path>, disk: &Disk) -> Result<(), Failure> {
@@ -56,7 +70,7 @@ fn verify(spec: &Spec, home: Option<&Path>, disk: &Disk) -> Result<(), Failure> 
     };
     let sums = cifar10::verify(place.as_deref(), home, disk)?;
     for sum in &sums {
-        print(&format!("{}  {}\n", if sum.holds() { "as published" } else { "DIFFERENT   " }, sum.file.display()));
+        print(&format!("{}  {}\n", if sum.holds() { "as published" } else { "DIFFERENT   " }, Shown(&sum.file)));
     }
     if sums.iter().all(|sum| sum.holds()) {
         Ok(())
@@ -65,8 +79,12 @@ fn verify(spec: &Spec, home: Option<&Path>, disk: &Disk) -> Result<(), Failure> 
     }
 }
 
+fn half_name(half: &Inspection) -> String {
+    printable(&format!("{} {:?}", half.name, half.split).to_lowercase())
+}
+
 fn describe(half: &Inspection) -> String {
-    let mut text = format!("{} {:?}: {} samples", half.name, half.split, grouped(half.samples as u64)).to_lowercase();
+    let mut text = format!("{}: {} samples", half_name(half), grouped(half.samples as u64));
     if let Some(sizes) = &half.sizes {
         let [height, width] = sizes.mean;
         let (least, greatest) = (sizes.least, sizes.greatest);
@@ -83,13 +101,13 @@ fn describe(half: &Inspection) -> String {
     text += &format!("\n  {} classes, largest / smallest {:.2}\n", half.classes.len(), half.imbalance());
     let shown = 20;
     for (name, count) in half.classes.iter().take(shown) {
-        text += &format!("  {:>9}  {name:?}\n", grouped(*count as u64)).replace('"', "");
+        text += &format!("  {:>9}  {}\n", grouped(*count as u64), printable(name));
     }
     if half.classes.len() > shown {
         text += &format!("  … and {} more\n", half.classes.len() - shown);
     }
     for damage in &half.damaged {
-        text += &format!("  damaged: {} ({})\n", damage.file.display(), damage.problem);
+        text += &format!("  damaged: {} ({})\n", Shown(&damage.file), printable(&damage.problem));
     }
     text
 }

@@ -18,7 +18,7 @@ use paceline::system::host;
 use paceline::system::signal::Stop;
 use serde_json::{Value, json};
 
-use super::{Outcome, print, team};
+use super::{Outcome, note, print, print_json, team};
 use crate::cli::doctor::Doctor;
 use crate::failure::Failure;
 use links::{Found, Mesh};
@@ -47,7 +47,7 @@ fn tell(machines: &[Value], found: &Found, hosts: Option<&str>, arguments: &Doct
     if arguments.json {
         let rows: Vec<Value> = found.rows.iter().map(links::Row::to_json).collect();
         let all = json!({"machines": machines, "gpus": gpus, "links": rows, "advice": advice.to_json()});
-        print(&format!("{all}\n"));
+        print_json(&all);
         return;
     }
     let machines: String = machines.iter().map(machine::lines).collect();
@@ -77,7 +77,7 @@ fn together(member: Member, arguments: &Doctor) -> Outcome {
     (seat.interrupt, seat.bind, seat.limits.behind) = (stop, arguments.bind, None);
     seat.log = Log::new(|notice| {
         if notice.warning {
-            eprintln!("{}", notice.text);
+            note(&notice.text);
         }
     });
     let (control, listener) = team::arrive(seat)?;

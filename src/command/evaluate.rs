@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use paceline::system::printable::printable;
 use paceline::train::checkpoint::find_weights;
 use paceline::train::evaluate::evaluate;
 use paceline::train::run::read_config;
@@ -10,7 +11,7 @@ use paceline::train::trainer::prepare_evaluation;
 use serde_json::json;
 
 use super::calibrate::{Calibrate, calibrate};
-use super::{Outcome, print, surroundings};
+use super::{Outcome, print, print_json, surroundings};
 use crate::cli::Evaluate;
 use crate::failure::Failure;
 
@@ -40,16 +41,17 @@ pub fn run(arguments: &Evaluate) -> Outcome {
     }
     if arguments.json {
         let value = json!({
-            "weights": weights, "data": config.data, "dtype": config.dtype, "samples": tally.rows, "loss": tally.mean_loss(),
+            "weights": weights.to_string_lossy(), "data": config.data, "dtype": config.dtype, "samples": tally.rows, "loss": tally.mean_loss(),
             "top1": tally.accuracy(), "top5": tally.top5_accuracy(), "seconds": seconds,
         });
-        print(&format!("{value}\n"));
+        print_json(&value);
     } else {
         let (top1, top5) = (100.0 * tally.accuracy(), 100.0 * tally.top5_accuracy());
         let (rows, loss) = (tally.rows, tally.mean_loss());
         print(&format!(
             "{} on {}: top-1 {top1:.2}%, top-5 {top5:.2}%, loss {loss:.4} over {rows} samples, {seconds:.1} s\n",
-            config.model, config.data
+            printable(&config.model),
+            printable(&config.data)
         ));
     }
     Ok(ExitCode::SUCCESS)

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use paceline::nn::weights::{Inventory, Slot};
 use paceline::nn::{Mode, Network, onnx, zoo};
 use paceline::system::disk::Disk;
+use paceline::system::printable::{Shown, printable};
 use paceline::train::checkpoint::{WeightsFile, find_weights};
 
-use super::{Outcome, print};
+use super::{Outcome, check_target, print};
 use crate::cli::Export;
 use crate::failure::Failure;
 
@@ -18,12 +19,7 @@ pub fn run(arguments: &Export) -> Outcome {
     let disk = Disk::real();
     let file = WeightsFile::open(&disk, &find_weights(&disk, &arguments.run)?)?;
     let card = file.card()?;
-    if disk.exists(&arguments.onnx) && !arguments.force {
-        let target = arguments.onnx.display();
-        return Err(Failure::refused(format!(
-            "{target} is there already; type another name, or --force to replace it"
-        )));
-    }
+    check_target(&disk, &arguments.onnx, arguments.force)?;
     let entry = zoo::find(&card.model).map_err(Failure::refused)?;
     let input = card.input()?;
     let network = Network::new(entry, Mode::Eval, 1, input, card.class_names.len(), 0.0)?;
@@ -46,9 +42,9 @@ pub fn run(arguments: &Export) -> Outcome {
     let megabytes = bytes.len() as f64 / 1e6;
     print(&format!(
         "{} of step {} written to {} ({megabytes:.1} MB)\n",
-        card.model,
+        printable(&card.model),
         card.step,
-        arguments.onnx.display()
+        Shown(&arguments.onnx)
     ));
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use paceline::nn::{Input, Mode, Network, zoo};
 use serde_json::json;
 
-use super::{Outcome, grouped, print};
+use super::{Outcome, grouped, print, print_json};
 use crate::cli::Models;
 
 /// Runs the command.
@@ -37,7 +37,7 @@ pub fn run(arguments: &Models) -> Outcome {
         }));
     }
     if arguments.json {
-        print(&format!("{}\n", json!(rows)));
+        print_json(&rows);
     } else {
         print(&text);
         print(

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use messages::Messages;
 
 use super::calibrate::{calibrate, tell};
-use super::{Outcome, print};
+use super::{Outcome, print, print_json};
 use crate::cli::Plan;
 use crate::failure::Failure;
 
@@ -59,7 +59,7 @@ pub fn run(arguments: &Plan) -> Outcome {
         if let Some(messages) = &messages {
             value["messages"] = messages.to_json();
         }
-        print(&format!("{value}\n"));
+        print_json(&value);
         return Ok(ExitCode::SUCCESS);
     }
     let text = report.to_string();

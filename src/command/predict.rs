@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use paceline::system::disk::Disk;
+use paceline::system::printable::{Shown, printable};
 use paceline::system::threads;
 use paceline::tensor::device::cuda::Options;
 use paceline::tensor::device::cuda::kept::Kept;
@@ -12,7 +13,7 @@ use paceline::train::predict::Predictor;
 use serde_json::json;
 
 use super::calibrate::folder;
-use super::{Outcome, print};
+use super::{Outcome, print, print_json};
 use crate::cli::Predict;
 use crate::failure::Failure;
 
@@ -36,11 +37,11 @@ pub fn run(arguments: &Predict) -> Outcome {
                 .iter()
                 .map(|guess| json!({"class": guess.class, "name": guess.name, "probability": guess.probability}))
                 .collect();
-            print(&format!("{}\n", json!({"image": image, "guesses": guesses})));
+            print_json(&json!({"image": image.to_string_lossy(), "guesses": guesses}));
         } else {
-            print(&format!("{}\n", image.display()));
+            print(&format!("{}\n", Shown(image)));
             for guess in guesses {
-                print(&format!("  {:>6.2}%  {}\n", 100.0 * guess.probability, guess.name));
+                print(&format!("  {:>6.2}%  {}\n", 100.0 * guess.probability, printable(&guess.name)));
             }
         }
     }

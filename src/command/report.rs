@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use paceline::lab::report;
 use paceline::system::disk::Disk;
+use paceline::system::printable::Shown;
 
 use super::{Outcome, print};
 use crate::cli::Report;
@@ -11,6 +12,6 @@ use crate::cli::Report;
 /// Runs the command.
 pub fn run(arguments: &Report) -> Outcome {
     let page = report::write(&Disk::real(), &arguments.run)?;
-    print(&format!("{}\n", page.display()));
+    print(&format!("{}\n", Shown(&page)));
     Ok(ExitCode::SUCCESS)
 }

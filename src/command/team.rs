@@ -22,6 +22,7 @@ use paceline::data::order::Shard;
 use paceline::parallel::Agreement;
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
 use paceline::system::shell::resume_line;
+use paceline::system::disk::Disk;
 use paceline::system::signal::Stop;
 use paceline::train::replica::guard::Limits;
 use paceline::train::serve::{bucket_shapes, serve_parameters};
@@ -29,7 +30,7 @@ use paceline::train::together::{Agree, Carry};
 use paceline::train::trainer::{FolderBroadcast, Watch};
 use paceline::train::{Config, TrainError, Trainer};
 
-use super::Outcome;
+use super::{Outcome, note};
 use crate::cli::Train;
 use crate::failure::Failure;
 
@@ -41,6 +42,9 @@ pub const MESSAGE_MAX: Duration = Duration::from_secs(600);
 
 /// How long the others may take to end.
 pub const FAREWELL: Duration = Duration::from_secs(60);
+
+/// The longest cluster file, certificate or key: a thousand addresses take 30 kB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What this process is.
 pub enum Role {
@@ -109,8 +113,7 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
 
 /// The member of a cluster file that this process was told to be.
 pub fn from_file(file: &Path, job: Option<Job>, task: Option<usize>) -> Result<Member, Failure> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| Failure::refused(format!("cannot read {}: {error}", file.display())))?;
+    let text = Disk::real().read_text_within(file, FILE_BYTES_MAX)?;
     let (Some(job), Some(task)) = (job, task) else {
         return Err(Failure::refused("--cluster needs to know which process this is; type --job worker --task 0"));
     };
@@ -169,7 +172,7 @@ impl Team {
         seat.tls = arguments.tls.as_deref().map(|files| secrecy(files, &token)).transpose()?;
         seat.log = Log::new(move |notice| {
             if notice.warning && !(quiet && rank.0 == 0) {
-                eprintln!("{}", notice.text);
+                note(&notice.text);
             }
         });
         // Ranks that do not wait for each other may be far apart.
@@ -386,8 +389,7 @@ fn secrecy(files: &str, token: &Token) -> Result<Tls, Failure> {
             "--tls takes three files, such as --tls=rank.pem,rank.key,ca.pem, or none: --tls",
         ));
     };
-    let read =
-        |name: &str| std::fs::read(name).map_err(|error| Failure::refused(format!("cannot read {name}: {error}")));
+    let read = |name: &str| Disk::real().read_within(Path::new(name), FILE_BYTES_MAX);
     let (certificate, key, authority) = (read(certificate)?, read(key)?, read(authority)?);
     Tls::from_pem(&certificate, &key, &authority).map_err(|error| Failure::refused(format!("--tls: {error}")))
 }

@@ -10,11 +10,13 @@ use paceline::system::clock;
 use paceline::system::disk::Disk;
 use paceline::system::host::Host;
 use paceline::system::shell::resume_line;
+use paceline::system::printable::Shown;
 use paceline::system::signal::Stop;
 use paceline::tensor::device::cuda;
 use paceline::train::checkpoint::Checkpoints;
 use paceline::train::compute::Compute;
 use paceline::train::run::{self as run_folder, ResumeFrom};
+use paceline::train::config::CONFIG_BYTES_MAX;
 use paceline::train::together::Carry;
 use paceline::train::trainer::Surroundings;
 use paceline::train::{Config, Outcome as TrainOutcome, Reason, TrainError, Trainer, gpus};
@@ -159,9 +161,9 @@ fn end(
 fn base(disk: &Disk, file: Option<&Path>) -> Result<Config, Failure> {
     let Some(file) = file else { return Ok(Config::default()) };
     let text = disk
-        .read_text(file)
+        .read_text_within(file, CONFIG_BYTES_MAX)
         .map_err(|error| Failure::refused(format!("{error}; recipes/ has configurations to start from")))?;
-    Config::from_toml(&text).map_err(|error: TrainError| Failure::refused(format!("{}: {error}", file.display())))
+    Config::from_toml(&text).map_err(|error: TrainError| Failure::refused(format!("{}: {error}", Shown(file))))
 }
 
 /// A run can be resumed from any folder, so the paths in its configuration do not depend on this one.

@@ -2,6 +2,7 @@
 //! ranks must exist, text is cut and made printable.
 
 use paceline_comm::RunId;
+use paceline_system::printable::printable_lines;
 use serde::{Deserialize, Serialize};
 
 use crate::membership::{Cause, Verdict};
@@ -132,17 +133,17 @@ fn clean(verdict: &mut Verdict, world: usize) -> bool {
     known && verdict.rank < world
 }
 
-/// Text from elsewhere as it may be shown on a terminal: no control characters, not too long.
+/// Text from elsewhere as it may be shown on a terminal: what a terminal would obey is escaped, and it is not too long.
 pub fn printable(text: &str) -> String {
-    let cut = text.char_indices().map(|(start, sign)| (start + sign.len_utf8(), sign));
-    cut.take_while(|(end, _)| *end <= TEXT_BYTES_MAX)
-        .map(|(_, sign)| if sign.is_control() && sign != '\n' { '?' } else { sign })
-        .collect()
+    let mut shown = printable_lines(&text[..text.floor_char_boundary(TEXT_BYTES_MAX)]);
+    shown.truncate(shown.floor_char_boundary(TEXT_BYTES_MAX));
+    shown
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use paceline_system::printable::is_obeyed;
     use proptest::prelude::*;
 
     fn verdict(rank: usize, why: &str) -> Message {
@@ -154,8 +155,8 @@ mod tests {
     fn messages_survive_the_wire_and_lose_what_a_terminal_would_obey() {
         let read = Message::decode(&verdict(1, "a\x07b").encode(), 2).unwrap();
         let Message::Ended { verdict } = read else { panic!("{read:?}") };
-        assert_eq!(verdict.host, "h?[2J");
-        assert_eq!(verdict.cause, Cause::Failed { why: "a?b".into() });
+        assert_eq!(verdict.host, "h\\u{1b}[2J");
+        assert_eq!(verdict.cause, Cause::Failed { why: "a\\u{7}b".into() });
         let beat = Message::Beat { position: Position::default() };
         assert_eq!(Message::decode(&beat.encode(), 2).unwrap(), beat);
     }
@@ -189,7 +190,7 @@ mod tests {
         #[test]
         fn text_is_cut_and_clean(text in "\\PC{0,40}[\\x00-\\x1f]{0,5}\\PC{0,3000}") {
             let shown = printable(&text);
-            prop_assert!(shown.len() <= TEXT_BYTES_MAX && !shown.chars().any(|sign| sign.is_control() && sign != '\n'));
+            prop_assert!(shown.len() <= TEXT_BYTES_MAX && !shown.chars().any(|sign| is_obeyed(sign) && sign != '\n' && sign != '\t'));
         }
     }
 }

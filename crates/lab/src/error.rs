@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use paceline_system::disk::DiskError;
+use paceline_system::printable::Shown;
 
 /// What went wrong, and where.
 #[derive(Debug, thiserror::Error)]
@@ -11,7 +12,7 @@ pub enum LabError {
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// A line in the middle of an event file is not an event.
-    #[error("{}, line {line}: not an event: {problem}", path.display())]
+    #[error("{}, line {line}: not an event: {problem}", Shown(path))]
     Line {
         /// The event file.
         path: PathBuf,
@@ -23,7 +24,7 @@ pub enum LabError {
     /// The event file was written by a later Paceline, whose fields mean something else.
     #[error(
         "{}, line {line}: written with event schema {found}, and this paceline reads up to {known}; use a newer paceline",
-        path.display()
+        Shown(path)
     )]
     Schema {
         /// The event file.
@@ -36,9 +37,7 @@ pub enum LabError {
         known: u32,
     },
     /// The folder is not a run.
-    #[error(
-        "{} has no events/*.jsonl, so it is not a run; name the folder that `paceline train` printed", run.display()
-    )]
+    #[error("{} has no events/*.jsonl, so it is not a run; name the folder that `paceline train` printed", Shown(run))]
     NoEvents {
         /// The folder that was named.
         run: PathBuf,

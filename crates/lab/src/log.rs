@@ -4,7 +4,7 @@
 //! line before the `run_started` of the process that resumed the run, and a cut line onto which a `run_started` or a
 //! `run_finished` was written. Any other damage is an error that names the file and the line.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use paceline_system::disk::{Disk, DiskError};
@@ -18,6 +18,10 @@ use crate::error::LabError;
 /// How every line begins, as the writer writes it. Inside a JSON string the quotes would be escaped, so this text in the
 /// middle of a line can only be the start of another line.
 const LINE_START: &str = "{\"time_s\":";
+
+/// The longest line that is read: a file without line breaks is no event file. The longest one written, the start of a
+/// run, holds the configuration.
+const LINE_BYTES_MAX: u64 = 4 << 20;
 
 /// The event files of a run, sorted by name.
 ///
@@ -56,8 +60,12 @@ pub fn for_each(disk: &Disk, path: &Path, mut visit: impl FnMut(Line)) -> Result
     let mut cut: Option<LabError> = None;
     for number in 1.. {
         bytes.clear();
-        if source.read_until(b'\n', &mut bytes).map_err(unreadable)? == 0 {
+        if source.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes).map_err(unreadable)? == 0 {
             break;
+        }
+        if bytes.len() as u64 == LINE_BYTES_MAX {
+            let problem = format!("it has more than {LINE_BYTES_MAX} bytes");
+            return Err(LabError::Line { path: path.to_owned(), line: number, problem });
         }
         let text = String::from_utf8_lossy(&bytes);
         match parse(text.trim_end()) {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_system::disk::{Append, Disk, DiskError};
 use paceline_system::event::{Event, Line};
+use paceline_system::printable::printable;
 use prost::Message;
 
 pub mod proto;
@@ -140,12 +141,12 @@ fn masked_crc(bytes: &[u8]) -> u32 {
 }
 
 fn scalar(tag: &str, value: f64) -> proto::Value {
-    proto::Value { tag: tag.to_owned(), content: Some(Content::SimpleValue(value as f32)), metadata: None }
+    proto::Value { tag: printable(tag), content: Some(Content::SimpleValue(value as f32)), metadata: None }
 }
 
 /// Text for TensorBoard's text plugin, which renders Markdown: four spaces make it a code block.
 fn text(tag: &str, body: &str) -> proto::Value {
-    let block: Vec<String> = body.lines().map(|line| format!("    {line}")).collect();
+    let block: Vec<String> = body.lines().map(|line| format!("    {}", printable(line))).collect();
     let tensor = proto::Tensor {
         dtype: proto::DT_STRING,
         tensor_shape: Some(proto::Shape { dim: vec![proto::Dim { size: 1 }] }),

@@ -18,12 +18,13 @@ use paceline::nn::parameter::ForeignLayout;
 use paceline::nn::weights::{self, Inventory, Slot};
 use paceline::nn::{Input, Model, Net, State, zoo};
 use paceline::system::disk::Disk;
+use paceline::system::printable::Shown;
 use paceline::tensor::{Precision, Shape, Value};
 use paceline::train::compute::Compute;
 use paceline::train::replica::Replica;
 use serde_json::json;
 
-use super::super::{Outcome, plan, print};
+use super::super::{Outcome, plan, print, print_json};
 use super::{random_batch, replica};
 use crate::cli::BenchStep;
 use crate::failure::Failure;
@@ -37,8 +38,8 @@ pub fn run(arguments: &BenchStep, file: &Path) -> Outcome {
     let &[batch_size] = &arguments.batch[..] else {
         return Err(Failure::refused("--check takes one batch size; type --batch 32"));
     };
-    if Disk::real().exists(file) {
-        return Err(Failure::refused(format!("{} is there already; type another name", file.display())));
+    if Disk::real().is_taken(file) {
+        return Err(Failure::refused(format!("{} is there already; type another name", Shown(file))));
     }
     let entry = zoo::find(&arguments.model).map_err(Failure::refused)?;
     let input = plan::input(entry, arguments.size)?;
@@ -114,7 +115,7 @@ impl Steps {
             if let Some(cpu) = cpu {
                 found["cpu"] = json!({ "losses": cpu.losses, "gradient_norms": cpu.norms });
             }
-            print(&format!("{found}\n"));
+            print_json(&found);
             return;
         }
         let line = |steps: &Self| {
@@ -126,7 +127,7 @@ impl Steps {
             print(&format!("on the CPU: {}", line(cpu)));
         }
         print(&format!("learning rate of the step between them: {rate:e}\n"));
-        print(&format!("weights and batch are in {}\n", file.display()));
+        print(&format!("weights and batch are in {}\n", Shown(file)));
     }
 
     /// Refuses numbers that part from the CPU's by more than rounding: as much as `cargo x versus` allows.

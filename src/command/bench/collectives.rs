@@ -17,7 +17,7 @@ use paceline::system::{cores, threads};
 use serde_json::{Value, json};
 
 use self::measure::{Row, measure};
-use super::super::{Outcome, print};
+use super::super::{Outcome, print, print_json};
 use crate::cli::{BenchCollectives, Carry};
 use crate::failure::Failure;
 
@@ -46,7 +46,7 @@ pub fn run(arguments: &BenchCollectives) -> Outcome {
         }
     }
     if arguments.json {
-        print(&format!("{}\n", document(&rows)));
+        print_json(&document(&rows));
     }
     Ok(ExitCode::SUCCESS)
 }

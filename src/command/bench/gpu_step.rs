@@ -12,7 +12,7 @@ use paceline::system::threads;
 use paceline::train::replica::Replica;
 use serde_json::json;
 
-use super::super::{Outcome, plan, print};
+use super::super::{Outcome, plan, print, print_json};
 use super::profile::Profile;
 use super::{LEARNING_RATE, random_batch, replica};
 use crate::cli::BenchStep;
@@ -90,7 +90,7 @@ fn show(arguments: &BenchStep, replica: &mut Replica, times: &mut Times, input: 
         if let Some(profile) = profile {
             value["profile"] = profile.to_json();
         }
-        print(&format!("{value}\n"));
+        print_json(&value);
         return;
     }
     print(&format!(

@@ -15,7 +15,7 @@ use paceline::train::replica::BUCKET_BYTES_MAX;
 use serde_json::{Value, json};
 
 use super::super::calibrate::{calibrate, tell};
-use super::super::{Outcome, plan, print};
+use super::super::{Outcome, plan, print, print_json};
 use super::bound::{Bound, flops_per_s};
 use crate::cli::BenchKernels;
 use crate::failure::Failure;
@@ -55,7 +55,7 @@ pub fn run(arguments: &BenchKernels) -> Outcome {
         rows.push(row);
     }
     if arguments.json {
-        print(&format!("{}\n", document(arguments, &cpu, &peak, &rows)));
+        print_json(&document(arguments, &cpu, &peak, &rows));
     } else {
         let total =
             |seconds: &dyn Fn(&Row) -> f64| 1e3 * rows.iter().map(|row| row.layers as f64 * seconds(row)).sum::<f64>();

@@ -7,7 +7,7 @@ use paceline::system::event::{Event, Line};
 use serde_json::json;
 
 use crate::cli::BenchScaling;
-use crate::command::{Outcome, print};
+use crate::command::{Outcome, print, print_json};
 use crate::failure::Failure;
 
 /// Steps that are not counted: caches, links and algorithms are warmed up and messages put in order.
@@ -36,7 +36,7 @@ pub fn run(arguments: &BenchScaling) -> Outcome {
             let (images_per_s, step_s, wait_s) = (measured.images_per_s, measured.step_s, measured.wait_s);
             let value = json!({ "workers": workers, "images_per_s": images_per_s, "step_s": step_s, "wait_s": wait_s,
                 "speed_up": speed_up, "efficiency": efficiency });
-            print(&format!("{value}\n"));
+            print_json(&value);
         } else {
             print(&format!(
                 "{workers:>7}  {:>8.1}  {:>7.1}  {:>10.1}  {speed_up:>8.2}  {:>9.0}%\n",

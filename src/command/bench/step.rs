@@ -12,7 +12,7 @@ use paceline::train::phases::Phases;
 use paceline::train::replica::Replica;
 use serde_json::json;
 
-use super::super::{Outcome, plan, print};
+use super::super::{Outcome, plan, print, print_json};
 use super::profile::Profile;
 use super::{LEARNING_RATE, random_batch, replica};
 use crate::cli::BenchStep;
@@ -79,7 +79,7 @@ fn show(
         if let Some(profile) = profile {
             value["profile"] = profile.to_json();
         }
-        print(&format!("{value}\n"));
+        print_json(&value);
     } else {
         let spread = 100.0 * (seconds[seconds.len() - 1] / seconds[0] - 1.0);
         print(&format!(

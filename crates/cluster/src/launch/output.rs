@@ -1,7 +1,10 @@
-//! What processes print, each line with its rank in front: `[1] epoch 3 …`.
+//! What processes print, each line with its rank in front: `[1] epoch 3 …`. They have no terminal, so that they have no
+//! use for its control characters; those that come all the same, from another machine's greeting perhaps, are escaped.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use paceline_system::printable::printable_lines;
 
 /// A line that is longer is broken: a process that prints no line breaks must not fill the memory.
 const LINE_BYTES_MAX: u64 = 16 << 10;
@@ -31,7 +34,7 @@ impl Output {
                 line.push(b'\n');
             }
             let mut target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let _ = target.write_all(&line).and_then(|()| target.flush());
+            let _ = target.write_all(shown(&line).as_bytes()).and_then(|()| target.flush());
         }
     }
 }
@@ -40,6 +43,16 @@ impl std::fmt::Debug for Output {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str("Output")
     }
+}
+
+/// A line as it may be shown; bytes that are not text as their numbers.
+fn shown(line: &[u8]) -> String {
+    let mut shown = String::with_capacity(line.len());
+    for chunk in line.utf8_chunks() {
+        shown += &printable_lines(chunk.valid());
+        chunk.invalid().iter().for_each(|byte| shown += &format!("\\x{byte:02x}"));
+    }
+    shown
 }
 
 /// The prefix of a rank, as wide as the widest.
@@ -69,8 +82,8 @@ mod tests {
     #[test]
     fn every_line_has_its_rank_and_long_ones_are_broken() {
         let sink = Sink::default();
-        Output::to(sink.clone()).copy(&prefix(1, 12), &b"one\n\xFF\nlast"[..]);
-        assert_eq!(*sink.0.lock().unwrap(), b"[ 1] one\n[ 1] \xFF\n[ 1] last\n");
+        Output::to(sink.clone()).copy(&prefix(1, 12), &b"one\n\x1b[2J\xFF\nlast"[..]);
+        assert_eq!(*sink.0.lock().unwrap(), b"[ 1] one\n[ 1] \\u{1b}[2J\\xff\n[ 1] last\n");
         let sink = Sink::default();
         Output::to(sink.clone()).copy("", &[b'x'; 20 << 10][..]);
         assert_eq!(sink.0.lock().unwrap().iter().filter(|byte| **byte == b'\n').count(), 2);

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::measure::{Row, measure};
 use super::{TIMEOUT, TOKEN, core, options};
 use crate::cli::{BenchCollectivesRank, Carry};
-use crate::command::{Outcome, print};
+use crate::command::{Outcome, print, print_json};
 use crate::failure::Failure;
 
 /// Runs the rank.
@@ -47,7 +47,7 @@ pub fn run(arguments: &BenchCollectivesRank) -> Outcome {
     let rows = measure(&mut comm, bench)?;
     if rank.0 == 0 {
         let rows: Vec<Value> = rows.iter().map(Row::to_json).collect();
-        print(&format!("{}\n", Value::from(rows)));
+        print_json(&rows);
     }
     Ok(ExitCode::SUCCESS)
 }
