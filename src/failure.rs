@@ -3,14 +3,17 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
+use clap::Parser;
 use paceline::cluster::ClusterError;
 use paceline::comm::CommError;
 use paceline::data::DataError;
 use paceline::lab::LabError;
 use paceline::system::disk::DiskError;
-use paceline::system::printable::{is_obeyed, printable_lines};
+use paceline::system::printable::{printable, printable_lines};
 use paceline::tensor::GraphError;
 use paceline::train::TrainError;
+
+use crate::cli::Cli;
 
 /// A command did not do what was asked.
 #[derive(Debug)]
@@ -55,14 +58,11 @@ impl Failure {
 }
 
 /// Says what is wrong with the words that were typed, or shows the help that was asked for.
-pub fn report_usage(error: &clap::Error) -> ExitCode {
-    let typed = |mut is: fn(char) -> bool| std::env::args_os().any(|word| word.to_string_lossy().contains(&mut is));
-    if typed(is_obeyed) {
-        // Without its colours, which could not be told from what was typed.
-        eprint!("{}", printable_lines(&error.render().to_string()));
-    } else {
-        let _ = error.print();
-    }
+pub fn report_usage(error: clap::Error) -> ExitCode {
+    // The sentence repeats words; made again from words that can be shown, it holds nothing else.
+    let words = std::env::args_os().map(|word| printable(&word.to_string_lossy()));
+    let error = Cli::try_parse_from(words).err().unwrap_or(error);
+    let _ = error.print();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 

@@ -19,7 +19,7 @@ use failure::Failure;
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return failure::report_usage(&error),
+        Err(error) => return failure::report_usage(error),
     };
     if let Err(error) = Isa::preferred() {
         return Failure::refused(error).report();

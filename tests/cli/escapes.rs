@@ -18,6 +18,8 @@ fn photographs() -> Place {
             }
         }
     }
+    // As many as before: none is left over in an epoch, so that the damaged one is met.
+    std::fs::remove_file(place.path("ph\x1b[1motos\u{9b}/train/plain/3.png")).unwrap();
     place.write("ph\x1b[1motos\u{9b}/train/plain/bad\x1b[5m\u{202e}.png", "no image");
     place.write_png("seen\x1b[7m.png", 16, 0, 1);
     place

@@ -47,7 +47,7 @@ fn refuses(place: &Place, arguments: &str, words: &[&str]) {
 fn data_inspect_never_replaces_a_file_unasked() {
     let place = Place::new();
     for (arguments, sheet) in [
-        ("data inspect synthetic:8x8x3/4/64", "synthetic-contact-sheet.png"),
+        ("data inspect synthetic:8x8x3/4/64", "synthetic-8x8x3-4-64-contact-sheet.png"),
         ("data inspect synthetic:8x8x3/4/64 --sheet mine.png", "mine.png"),
     ] {
         place.write(sheet, "not to be lost");
@@ -66,11 +66,12 @@ fn data_inspect_never_replaces_a_file_unasked() {
 #[test]
 fn a_link_to_nothing_counts_as_damaged() {
     let place = photographs();
-    symlink("nothing.png", place.path("photos/train/left/9.png")).unwrap();
-    place.fails(&format!("{TRAIN} run"), 2, &["left/9.png is damaged (it is a link to nothing)", "--damaged-max 1"]);
+    std::fs::remove_file(place.path("photos/train/left/1.png")).unwrap();
+    symlink("nothing.png", place.path("photos/train/left/1.png")).unwrap();
+    place.fails(&format!("{TRAIN} run"), 2, &["left/1.png is damaged (it is a link to nothing)", "--damaged-max 1"]);
     place.run(&format!("{TRAIN} other --damaged-max 1"));
     let seen = place.run("data inspect folder:photos");
-    assert!(seen.contains("damaged: photos/train/left/9.png (it is a link to nothing)"), "{seen}");
+    assert!(seen.contains("damaged: photos/train/left/1.png (it is a link to nothing)"), "{seen}");
 }
 
 #[test]
