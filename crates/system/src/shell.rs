@@ -2,13 +2,33 @@
 
 use std::path::Path;
 
-/// A word as a POSIX shell reads it back.
+use crate::printable::is_obeyed;
+
+/// A word as a shell reads it back. Characters that a terminal would obey are escapes in `$'…'`, which bash, zsh and ksh read.
 pub fn quote(word: &str) -> String {
+    if word.chars().any(is_obeyed) {
+        return escaped(word);
+    }
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-./=:,+@%".contains(&byte);
     match !word.is_empty() && word.bytes().all(plain) {
         true => word.to_owned(),
         false => format!("'{}'", word.replace('\'', r"'\''")),
     }
+}
+
+fn escaped(word: &str) -> String {
+    let mut quoted = String::from("$'");
+    for sign in word.chars() {
+        match sign {
+            '\'' | '\\' => quoted.extend(['\\', sign]),
+            sign if is_obeyed(sign) => {
+                let mut bytes = [0; 4];
+                quoted.extend(sign.encode_utf8(&mut bytes).bytes().map(|byte| format!("\\x{byte:02x}")));
+            }
+            sign => quoted.push(sign),
+        }
+    }
+    quoted + "'"
 }
 
 /// The line that goes on with a run, from its last checkpoint or from the one that is named.
@@ -30,6 +50,16 @@ mod tests {
         let output = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
         let read: Vec<&str> = std::str::from_utf8(&output.stdout).unwrap().lines().collect();
         assert_eq!(read, words);
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_escaped_and_read_back() {
+        assert_eq!(quote("a\u{1b}[2J'\u{202e}"), r"$'a\x1b[2J\'\xe2\x80\xae'");
+        let script = format!("printf %s {}", quote("a\u{1b}]0;x\u{7}'\\\u{85}"));
+        // Not every machine has bash; the form itself is held above.
+        if let Ok(output) = std::process::Command::new("bash").args(["-c", &script]).output() {
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "a\u{1b}]0;x\u{7}'\\\u{85}");
+        }
     }
 
     #[test]
