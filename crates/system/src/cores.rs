@@ -29,6 +29,11 @@ pub fn allowed() -> Vec<Core> {
         .collect()
 }
 
+/// How many cores this thread may run on now; zero where the system does not say.
+pub fn allowed_count() -> usize {
+    linux::affinity().len()
+}
+
 /// How many cores the machine has, whatever part of them this process may use; zero where the system does not say.
 pub fn online() -> usize {
     online_numbers().len()

@@ -31,7 +31,7 @@ impl Host {
             name: uname.nodename().to_string_lossy().into_owned(),
             cpu: field("/proc/cpuinfo", "model name").unwrap_or_default(),
             cores: crate::threads::available(),
-            memory_bytes: kilobytes("/proc/meminfo", "MemTotal"),
+            memory_bytes: memory_bytes(),
             system: format!("{} {}", uname.sysname().to_string_lossy(), uname.machine().to_string_lossy()),
             gpu: None,
         }
@@ -73,6 +73,11 @@ pub fn node_id() -> String {
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     format!("{}/{name}/{}", boot.trim(), network.display())
+}
+
+/// Physical memory; zero where the system does not say.
+pub fn memory_bytes() -> u64 {
+    kilobytes("/proc/meminfo", "MemTotal")
 }
 
 /// Memory that could be had now without taking any from another process.

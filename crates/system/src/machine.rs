@@ -4,10 +4,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use crate::limits::Limits;
 use crate::{cores, host, threads};
 
 /// The machine's parts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     /// Processors.
     pub sockets: usize,
@@ -23,8 +24,8 @@ pub struct Machine {
     pub usable: usize,
     /// Memory that could be had now.
     pub memory_free_bytes: u64,
-    /// The most that a container allows, if there is one that does not allow all.
-    pub memory_limit_bytes: Option<u64>,
+    /// What this process may use of all this, and who says so.
+    pub limits: Limits,
 }
 
 impl Machine {
@@ -38,7 +39,6 @@ impl Machine {
         }
         let allowed = cores::allowed();
         let nodes: BTreeSet<usize> = allowed.iter().map(|core| core.node).collect();
-        let limits = groups().into_iter().filter_map(|group| read(&group.join("memory.max")).parse::<u64>().ok());
         Self {
             sockets: sockets.len(),
             nodes: nodes.len(),
@@ -47,17 +47,9 @@ impl Machine {
             allowed: allowed.len(),
             usable: threads::available(),
             memory_free_bytes: host::free_memory_bytes(),
-            memory_limit_bytes: limits.min(),
+            limits: Limits::look(),
         }
     }
-}
-
-/// The control groups that this process is in, from the innermost to the root.
-fn groups() -> Vec<PathBuf> {
-    let text = read(Path::new("/proc/self/cgroup"));
-    let inner = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let root = Path::new("/sys/fs/cgroup");
-    root.join(inner).ancestors().take_while(|path| path.starts_with(root)).map(Path::to_owned).collect()
 }
 
 /// Where the dynamic loader would find a library: in `LD_LIBRARY_PATH` or by its cache. It is not loaded.

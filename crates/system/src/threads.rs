@@ -2,6 +2,9 @@
 
 use std::thread::JoinHandle;
 
+use crate::cores;
+use crate::limits::Limits;
+
 /// Starts a named thread.
 ///
 /// # Errors
@@ -20,6 +23,11 @@ pub fn beside_loaders(loaders: usize) -> usize {
     compute(available(), loaders)
 }
 
+/// As [`beside_loaders`], in each of so many processes that share a container's quota.
+pub fn beside_loaders_among(loaders: usize, processes: usize) -> usize {
+    compute(available_among(processes), loaders)
+}
+
 const fn compute(cores: usize, loaders: usize) -> usize {
     let spare = if cores <= 4 { 0 } else { cores / 4 };
     cores - if loaders < spare { loaders } else { spare }
@@ -27,7 +35,16 @@ const fn compute(cores: usize, loaders: usize) -> usize {
 
 /// How many threads can run at once here, by the scheduler's affinity mask and the container's quota.
 pub fn available() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+    available_among(1)
+}
+
+/// As [`available`], in each of so many processes that share the quota. Each has cores of its own already, if it is bound.
+pub fn available_among(processes: usize) -> usize {
+    let allowed = match cores::allowed_count() {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        count => count,
+    };
+    Limits::look().quota.map_or(allowed, |quota| quota.threads(processes).min(allowed))
 }
 
 /// Seconds that the calling thread has worked: on a core, not waiting.
