@@ -1,5 +1,7 @@
 //! A batch: what one rank feeds to one step, as plain slices. Buffers are filled again and again; see [`crate::loader`].
 
+use paceline_system::memory;
+
 use crate::DataError;
 use crate::augment::{Augment, Moment, Scratch, View};
 use crate::dataset::{Dataset, SampleKind};
@@ -50,8 +52,11 @@ impl Batch {
         match dataset.info().kind {
             SampleKind::Tokens { sequence } => {
                 self.images.clear();
-                self.tokens.resize(self.size * sequence, 0);
-                self.targets.resize(self.size * sequence, 0);
+                let length = self.size * sequence;
+                memory::reserve(&mut self.tokens, length, "a batch")?;
+                memory::reserve(&mut self.targets, length, "a batch")?;
+                self.tokens.resize(length, 0);
+                self.targets.resize(length, 0);
                 let rows = self.tokens.chunks_exact_mut(sequence).zip(self.targets.chunks_exact_mut(sequence));
                 for ((tokens, targets), &sample) in rows.zip(&self.samples) {
                     dataset.read_tokens(sample, tokens, targets);
@@ -69,6 +74,7 @@ impl Batch {
             kind @ SampleKind::Image { .. } => {
                 let length: usize = augment.output(kind).expect("images give images").iter().product();
                 self.tokens.clear();
+                memory::reserve(&mut self.images, self.size * length, "a batch")?;
                 self.images.resize(self.size * length, 0.0);
                 self.targets.resize(self.size, 0);
                 for (at, &sample) in self.samples.iter().enumerate() {

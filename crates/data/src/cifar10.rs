@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use md5::{Digest, Md5};
 use paceline_system::disk::Disk;
+use paceline_system::memory;
 use serde::Serialize;
 
 use crate::DataError;
@@ -78,6 +79,11 @@ impl Records {
 }
 
 impl Cifar10 {
+    /// Training images.
+    pub(crate) const TRAIN_LEN: usize = 5 * RECORDS_PER_FILE;
+    /// Of both halves, in memory.
+    pub(crate) const BYTES: usize = FILES.len() * RECORDS_PER_FILE * IMAGE;
+
     /// Reads both halves from a folder that holds the files, or holds the folder that does.
     ///
     /// # Errors
@@ -87,7 +93,7 @@ impl Cifar10 {
         let half = |split, files: &[(&str, &str)]| {
             let mut records = Records::default();
             records.labels.reserve_exact(files.len() * RECORDS_PER_FILE);
-            records.pixels.reserve_exact(files.len() * RECORDS_PER_FILE * IMAGE);
+            memory::reserve(&mut records.pixels, files.len() * RECORDS_PER_FILE * IMAGE, "the images of cifar10")?;
             for (name, _) in files {
                 let file = folder.join(name);
                 check_length(&file, disk)?;
@@ -162,7 +168,7 @@ fn check_length(file: &Path, disk: &Disk) -> Result<(), DataError> {
     Err(DataError::Malformed { file: file.to_owned(), problem })
 }
 
-fn info(split: Split, len: usize) -> Info {
+pub(crate) fn info(split: Split, len: usize) -> Info {
     Info {
         source: Source::Cifar10,
         name: "cifar10".into(),

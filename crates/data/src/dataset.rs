@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_system::disk::Disk;
 use paceline_system::printable::Shown;
+use paceline_system::memory;
 use serde::Serialize;
 
 use crate::cifar10::Cifar10;
@@ -225,13 +226,23 @@ impl Dataset {
         (!self.sizes_vary()).then(|| self.len() * height * width * channels)
     }
 
+    /// Bytes of samples that stay in memory while the set is open.
+    pub fn held_bytes(&self) -> usize {
+        match self {
+            Self::Shapes(_) | Self::Cifar10(_) | Self::Mnist(_) => self.image_bytes().unwrap_or(0),
+            Self::Text(set) => set.held_bytes(),
+            Self::Folder(_) | Self::Synthetic(_) => 0,
+        }
+    }
+
     /// All images one after the other, where they have one size.
     ///
     /// # Errors
     /// As [`Dataset::read_image`].
     pub fn images(&self) -> Result<Option<Vec<u8>>, DataError> {
         let Some(bytes) = self.image_bytes() else { return Ok(None) };
-        let (mut all, mut image) = (Vec::with_capacity(bytes), Pixels::default());
+        let (mut all, mut image) = (Vec::new(), Pixels::default());
+        memory::reserve(&mut all, bytes, "all images of the set")?;
         for sample in 0..self.len() {
             self.read_image(sample, &mut image)?;
             all.extend_from_slice(&image.data);

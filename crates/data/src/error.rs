@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use paceline_system::disk::DiskError;
 use paceline_system::printable::Shown;
+use paceline_system::memory::OutOfMemory;
 
 /// Why data could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +80,9 @@ pub enum DataError {
         /// What the panic said.
         message: String,
     },
+    /// The system gave no memory for a batch or for a set.
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
     /// The operating system gave no thread.
     #[error("cannot start a loader thread: {0}; type fewer --loader-threads")]
     Thread(std::io::Error),
@@ -91,7 +95,7 @@ impl DataError {
         match self {
             Self::Refused(_) | Self::Disk(_) | Self::Malformed { .. } | Self::Damaged { .. } => true,
             Self::Reading { .. } | Self::Stalled { .. } | Self::Interrupted { .. } => false,
-            Self::Panicked { .. } | Self::Thread(_) => false,
+            Self::Panicked { .. } | Self::Memory(_) | Self::Thread(_) => false,
         }
     }
 

@@ -19,7 +19,7 @@ use crate::decode::{DecodeLimits, decode_image};
 use crate::pixels::Pixels;
 
 /// The size that networks for photographs are customarily trained at.
-const SIDE: usize = 224;
+pub(crate) const SIDE: usize = 224;
 
 /// A file that could not be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -18,6 +18,7 @@ pub mod inspect;
 pub mod loader;
 pub mod mnist;
 pub mod order;
+pub mod outline;
 pub mod pixels;
 pub mod resize;
 pub mod shapes;

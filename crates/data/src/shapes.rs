@@ -26,6 +26,8 @@ const IMAGE: usize = SIDE * SIDE * 3;
 const SEED: u64 = 2024;
 const TRAIN_LEN: usize = 8_000;
 const VAL_LEN: usize = 2_000;
+/// Of both halves, in memory.
+pub(crate) const BYTES: usize = (TRAIN_LEN + VAL_LEN) * IMAGE;
 /// Names the streams of this set.
 const SHAPES: u64 = 0x5348_4150;
 
@@ -43,19 +45,7 @@ impl Shapes {
     /// When the operating system gives no thread.
     pub fn open(threads: usize) -> Result<(Self, Self), DataError> {
         let half = |split, len| {
-            let info = Info {
-                source: Source::Shapes,
-                name: "shapes".into(),
-                split,
-                len,
-                kind: SampleKind::Image { height: SIDE, width: SIDE, channels: 3 },
-                classes: Figure::ALL.len(),
-                class_names: Figure::ALL.map(|figure| figure.name().to_owned()).to_vec(),
-                // Of the training half; a test measures them again.
-                mean: vec![0.4982, 0.4966, 0.4979],
-                std: vec![0.2446, 0.2439, 0.2456],
-            };
-            Ok::<_, DataError>(Self { info, pixels: draw_all(split, len, threads.max(1))? })
+            Ok::<_, DataError>(Self { info: info(split, len), pixels: draw_all(split, len, threads.max(1))? })
         };
         Ok((half(Split::Train, TRAIN_LEN)?, half(Split::Val, VAL_LEN)?))
     }
@@ -73,6 +63,27 @@ impl Shapes {
         image.copy_from(SIDE, SIDE, 3, &self.pixels[sample * IMAGE..][..IMAGE]);
         self.label(sample)
     }
+}
+
+/// What there is to know of a half.
+fn info(split: Split, len: usize) -> Info {
+    Info {
+        source: Source::Shapes,
+        name: "shapes".into(),
+        split,
+        len,
+        kind: SampleKind::Image { height: SIDE, width: SIDE, channels: 3 },
+        classes: Figure::ALL.len(),
+        class_names: Figure::ALL.map(|figure| figure.name().to_owned()).to_vec(),
+        // Of the training half; a test measures them again.
+        mean: vec![0.4982, 0.4966, 0.4979],
+        std: vec![0.2446, 0.2439, 0.2456],
+    }
+}
+
+/// What there is to know of the training half before it is drawn.
+pub(crate) fn outline() -> Info {
+    info(Split::Train, TRAIN_LEN)
 }
 
 /// Classes take turns, so that every class has the same number of samples.

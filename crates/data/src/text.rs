@@ -92,6 +92,11 @@ impl Text {
         &self.info
     }
 
+    /// Bytes of this half's windows.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.info.len * self.sequence * size_of::<u16>()
+    }
+
     pub(crate) fn read(&self, sample: usize, tokens: &mut [i32], targets: &mut [i32]) {
         assert!(sample < self.info.len, "window {sample} of {}", self.info.len);
         let start = self.start + sample * self.sequence;

@@ -209,8 +209,11 @@ impl Rule {
     }
 
     /// Zeroed state for `elements` weights.
+    ///
+    /// # Panics
+    /// As [`Buffer::zeroed_for`].
     pub fn new_state(&self, elements: usize) -> Vec<Buffer> {
-        (0..self.optimizer.state_slots()).map(|_| Buffer::zeroed(elements)).collect()
+        (0..self.optimizer.state_slots()).map(|_| Buffer::zeroed_for("the optimizer's state", elements)).collect()
     }
 
     /// Applies one step to what lies of `segments` in the buffers; the rest is untouched. Calls with different segments

@@ -1,5 +1,6 @@
 //! What training needs to know of a parameter beyond its shape.
 
+use paceline_system::memory;
 use paceline_tensor::Shape;
 
 use crate::init::Init;
@@ -47,6 +48,11 @@ pub enum ForeignLayout {
     },
 }
 
+/// Zeros for a tensor in another order: of a large layer several hundred megabytes, so a no is an error.
+fn room(length: usize) -> Vec<f32> {
+    memory::zeros(length, "a tensor in another order").unwrap_or_else(|refused| refused.unwind())
+}
+
 impl ForeignLayout {
     /// The shape there of a tensor that has `shape` here.
     pub fn foreign_shape(self, shape: &Shape) -> Shape {
@@ -58,14 +64,14 @@ impl ForeignLayout {
 
     /// Copies a tensor of `shape` from this engine's order to the foreign one.
     pub fn to_foreign(self, shape: &Shape, native: &[f32]) -> Vec<f32> {
-        let mut foreign = vec![0.0; native.len()];
+        let mut foreign = room(native.len());
         self.pairs(shape, |here, there| foreign[there] = native[here]);
         foreign
     }
 
     /// Copies a tensor of `shape` (here) from the foreign order into this engine's.
     pub fn to_native(self, shape: &Shape, foreign: &[f32]) -> Vec<f32> {
-        let mut native = vec![0.0; foreign.len()];
+        let mut native = room(foreign.len());
         self.pairs(shape, |here, there| native[here] = foreign[there]);
         native
     }

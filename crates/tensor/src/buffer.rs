@@ -4,6 +4,7 @@
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use paceline_system::memory::OutOfMemory;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::dtype::Element;
@@ -43,12 +44,22 @@ impl Buffer {
     /// So many zeros.
     ///
     /// # Panics
-    /// When the system has no such range of addresses.
+    /// As [`Buffer::zeroed_for`].
     pub fn zeroed(length: usize) -> Self {
+        Self::zeroed_for("a buffer", length)
+    }
+
+    /// As [`Buffer::zeroed`], and an error says what they are for.
+    ///
+    /// # Panics
+    /// When the system has no such range of addresses: with an [`OutOfMemory`], which [`paceline_system::memory::caught`]
+    /// makes an error of.
+    pub fn zeroed_for(what: &'static str, length: usize) -> Self {
         let memory = if length < HUGE_PAGE_BYTES / size_of::<f32>() {
             Memory::Lines(vec![CacheLine([0.0; LANES]); length.div_ceil(LANES)])
         } else {
-            Memory::Pages(Pages::zeroed(length.checked_mul(size_of::<f32>()).expect("a size that can be addressed")))
+            let bytes = length.saturating_mul(size_of::<f32>());
+            Memory::Pages(Pages::zeroed(bytes).unwrap_or_else(|| OutOfMemory { what, bytes }.unwind()))
         };
         Self { memory, length }
     }
@@ -93,20 +104,20 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    fn zeroed(bytes: usize) -> Self {
-        let bytes = bytes.next_multiple_of(HUGE_PAGE_BYTES);
-        let mapping_bytes = bytes + HUGE_PAGE_BYTES;
+    /// None where the system has no such range of addresses.
+    fn zeroed(bytes: usize) -> Option<Self> {
+        let bytes = bytes.checked_next_multiple_of(HUGE_PAGE_BYTES)?;
+        let mapping_bytes = bytes.checked_add(HUGE_PAGE_BYTES)?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new mapping at an address of the system's choice: it replaces nothing.
-        let mapping = unsafe { mmap_anonymous(std::ptr::null_mut(), mapping_bytes, access, flags) };
-        let mapping = mapping.unwrap_or_else(|error| panic!("the system has no {bytes} bytes of memory: {error}"));
+        let mapping = unsafe { mmap_anonymous(std::ptr::null_mut(), mapping_bytes, access, flags) }.ok()?;
         let offset = mapping.align_offset(HUGE_PAGE_BYTES);
         // SAFETY: the room for the alignment is part of the mapping.
         let start = unsafe { mapping.byte_add(offset) };
         // SAFETY: inside the mapping. A system without huge pages refuses, which changes nothing but speed.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
         let pointer = |address| NonNull::new(address).expect("the system maps nothing at address 0");
-        Self { mapping: pointer(mapping), mapping_bytes, start: pointer(start).cast() }
+        Some(Self { mapping: pointer(mapping), mapping_bytes, start: pointer(start).cast() })
     }
 }
 
@@ -238,6 +249,13 @@ mod tests {
         let mut buffer = Buffer::zeroed(1 << 32);
         (buffer[0], buffer[(1 << 32) - 1]) = (1.0, 2.0);
         assert!(paceline_system::host::peak_memory_bytes() - before < 1 << 30, "of 16 GiB");
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        let refused = paceline_system::memory::caught(|| Buffer::zeroed_for("a test", 1 << 60)).unwrap_err();
+        assert_eq!(refused, OutOfMemory { what: "a test", bytes: 1 << 62 });
+        assert!(paceline_system::memory::caught(|| Buffer::zeroed(usize::MAX)).is_err());
     }
 
     #[test]

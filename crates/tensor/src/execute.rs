@@ -111,10 +111,10 @@ impl Executor {
     /// Takes the memory that the plan asks for.
     ///
     /// # Panics
-    /// When a GPU does not have it, or cannot compute a node: the message says which and why.
+    /// As [`Buffer::zeroed_for`], and when a GPU does not have it, or cannot compute a node: the message says which and why.
     pub fn new(device: &Device, plan: Plan) -> Self {
         let mut executor = Self::without_arena(device, plan);
-        executor.arena = Buffer::zeroed(executor.arena_words());
+        executor.arena = Buffer::zeroed_for("the arena of a step", executor.arena_words());
         if let Device::Cpu(cpu) = &executor.device {
             cpu::touch(cpu, &executor.plan, &mut executor.arena);
         }
@@ -147,7 +147,7 @@ impl Executor {
     pub fn lend_arena<T>(&mut self, borrower: &mut Self, body: impl FnOnce(&mut Self) -> T) -> T {
         let words = self.arena_words().max(borrower.arena_words());
         if self.arena.len() < words {
-            self.arena = Buffer::zeroed(words);
+            self.arena = Buffer::zeroed_for("the arena of an evaluation", words);
         }
         borrower.bind();
         std::mem::swap(&mut self.arena, &mut borrower.arena);

@@ -22,14 +22,17 @@ pub struct Store {
 
 impl Store {
     /// Zeros for the tensors of a plan.
+    ///
+    /// # Panics
+    /// As [`Buffer::zeroed_for`].
     pub fn new(plan: &Plan) -> Self {
         let gradients = if plan.stores_gradients() { plan.parameters().length() } else { 0 };
         Self {
             layout: plan.parameters().clone(),
             states_layout: plan.states().clone(),
-            parameters: Buffer::zeroed(plan.parameters().length()),
-            gradients: Buffer::zeroed(gradients),
-            states: Buffer::zeroed(plan.states().length()),
+            parameters: Buffer::zeroed_for("the weights", plan.parameters().length()),
+            gradients: Buffer::zeroed_for("the gradients", gradients),
+            states: Buffer::zeroed_for("the states", plan.states().length()),
         }
     }
 

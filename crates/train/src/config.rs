@@ -279,7 +279,12 @@ impl Config {
 
     /// How many compute threads there will be on this machine.
     pub fn compute_threads(&self) -> usize {
-        self.threads.unwrap_or_else(|| threads::beside_loaders(self.loader_threads))
+        self.compute_threads_among(1)
+    }
+
+    /// How many compute threads there will be in each of so many processes on this machine.
+    pub fn compute_threads_among(&self, processes: usize) -> usize {
+        self.threads.unwrap_or_else(|| threads::beside_loaders_among(self.loader_threads, processes))
     }
 
     /// Whether the ways to agree fit the rest.

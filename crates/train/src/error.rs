@@ -7,6 +7,7 @@ use paceline_data::DataError;
 use paceline_nn::weights::WeightsError;
 use paceline_system::disk::DiskError;
 use paceline_system::shell::resume_line;
+use paceline_system::memory::OutOfMemory;
 use paceline_tensor::GraphError;
 use paceline_tensor::device::cuda::CudaError;
 
@@ -64,6 +65,9 @@ pub enum TrainError {
     /// The GPU, or one of its libraries, failed during the run.
     #[error("the GPU failed: {0}; what was saved before is whole: paceline train --resume continues from it")]
     Gpu(#[from] CudaError),
+    /// The system gave no memory although the run should have fitted: others have taken it, or a limit fell.
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
     /// The disk refused.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -127,7 +131,7 @@ impl TrainError {
             Self::CheckpointNotSaved { .. } | Self::EventNotWritten { .. } => false,
             Self::Data(error) => error.is_refusal(),
             Self::Comm(error) => error.is_refusal(),
-            Self::NotANumber { .. } | Self::Gpu(_) => false,
+            Self::NotANumber { .. } | Self::Gpu(_) | Self::Memory(_) => false,
         }
     }
 }

@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod phases;
 pub mod predict;
 pub mod replica;
+pub mod room;
 pub mod run;
 pub mod serve;
 pub mod sizing;

@@ -11,7 +11,7 @@ mod half;
 mod joined;
 mod on_gpu;
 mod rescue;
-mod room;
+pub(crate) mod room;
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -25,7 +25,8 @@ use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
 use paceline_parallel::Agreement;
-use paceline_system::host::Host;
+use paceline_system::limits::Limits;
+use paceline_system::memory;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cpu::pool::Pool;
 use paceline_tensor::device::cuda::{Cuda, CudaError};
@@ -33,7 +34,7 @@ use paceline_tensor::execute::{Profile, Turn};
 use paceline_tensor::plan::{Bucket, Layout, Updates};
 use paceline_tensor::{Buffer, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
 use rescue::Boundary;
-pub(crate) use room::check_memory;
+use room::Sizes;
 
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -212,6 +213,15 @@ impl Replica {
     fn assemble(
         model: &dyn Model,
         options: ReplicaOptions,
+        place: (&Arc<Cpu>, Option<&Arc<Cuda>>),
+        train: Option<Network>,
+    ) -> Result<Self, TrainError> {
+        memory::caught(|| Self::take_memory(model, options, place, train))?
+    }
+
+    fn take_memory(
+        model: &dyn Model,
+        options: ReplicaOptions,
         (device, cuda): (&Arc<Cpu>, Option<&Arc<Cuda>>),
         train: Option<Network>,
     ) -> Result<Self, TrainError> {
@@ -225,11 +235,8 @@ impl Replica {
         let eval = Planned::new(eval, Updates::AtEnd, &options, cuda.is_some());
         let plan = train.as_ref().map_or(&eval.plan, |train| &train.plan);
         let (elements, trains) = (plan.parameters().length(), train.is_some());
-        let optimizer = if trains { options.rule.optimizer().state_slots() } else { 0 };
-        let gradients = usize::from(plan.stores_gradients()) + usize::from(trains && options.accumulate > 1);
-        let arena = if cuda.is_some() { 0 } else { plan.arena_bytes().max(eval.plan.arena_bytes()) };
-        let needed = arena + (1 + gradients + optimizer) * elements * size_of::<f32>();
-        check_memory(needed as u64, Host::look().memory_bytes)?;
+        let sizes = Sizes::of(train.as_ref().map(|train| &train.plan), &eval.plan, &options, cuda.is_some());
+        sizes.check(&Limits::look())?;
         let mut store = Store::new(plan);
         let mut optimizer_state = if trains { options.rule.new_state(elements) } else { Vec::new() };
         let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(&mut optimizer_state);
@@ -246,7 +253,10 @@ impl Replica {
         let borrows = trains || cuda.is_some();
         Ok(Self {
             optimizer_state,
-            accumulated: Buffer::zeroed(if trains && options.accumulate > 1 { elements } else { 0 }),
+            accumulated: Buffer::zeroed_for(
+                "the gradients",
+                if trains && options.accumulate > 1 { elements } else { 0 },
+            ),
             options,
             device: Arc::clone(device),
             buckets: plan.buckets().to_vec(),

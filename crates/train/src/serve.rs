@@ -9,14 +9,16 @@ use paceline_nn::{Input, Model, zoo};
 use paceline_parallel::agree::parameter_server::server::{Keeper, Push, Shape, hear, serve};
 use paceline_parallel::agree::parameter_server::{Pace, Roles};
 use paceline_parallel::agree::{BucketShape, Facts};
-use paceline_system::host::Host;
+use paceline_system::limits::Limits;
+use paceline_system::memory;
 use paceline_tensor::Buffer;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::plan::Bucket;
 
 use crate::config::{Config, SIDE_MAX};
 use crate::error::TrainError;
-use crate::replica::{self, Replica, ReplicaOptions, check_memory};
+use crate::replica::room::Sizes;
+use crate::replica::{self, Replica, ReplicaOptions};
 use crate::trainer::options;
 
 /// Channels, tokens in a sequence and classes above which a worker is not believed.
@@ -124,12 +126,15 @@ pub fn serve_model(
 ) -> Result<Vec<u64>, TrainError> {
     let (plan, segments) = replica::plan(model, options)?;
     let (parameters, slots) = (plan.parameters().length(), options.rule.optimizer().state_slots());
-    check_memory(((1 + slots) * parameters * size_of::<f32>()) as u64, Host::look().memory_bytes)?;
+    // A server computes nothing, so it has no arena, and its workers keep the gradients.
+    let sizes = Sizes::of(Some(&plan), &plan, options, true);
+    Sizes { gradients: 0, ..sizes }.check(&Limits::look())?;
     let buckets = plan.buckets().to_vec();
     let shape = Shape { roles, pace, buckets: shapes(&buckets), parameters, states: plan.states().length(), slots };
-    let (rule, optimizer_state, sums) = (options.rule, options.rule.new_state(parameters), Vec::new());
+    let (rule, optimizer_state, sums) =
+        (options.rule, memory::caught(|| options.rule.new_state(parameters))?, Vec::new());
     let mut holder = Holder { rule, cpu, segments, buckets, optimizer_state, sums, learning_rate, length, first_step };
-    Ok(serve(communicator, shape, &mut holder)?)
+    Ok(memory::caught(|| serve(communicator, shape, &mut holder))??)
 }
 
 /// Applies pushes: the optimizer of a run and its state.

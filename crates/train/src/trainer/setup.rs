@@ -12,6 +12,7 @@ use paceline_nn::weights::WeightsError;
 use paceline_nn::{Input, Model, zoo};
 use paceline_system::clock::Clock;
 use paceline_system::disk::Disk;
+use paceline_system::limits::Limits;
 use paceline_system::signal::Stop;
 use paceline_system::threads;
 use paceline_tensor::device::cpu::Cpu;
@@ -25,6 +26,7 @@ use crate::config::Config;
 use crate::error::TrainError;
 use crate::gpus;
 use crate::replica::{Albums, Replica, ReplicaOptions};
+use crate::room::{Candidate, Processes};
 use crate::sizing::{self, Sizing};
 
 /// The world around a run.
@@ -272,7 +274,11 @@ fn assemble(
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
     let options = options(config, around.shard.world, (sizing.input, info.classes))?;
-    let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
+    let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
+    let (here, held_bytes) =
+        (Processes::here(config, workers, around.local.world), train.held_bytes() + val.held_bytes());
+    Candidate { model, config, input, classes, held_bytes, workers, here, resumes: false }.check(&Limits::look())?;
+    let cpu = Arc::new(Cpu::placed(config.compute_threads_among(around.local.world), config.pin));
     cpu.allow_winograd(config.winograd);
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
     let mut replica = match open_gpu(config, around)? {

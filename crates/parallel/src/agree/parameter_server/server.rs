@@ -5,6 +5,7 @@
 
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank};
+use paceline_system::memory;
 
 use super::super::courier::BucketShape;
 use super::super::{FACTS, Facts, OPENING, Opening, SHARED, facts};
@@ -78,6 +79,11 @@ enum Doing {
     Gone,
 }
 
+/// So many numbers of a model's size: a no unwinds to whoever started to serve, as an error.
+fn zeros(length: usize) -> Vec<f32> {
+    memory::zeros(length, "the weights of a server").unwrap_or_else(|refused| refused.unwind())
+}
+
 /// Serves, after [`hear`], until every worker has ended; how often a step ended so many steps ahead of the slowest other worker.
 ///
 /// # Errors
@@ -101,7 +107,7 @@ pub fn serve(communicator: Communicator, shape: Shape, keeper: &mut dyn Keeper) 
         numbers: vec![[0.0; SHARED]; workers],
         tags: vec![0; workers],
         meets: MEETS,
-        weights: vec![0.0; shape.parameters],
+        weights: zeros(shape.parameters),
         steps: vec![0; workers],
         room: Vec::new(),
         votes: [0.0; 2],
@@ -149,7 +155,7 @@ impl Run<'_> {
                 Opening::States => {}
                 Opening::Weights => self.communicator.broadcast(Rank(0), &mut self.weights)?,
                 Opening::Optimizer => {
-                    let mut state = vec![0.0; self.shape.parameters];
+                    let mut state = zeros(self.shape.parameters);
                     for slot in 0..self.shape.slots {
                         self.communicator.broadcast(Rank(0), &mut state)?;
                         self.keeper.resume(slot, &state);

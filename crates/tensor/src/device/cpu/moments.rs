@@ -37,7 +37,7 @@ impl Moments {
         self.channels = channels;
         let floats = 3 * channels * self.rows.len();
         if self.sums.len() < floats {
-            self.sums = Buffer::zeroed(floats);
+            self.sums = Buffer::zeroed_for("working memory of a kernel", floats);
         }
         Blocks { base: SendPointer(self.sums.as_mut_ptr()), channels, blocks: self.rows.len() }
     }

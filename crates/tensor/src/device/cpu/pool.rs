@@ -20,12 +20,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use paceline_system::cores::{self, Bound, Core};
+use paceline_system::memory::OutOfMemory;
 
 /// How often a waiting thread looks before it sleeps: about 50 µs, longer than the gap between two kernels of a step.
 const SPINS: usize = 10_000;
 
 /// Nodes that are told apart; the cores of more share numbers.
 const NODES_MAX: usize = 16;
+
+/// What the standard library asks of the system for a thread, unless `RUST_MIN_STACK` says otherwise.
+const STACK_BYTES: usize = 2 << 20;
 
 type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
@@ -129,7 +133,7 @@ impl Pool {
     /// A pool in which `threads` threads work, the caller being one of them. The system decides where they run.
     ///
     /// # Panics
-    /// When `threads` is 0 or the operating system refuses a thread.
+    /// When `threads` is 0, and with an [`OutOfMemory`] when the operating system refuses a thread.
     pub fn new(threads: usize) -> Self {
         Self::placed(threads, &[])
     }
@@ -170,7 +174,7 @@ impl Pool {
                         let _bound = core.and_then(cores::bind);
                         shared.work(worker);
                     })
-                    .expect("the operating system refused a compute thread")
+                    .unwrap_or_else(|_| OutOfMemory { what: "a compute thread", bytes: STACK_BYTES }.unwind())
             })
             .collect();
         Self { shared, threads, cores, turn: Mutex::new(()) }

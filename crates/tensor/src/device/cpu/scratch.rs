@@ -97,7 +97,7 @@ impl Scratch {
 
 fn floats(buffer: &mut Buffer, count: usize) -> &mut [f32] {
     if buffer.len() < count {
-        *buffer = Buffer::zeroed(count);
+        *buffer = Buffer::zeroed_for("working memory of a kernel", count);
     }
     &mut buffer[..count]
 }

@@ -1,0 +1,260 @@
+//! Whether a run fits the memory of a machine, before anything is started: what its processes there will take, by plan,
+//! against what they may use, and what to type where that is too little.
+//!
+//! The kernel kills whoever takes more than a control group allows, with no word to anybody, so the sum has to be known before. It is
+//! an upper bound: buffers are counted to the byte, and what is beside them by what was measured (see `replica/room.rs`).
+
+use paceline_nn::{Input, Model};
+use paceline_system::cores;
+use paceline_system::limits::{Limits, Memory, in_words};
+use paceline_tensor::{MemoryUse, Precision};
+
+use crate::compute::Compute;
+use crate::config::Config;
+use crate::error::TrainError;
+use crate::replica::BUCKET_BYTES_MAX;
+use crate::replica::room::{BASE, Sizes};
+use crate::together::{Agree, Carry};
+use crate::trainer::options;
+
+/// What a process maps beside what it holds: code, libraries, and ranges that the allocator sets aside.
+const ADDRESSES: u64 = 192 << 20;
+
+/// Pixels that a loader's thread holds while it decodes a photograph.
+const PHOTOGRAPH: u64 = 48 << 20;
+
+/// A batch that is advised leaves a sixteenth of the limit free: the system and other programs take some of it.
+const ADVISED: (u64, u64) = (15, 16);
+
+/// The processes of a run that share a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Processes {
+    /// Those that compute gradients.
+    pub workers: usize,
+    /// Those that hold parameters.
+    pub servers: usize,
+    /// Whether these are all processes of the run.
+    pub all: bool,
+}
+
+impl Processes {
+    /// So many processes of a run with so many workers in all. Servers are the last ranks: they are here if everybody is.
+    /// Elsewhere every process counts as a worker, which takes more.
+    pub fn here(config: &Config, workers: usize, processes: usize) -> Self {
+        let servers = if config.agree == Agree::ParameterServer && workers > 1 { config.servers } else { 0 };
+        let all = processes == workers + servers;
+        let servers = if all { servers } else { 0 };
+        Self { workers: processes - servers, servers, all }
+    }
+
+    fn count(self) -> usize {
+        self.workers + self.servers
+    }
+}
+
+/// A run that is to fit.
+#[derive(Clone, Copy)]
+pub struct Candidate<'a> {
+    /// What is trained.
+    pub model: &'a dyn Model,
+    /// How.
+    pub config: &'a Config,
+    /// What one sample looks like.
+    pub input: Input,
+    /// Number of classes.
+    pub classes: usize,
+    /// Samples that every process keeps in memory.
+    pub held_bytes: usize,
+    /// Workers on all machines.
+    pub workers: usize,
+    /// The processes on this one.
+    pub here: Processes,
+    /// Whether the run goes on from a checkpoint, so that its batch is settled.
+    pub resumes: bool,
+}
+
+/// Bytes that processes take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Need {
+    worker: u64,
+    server: u64,
+    /// Taken once, by all together or by the first.
+    once: u64,
+    /// What a worker maps beside this without holding it.
+    mapped: u64,
+}
+
+impl Need {
+    fn total(&self, here: Processes) -> u64 {
+        here.workers as u64 * self.worker + here.servers as u64 * self.server + self.once
+    }
+
+    /// The addresses of one process.
+    fn addresses(&self) -> u64 {
+        self.server.max(self.worker + self.once + self.mapped) + ADDRESSES
+    }
+}
+
+impl Candidate<'_> {
+    /// Whether the run fits.
+    ///
+    /// # Errors
+    /// When it does not: the sentence names need, limit and a batch that would; or when a layer does not fit the input.
+    pub fn check(&self, limits: &Limits) -> Result<(), TrainError> {
+        // On a GPU the arena is there, and a session refuses by itself what does not fit.
+        if self.config.device != Compute::Cpu {
+            return Ok(());
+        }
+        let need = self.need(self.config)?;
+        let Some((needed, limit)) = self.excess(&need, limits) else { return Ok(()) };
+        let complaint = format!("{} and {} {}", self.wish(needed, &need, limit), limit.source, in_words(limit.bytes));
+        Err(TrainError::Refused(format!("{complaint}; {}", self.advice(limits))))
+    }
+
+    /// What the processes of a run like this would take.
+    fn need(&self, config: &Config) -> Result<Need, TrainError> {
+        let sizes = Sizes::plan(self.model, &options(config, self.workers, (self.input, self.classes))?)?;
+        let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
+        let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
+        let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;
+        let optimizer = slots * parameters;
+        // A checkpoint is read whole and converted before the arena is touched.
+        let loading = match (self.resumes, &config.weights) {
+            (true, _) => 2 * parameters.max(optimizer),
+            (false, Some(_)) => 2 * parameters,
+            (false, None) => 0,
+        };
+        let running = BASE + states + (arena + beside).max(loading);
+        // One tensor at a time is brought into the order of files; a launcher waits for the others.
+        let once = largest + if self.here.count() > 1 { BASE / 2 } else { 0 };
+        let message = 2 * BUCKET_BYTES_MAX as u64;
+        let shared = config.carry == Carry::Shm || config.carry == Carry::Auto && self.here.all;
+        Ok(match config.agree {
+            _ if self.workers == 1 => {
+                Need { worker: running + (1 + gradients + slots) * parameters, once, ..Need::default() }
+            }
+            // One copy of weights and optimizer, and every worker's gradients; before that, every worker's own weights.
+            Agree::AllReduce if shared && sizes.by_elements => Need {
+                worker: running + parameters + if several_nodes() { optimizer } else { 0 },
+                once: once + parameters + optimizer,
+                mapped: parameters + (self.here.workers as u64 - 1) * parameters,
+                ..Need::default()
+            },
+            // Gradients that travel are copied into messages.
+            Agree::AllReduce => {
+                let worker = running + (2 + gradients + slots) * parameters + message;
+                Need { worker, once, mapped: if shared { self.here.workers as u64 * parameters } else { 0 }, server: 0 }
+            }
+            // Servers step; the first worker has the optimizer's state while it saves it.
+            Agree::ParameterServer => Need {
+                worker: running + (2 + gradients) * parameters + message,
+                server: BASE + parameters + optimizer + message,
+                once: once + 2 * optimizer,
+                mapped: 0,
+            },
+        })
+    }
+
+    /// Batches that are made, waiting or in use, for training and for evaluation.
+    fn loader(&self, config: &Config) -> u64 {
+        let sample = match self.input {
+            Input::Image { size: [height, width], channels } => height * width * channels * size_of::<f32>(),
+            Input::Tokens { sequence } => 2 * sequence * size_of::<i32>(),
+        };
+        let batches = 4.max(2 * config.loader_threads) + 1;
+        let samples = (config.batch + config.micro_batch()).div_ceil(self.workers);
+        let decoding = if config.data.starts_with("folder") { PHOTOGRAPH * config.loader_threads as u64 } else { 0 };
+        (batches * samples * sample) as u64 + decoding
+    }
+
+    /// The first limit that is exceeded, and what is needed of it.
+    fn excess<'a>(&self, need: &Need, limits: &'a Limits) -> Option<(u64, &'a Memory)> {
+        let shared = limits.shared.as_ref().map(|limit| (need.total(self.here), limit));
+        let own = limits.own.as_ref().map(|limit| (need.addresses(), limit));
+        shared.into_iter().chain(own).find(|(needed, limit)| *needed > limit.bytes)
+    }
+
+    fn wish(&self, needed: u64, need: &Need, limit: &Memory) -> String {
+        let Processes { workers, servers, .. } = self.here;
+        let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let one = matches!(limit.source, paceline_system::limits::Source::Ulimit) || self.here.count() == 1;
+        match (one, servers) {
+            (true, _) => format!("a process needs {} of memory", in_words(needed)),
+            (false, 0) => format!(
+                "{} need {} of memory, {} each,",
+                many(workers, "worker"),
+                in_words(needed),
+                in_words(need.worker)
+            ),
+            (false, _) => {
+                format!(
+                    "{} and {} need {} of memory",
+                    many(workers, "worker"),
+                    many(servers, "server"),
+                    in_words(needed)
+                )
+            }
+        }
+    }
+
+    /// What to type instead: changes of which each by itself makes the run fit.
+    fn advice(&self, limits: &Limits) -> String {
+        let limits = &Limits { shared: less(&limits.shared), own: less(&limits.own), quota: None };
+        let with = |change: &dyn Fn(&mut Config)| {
+            let mut config = self.config.clone();
+            change(&mut config);
+            self.fits(&config, limits)
+        };
+        let mut fitting = Vec::new();
+        if !self.resumes {
+            fitting.extend(self.batch_that_fits(limits).map(|batch| format!("--batch {batch}")));
+            let parts = [2, 4, 8, 16, 32].map(|parts| parts * self.config.accumulate);
+            let divides = |parts: &usize| self.config.batch.is_multiple_of(parts * self.workers);
+            let parts = parts.into_iter().filter(divides).find(|&parts| with(&|config| config.accumulate = parts));
+            fitting.extend(parts.map(|parts| format!("--accumulate {parts}")));
+        }
+        if self.config.memory == MemoryUse::Normal && with(&|config| config.memory = MemoryUse::Low) {
+            fitting.push("--memory low".into());
+        }
+        if self.config.dtype == Precision::F32 && with(&|config| config.dtype = Precision::Bf16) {
+            fitting.push("--dtype bf16".into());
+        }
+        match fitting.split_first() {
+            None if self.resumes => "type fewer --workers, or resume on a machine with more memory".into(),
+            None => "no batch fits: type a smaller --model or --size, or fewer --workers".into(),
+            Some((first, [])) => format!("type {first}, which fits"),
+            Some((first, others)) => format!("type {first}, which fits, or {}", others.join(" or ")),
+        }
+    }
+
+    /// The largest smaller batch that fits; a multiple of eight samples for every worker, where it is large.
+    fn batch_that_fits(&self, limits: &Limits) -> Option<usize> {
+        let unit = self.workers * self.config.accumulate;
+        let fits = |count: usize| self.fits(&Config { batch: count * unit, ..self.config.clone() }, limits);
+        let (mut fitting, mut too_many) = (0, self.config.batch / unit);
+        while fitting + 1 < too_many {
+            let middle = fitting.midpoint(too_many);
+            if fits(middle) { fitting = middle } else { too_many = middle }
+        }
+        let even = if fitting > 16 { fitting / 8 * 8 } else { fitting };
+        (even > 0).then_some(even * unit)
+    }
+
+    fn fits(&self, config: &Config, limits: &Limits) -> bool {
+        self.need(config).is_ok_and(|need| self.excess(&need, limits).is_none())
+    }
+}
+
+/// Whether this process may run on several NUMA nodes: buffers are then touched, and held, as soon as they are there.
+fn several_nodes() -> bool {
+    let allowed = cores::allowed();
+    allowed.iter().any(|core| core.node != allowed[0].node)
+}
+
+fn less(limit: &Option<Memory>) -> Option<Memory> {
+    let (part, whole) = ADVISED;
+    limit.clone().map(|limit| Memory { bytes: limit.bytes / whole * part, ..limit })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,104 @@
+use paceline_nn::zoo;
+use paceline_system::limits::Source;
+
+use super::*;
+
+const IMAGE: Input = Input::Image { size: [32, 32], channels: 3 };
+const GB: u64 = 1_000_000_000;
+
+fn machine(bytes: u64) -> Limits {
+    Limits { shared: Some(Memory { bytes, source: Source::Machine }), ..Limits::default() }
+}
+
+fn candidate(config: &Config) -> Candidate<'_> {
+    let here = Processes::here(config, config.workers, config.workers + usize::from(servers(config)));
+    let model = zoo::find(&config.model).unwrap();
+    Candidate { model, config, input: IMAGE, classes: 10, held_bytes: 0, workers: config.workers, here, resumes: false }
+}
+
+fn servers(config: &Config) -> bool {
+    config.agree == Agree::ParameterServer
+}
+
+fn config(workers: usize, batch: usize) -> Config {
+    Config { model: "resnet50".into(), workers, batch, ..Config::default() }
+}
+
+/// The number behind a flag in a sentence.
+fn number(sentence: &str, flag: &str) -> usize {
+    let rest = sentence.split_once(flag).unwrap_or_else(|| panic!("no {flag}: {sentence}")).1;
+    rest.trim_start().split(|sign: char| !sign.is_ascii_digit()).next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_processes_of_a_machine_are_counted_together() {
+    let (one, two) = (config(1, 1024), config(2, 2048));
+    let alone = candidate(&one).need(&one).unwrap().total(candidate(&one).here);
+    let both = candidate(&two).need(&two).unwrap().total(candidate(&two).here);
+    // Each computes 1024 samples; weights and optimizer are there once.
+    assert!(both > 2 * alone - 3 * 100_000_000 && both < 2 * alone + 100_000_000, "{alone} {both}");
+    assert!(candidate(&one).check(&machine(alone)).is_ok());
+    let error = candidate(&two).check(&machine(alone + alone / 2)).unwrap_err();
+    assert!(error.is_refusal(), "{error}");
+    assert!(error.to_string().starts_with("2 workers need "), "{error}");
+}
+
+#[test]
+fn the_batch_that_is_named_fits_and_much_more_does_not() {
+    for (workers, accumulate) in [(1, 1), (2, 1), (3, 2)] {
+        let config = Config { accumulate, ..config(workers, 6144) };
+        let limits = machine(3 * GB);
+        let error = candidate(&config).check(&limits).unwrap_err().to_string();
+        let batch = number(&error, "--batch");
+        assert!(batch.is_multiple_of(workers * accumulate) && batch > 0, "{error}");
+        let smaller = Config { batch, ..config.clone() };
+        assert!(candidate(&smaller).check(&limits).is_ok(), "{error}");
+        let larger = Config { batch: batch + batch / 2 / (workers * accumulate) * workers * accumulate, ..config };
+        assert!(candidate(&larger).check(&limits).is_err(), "{error}");
+    }
+}
+
+#[test]
+fn other_ways_are_named_where_they_do() {
+    let whole = config(1, 1024);
+    let need = candidate(&whole).need(&whole).unwrap().worker;
+    let error = candidate(&whole).check(&machine(need - need / 20)).unwrap_err().to_string();
+    for words in ["--batch ", "which fits, or --accumulate 2", "--memory low", "--dtype bf16"] {
+        assert!(error.contains(words), "`{words}`: {error}");
+    }
+    let resumed = Candidate { resumes: true, ..candidate(&whole) };
+    let error = resumed.check(&machine(need - need / 20)).unwrap_err().to_string();
+    assert!(!error.contains("--batch") && error.contains("--memory low"), "the batch of a run is settled: {error}");
+    let error = candidate(&whole).check(&machine(100_000_000)).unwrap_err().to_string();
+    assert!(error.contains("no batch fits: type a smaller --model"), "{error}");
+}
+
+#[test]
+fn ulimit_counts_for_each_process_by_itself() {
+    let two = config(2, 2048);
+    let need = candidate(&two).need(&two).unwrap();
+    let limits = |bytes| Limits { own: Some(Memory { bytes, source: Source::Ulimit }), ..Limits::default() };
+    assert!(need.addresses() < need.total(candidate(&two).here));
+    assert!(candidate(&two).check(&limits(need.addresses())).is_ok());
+    let error = candidate(&two).check(&limits(need.addresses() - 1)).unwrap_err().to_string();
+    assert!(error.starts_with("a process needs ") && error.contains("`ulimit -v` allows each process "), "{error}");
+}
+
+#[test]
+fn servers_count_too() {
+    let config = Config { agree: Agree::ParameterServer, ..config(2, 64) };
+    let it = candidate(&config);
+    assert_eq!(it.here, Processes { workers: 2, servers: 1, all: true });
+    let need = it.need(&config).unwrap();
+    assert!(need.server > 3 * 90_000_000, "weights and two buffers of Adam: {need:?}");
+    let error = it.check(&machine(300_000_000)).unwrap_err().to_string();
+    assert!(error.starts_with("2 workers and 1 server need "), "{error}");
+    let elsewhere = Processes::here(&config, 8, 2);
+    assert_eq!(elsewhere, Processes { workers: 2, servers: 0, all: false }, "of nine processes two");
+}
+
+#[test]
+fn a_gpu_has_its_own_memory() {
+    let config = Config { device: "cuda".parse().unwrap(), ..config(1, 4096) };
+    assert!(candidate(&config).check(&machine(GB)).is_ok());
+}
