@@ -188,6 +188,9 @@ pub struct Train {
     /// Take the statistics of batch-norm layers over the batches of all workers, instead of each its own; for --agree all-reduce
     #[arg(long, help_heading = "Many processes")]
     pub sync_batch_norm: bool,
+    /// Start more than 16 processes for each core of this machine
+    #[arg(long, help_heading = "Many processes")]
+    pub oversubscribe: bool,
     /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
     pub hosts: Option<String>,

@@ -11,6 +11,7 @@ mod terminal;
 use std::process::ExitCode;
 
 use clap::Parser;
+use paceline::system::memory;
 use paceline::tensor::device::cpu::isa::Isa;
 
 use cli::{Cli, Command};
@@ -24,7 +25,16 @@ fn main() -> ExitCode {
     if let Err(error) = Isa::preferred() {
         return Failure::refused(error).report();
     }
-    let outcome = match cli.command {
+    memory::unwind_silently();
+    let outcome = memory::caught(|| run(cli.command)).unwrap_or_else(|refused| Err(Failure::failed(refused)));
+    match outcome {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(command: Command) -> command::Outcome {
+    match command {
         Command::Train(arguments) => command::train::run(*arguments),
         Command::Launch(arguments) => command::launch::run(&arguments),
         Command::Evaluate(arguments) => command::evaluate::run(&arguments),
@@ -36,9 +46,5 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => command::bench::run(&arguments),
         Command::Doctor(arguments) => command::doctor::run(&arguments),
         Command::Report(arguments) => command::report::run(&arguments),
-    };
-    match outcome {
-        Ok(code) => code,
-        Err(failure) => failure.report(),
     }
 }

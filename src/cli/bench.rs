@@ -63,6 +63,9 @@ pub struct BenchScaling {
     /// How bytes travel: auto | shm | tcp
     #[arg(long)]
     pub carry: Option<together::Carry>,
+    /// Start more than 16 processes for each core of this machine
+    #[arg(long)]
+    pub oversubscribe: bool,
     /// Print one JSON object for each
     #[arg(long)]
     pub json: bool,
@@ -89,6 +92,9 @@ pub struct BenchCollectives {
     /// Bytes the kernel may hold for each connection and direction [default: the kernel's choice]
     #[arg(long)]
     pub buffer_bytes: Option<usize>,
+    /// Start more than 16 processes for each core of this machine
+    #[arg(long)]
+    pub oversubscribe: bool,
     /// Encrypt the connections of tcp
     #[arg(long)]
     pub tls: bool,

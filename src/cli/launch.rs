@@ -37,6 +37,9 @@ pub struct Launch {
     /// The port on which rank 0 listens for the others, where other machines take part
     #[arg(long, default_value_t = 29_400, value_parser = clap::value_parser!(u16).range(1..))]
     pub port: u16,
+    /// Start more than 16 processes for each core of this machine
+    #[arg(long)]
+    pub oversubscribe: bool,
     /// Let the scheduler move local processes between cores
     #[arg(long)]
     pub no_pin: bool,

@@ -14,7 +14,7 @@ use paceline::comm::Token;
 use paceline::system::host;
 use paceline::system::signal::{Signal, Stop};
 
-use super::team::exit_code;
+use super::team::{exit_code, room};
 use super::{Outcome, print};
 use crate::cli::launch::Launch;
 use crate::failure::Failure;
@@ -47,8 +47,9 @@ pub fn run(arguments: &Launch) -> Outcome {
             Ssh { hosts, port: arguments.port, program, arguments: arguments.command.clone(), folder, ssh }.starts()?
         }
         None => {
-            let pin = !arguments.no_pin;
-            Local { workers: workers(arguments)?, program, arguments: arguments.command.clone(), pin }.starts()?
+            let (pin, workers) = (!arguments.no_pin, workers(arguments)?);
+            room::cores_suffice(workers, arguments.oversubscribe)?;
+            Local { workers, program, arguments: arguments.command.clone(), pin }.starts()?
         }
     };
     supervise(&starts)

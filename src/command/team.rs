@@ -1,5 +1,7 @@
 //! A process among others: starts them, meets them, and ends with them.
 
+pub mod room;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -3,14 +3,16 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use paceline::cluster::launch::child;
 use paceline::comm;
 use paceline::lab::{TensorBoard, report};
 use paceline::nn::schedule::WarmUp;
 use paceline::system::clock;
 use paceline::system::disk::Disk;
 use paceline::system::host::Host;
-use paceline::system::shell::resume_line;
+use paceline::system::memory;
 use paceline::system::printable::Shown;
+use paceline::system::shell::resume_line;
 use paceline::system::signal::Stop;
 use paceline::tensor::device::cuda;
 use paceline::train::checkpoint::Checkpoints;
@@ -22,7 +24,7 @@ use paceline::train::trainer::Surroundings;
 use paceline::train::{Config, Outcome as TrainOutcome, Reason, TrainError, Trainer, gpus};
 
 use super::calibrate::{Calibrate, calibrate, tell};
-use super::team::{self, Role, Team};
+use super::team::{self, Role, Team, room};
 use super::{Outcome, surroundings};
 use crate::cli::Train;
 use crate::failure::Failure;
@@ -35,6 +37,10 @@ pub fn run(arguments: Train) -> Outcome {
         Role::Launcher(starts) => {
             config.check()?;
             config.check_world(config.workers)?;
+            if arguments.hosts.is_none() {
+                room::cores_suffice(starts.len(), arguments.oversubscribe)?;
+                room::fits(&config, config.workers, starts.len(), arguments.resume.is_some())?;
+            }
             if arguments.hosts.is_none() && config.device != Compute::Cpu {
                 let found = cuda::count();
                 let seen = *found.as_ref().unwrap_or(&usize::MAX);
@@ -48,6 +54,9 @@ pub fn run(arguments: Train) -> Outcome {
             team::launch(&starts)
         }
         Role::Alone => {
+            if arguments.resume.is_some() {
+                room::fits(&config, 1, 1, true)?;
+            }
             let stop = Stop::on_signals().map_err(Failure::failed)?;
             train(&arguments, config, Surroundings { stop, ..surroundings() }, None)
         }
@@ -57,6 +66,11 @@ pub fn run(arguments: Train) -> Outcome {
             config.check()?;
             if member.world == 1 {
                 return train(&arguments, config, Surroundings { stop, ..surroundings() }, None);
+            }
+            // A launcher on this machine has looked already, for all.
+            if !team::variables().contains_key(child::PARENT) {
+                config.check_world(config.workers)?;
+                room::member_fits(&member, &config, arguments.resume.is_some())?;
             }
             let team = Team::meet(*member, &arguments, &config, &stop)?;
             if team.serves() {
@@ -90,10 +104,10 @@ fn resolve(arguments: &Train) -> Result<Config, Failure> {
 /// Trains, as one of a team if there is one.
 fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<Team>) -> Outcome {
     let (disk, stop) = (around.disk.clone(), around.stop.clone());
-    let begun = match &arguments.resume {
+    let begun = whole(|| match &arguments.resume {
         Some(run) => Trainer::resume(run.clone(), around, |config| apply(arguments, config)),
         None => Trainer::start(config, around, arguments.run.clone()),
-    };
+    });
     let mut trainer = match &team {
         Some(team) => team.guard(begun)?,
         None => begun?,
@@ -109,7 +123,7 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
     let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), how);
     let run = trainer.run_dir().path().to_owned();
     if team.as_ref().is_some_and(|team| !team.speaks()) {
-        let ended = trainer.run();
+        let ended = whole(|| trainer.run());
         return end(team, trainer, ended).map(|outcome| exit_code(&outcome, &stop));
     }
     if !arguments.quiet && !arguments.json {
@@ -120,13 +134,18 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
     trainer.observe(Box::new(move |line| board.record(line)));
     let terminal = Terminal::new(Style::choose(arguments.quiet, arguments.json), &trainer);
     trainer.observe(terminal.observer());
-    let ended = trainer.run();
+    let ended = whole(|| trainer.run());
     terminal.close();
     // A report is worth having of a failed run too; if it cannot be written, the run's own end matters more.
     let page = report::write(&disk, &run);
     let outcome = end(team, trainer, ended)?;
     terminal.finish(&outcome, page.ok().as_deref());
     Ok(exit_code(&outcome, &stop))
+}
+
+/// What a part of a run came to, memory that was refused in the middle of it included: the others are told of that as of any failure.
+fn whole<T>(part: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
+    memory::caught(part)?
 }
 
 fn exit_code(outcome: &TrainOutcome, stop: &Stop) -> ExitCode {

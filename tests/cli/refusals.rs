@@ -89,7 +89,7 @@ fn models_and_data_that_do_not_go_together_are_refused() {
         ("--model lenet5 --data text:long.txt --sequence 8", ["reads images", "type --model lstm or --model gpt"]),
         ("--model mlp --data shapes --batch 10 --accumulate 4", ["equal parts", "type an --accumulate"]),
         ("--model mlp --data shapes --size 9000", ["too large", "type --size"]),
-        ("--model vgg16 --data shapes --size 2048 --batch 4096", ["GB of memory", "type a smaller --batch"]),
+        ("--model vgg16 --data shapes --size 2048 --batch 4096", ["GB of memory", "type --batch "]),
         ("--model mlp --data shapes --momentum 1", ["momentum", "from 0 to below 1"]),
         ("--model mlp --data shapes --label-smoothing 1", ["from 0 to below 1", "type for example"]),
     ] {

@@ -17,6 +17,7 @@ use paceline::system::{cores, threads};
 use serde_json::{Value, json};
 
 use self::measure::{Row, measure};
+use super::super::team::room;
 use super::super::{Outcome, print, print_json};
 use crate::cli::{BenchCollectives, Carry};
 use crate::failure::Failure;
@@ -28,6 +29,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs the command.
 pub fn run(arguments: &BenchCollectives) -> Outcome {
+    let most = arguments.workers.iter().copied().max().unwrap_or(0);
+    let in_processes_too = arguments.carry.iter().any(|&carry| carry != Carry::Thread);
+    room::cores_suffice(if in_processes_too { most } else { 0 }, arguments.oversubscribe)?;
     let mut rows = Vec::new();
     if !arguments.json {
         let host = Host::look();

@@ -7,6 +7,7 @@ use paceline::system::event::{Event, Line};
 use serde_json::json;
 
 use crate::cli::BenchScaling;
+use crate::command::team::room;
 use crate::command::{Outcome, print, print_json};
 use crate::failure::Failure;
 
@@ -23,6 +24,7 @@ struct Measured {
 
 /// Runs the command.
 pub fn run(arguments: &BenchScaling) -> Outcome {
+    room::cores_suffice(arguments.workers.iter().copied().max().unwrap_or(0), arguments.oversubscribe)?;
     let mut all: Vec<Measured> = Vec::new();
     if !arguments.json {
         print("workers  images/s  step ms  waiting ms  speed-up  efficiency\n");
@@ -67,6 +69,9 @@ fn measure(arguments: &BenchScaling, workers: usize) -> Result<Measured, Failure
     }
     if let Some(carry) = carry {
         command.args(["--carry", carry.name()]);
+    }
+    if arguments.oversubscribe {
+        command.arg("--oversubscribe");
     }
     if workers == 1 && arguments.one_core {
         command.args(["--threads", "1"]);

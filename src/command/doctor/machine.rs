@@ -1,6 +1,7 @@
 //! A machine: its cores, memory, and what both do at best.
 
 use paceline::system::host::Host;
+use paceline::system::limits::{Memory, Source};
 use paceline::system::machine::Machine;
 use paceline::tensor::device::cpu::Cpu;
 use paceline::tensor::device::cpu::isa::Isa;
@@ -23,7 +24,10 @@ pub fn look(measure: bool) -> Value {
         "instruction_sets": isas,
         "memory_bytes": host.memory_bytes,
         "memory_free_bytes": machine.memory_free_bytes,
-        "memory_limit_bytes": machine.memory_limit_bytes,
+        "memory_limit_bytes": limited(&host, &machine).map(|limit| limit.bytes),
+        "memory_limit_by": limited(&host, &machine).map(|limit| limit.source.to_string()),
+        "cpu_quota_cores": machine.limits.quota.as_ref().map(|quota| quota.cores),
+        "cpu_quota_group": machine.limits.quota.as_ref().map(|quota| quota.group.as_str()),
     });
     if measure {
         let (one, all) = (Cpu::new(1).peak(), Cpu::pinned(machine.usable).peak());
@@ -32,6 +36,11 @@ pub fn look(measure: bool) -> Value {
         found["bf16_flops_per_s"] = json!({"one_thread": one.bf16_flops, "all_threads": all.bf16_flops});
     }
     found
+}
+
+/// The least limit on memory, if it is not all that the machine has.
+fn limited<'a>(host: &Host, machine: &'a Machine) -> Option<&'a Memory> {
+    machine.limits.memory().filter(|limit| limit.bytes < host.memory_bytes || limit.source != Source::Machine)
 }
 
 /// What was found, for people.
@@ -43,12 +52,15 @@ pub fn lines(found: &Value) -> String {
     let gib = |name: &str| count(name) as f64 / f64::from(1 << 30);
     let speed = |name: &str, of: &str| found[name][of].as_f64().unwrap_or(0.0) / 1e9;
     let many = |count: u64, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    let quota = match count("threads_usable") {
-        usable if usable < count("threads_allowed") => format!(", {usable} by its quota"),
-        _ => String::new(),
+    let quota = match found["cpu_quota_cores"].as_f64() {
+        Some(cores) => {
+            let usable = count("threads_usable");
+            format!(", {usable} by the quota of {cores:.1} cores of the cgroup {}", text("cpu_quota_group"))
+        }
+        None => String::new(),
     };
     let limit = match found["memory_limit_bytes"].as_u64() {
-        Some(_) => format!(", limited to {:.1} GiB", gib("memory_limit_bytes")),
+        Some(_) => format!(", {} {:.1} GiB", text("memory_limit_by"), gib("memory_limit_bytes")),
         None => String::new(),
     };
     let isas = found["instruction_sets"].as_array().into_iter().flatten().filter_map(Value::as_str);

@@ -1,0 +1,51 @@
+//! Whether the processes of a run fit this machine, before any is started: its memory, and its cores.
+
+use paceline::cluster::Member;
+use paceline::data::outline::outline;
+use paceline::data::{OpenOptions, Spec};
+use paceline::nn::zoo;
+use paceline::system::limits::Limits;
+use paceline::system::threads;
+use paceline::train::room::{Candidate, Processes};
+use paceline::train::{Config, sizing};
+
+use crate::command::surroundings;
+use crate::failure::Failure;
+
+/// More processes than this on a core are refused: they would mostly wait for each other.
+const PROCESSES_PER_CORE_MAX: usize = 16;
+
+/// Refuses a run of which so many processes, of so many workers in all, do not fit this machine's memory. What only the processes
+/// themselves find out, such as data that is not there, is left to them.
+pub fn fits(config: &Config, workers: usize, processes: usize, resumes: bool) -> Result<(), Failure> {
+    let around = surroundings();
+    let options = OpenOptions { data_home: around.data_home, sequence: config.sequence, ..OpenOptions::default() };
+    let Ok(model) = zoo::find(&config.model) else { return Ok(()) };
+    let Some(found) = config.data.parse::<Spec>().ok().and_then(|spec| outline(&spec, &options, &around.disk)) else {
+        return Ok(());
+    };
+    let Ok(fitted) = sizing::fit(model, &found.info, config.size) else { return Ok(()) };
+    let (input, classes) = (fitted.input, config.classes.unwrap_or(found.info.classes));
+    let here = Processes::here(config, workers, processes);
+    let held_bytes = found.held_bytes;
+    Ok(Candidate { model, config, input, classes, held_bytes, workers, here, resumes }.check(&Limits::look())?)
+}
+
+/// As [`fits`], for a process that another launcher has started: as far as it knows who else is on its machine. The rendezvous tells
+/// the rest.
+pub fn member_fits(member: &Member, config: &Config, resumes: bool) -> Result<(), Failure> {
+    fits(config, member.workers(), member.local.map_or(1, |local| local.world), resumes)
+}
+
+/// Refuses more processes than the cores of this machine can be shared by, unless the user insists.
+pub fn cores_suffice(processes: usize, oversubscribe: bool) -> Result<(), Failure> {
+    let (cores, most) = (threads::available(), PROCESSES_PER_CORE_MAX * threads::available());
+    if oversubscribe || processes <= most {
+        return Ok(());
+    }
+    let cores = if cores == 1 { "1 core".to_owned() } else { format!("{cores} cores") };
+    Err(Failure::refused(format!(
+        "{processes} processes on {cores} are more than {PROCESSES_PER_CORE_MAX} for each; \
+         type --workers {most} or fewer, or --oversubscribe to start them all the same"
+    )))
+}

@@ -1,0 +1,193 @@
+//! Memory and cores that do not suffice: refused before anything starts, with what fits; and an error where they end half-way.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use paceline::system::limits::Limits;
+use paceline::system::threads;
+
+use crate::place::{Place, has, skip, text};
+
+/// The binary under a limit on its addresses, in kilobytes.
+fn under_ulimit(place: &Place, kilobytes: u64, arguments: &str) -> Output {
+    let mut shell = Command::new("sh");
+    let inner = place.command(arguments);
+    shell.args(["-c", &format!("ulimit -v {kilobytes} && exec \"$0\" \"$@\"")]).arg(inner.get_program());
+    shell.args(inner.get_args()).current_dir(inner.get_current_dir().unwrap());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.output().unwrap()
+}
+
+/// The one error of an output with this exit code.
+fn error(output: &Output, code: i32) -> String {
+    let wrong = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{}\n{}{wrong}", output.status, text(&output.stdout));
+    assert!(wrong.starts_with("error: ") && wrong.matches("error: ").count() == 1, "one error: {wrong}");
+    wrong
+}
+
+/// The number behind a flag in a sentence.
+fn number(sentence: &str, flag: &str) -> usize {
+    let rest = sentence.split_once(flag).unwrap_or_else(|| panic!("no {flag}: {sentence}")).1;
+    rest.trim_start().split(|sign: char| !sign.is_ascii_digit()).next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn workers_that_together_need_more_than_there_is_are_refused_with_a_batch_that_fits() {
+    let place = Place::new();
+    let limit = Limits::look().shared.expect("a machine with memory").bytes;
+    // One sample of resnet50 at 224×224 takes about 77 MB, so each of two workers has three quarters of the memory.
+    let batch = (limit / 77_000_000) as usize * 3 / 4 * 2;
+    let train =
+        |batch: usize| format!("train --model resnet50 --data synthetic:224x224x3/1000 --batch {batch} --workers 2");
+    let sentence = place.fails(&train(batch), 2, &["2 workers need ", " GB of memory, ", "which fits"]);
+    assert!(place.files().is_empty(), "nothing was started");
+    let fitting = number(&sentence, "--batch");
+    assert!(fitting < batch && fitting.is_multiple_of(2), "{sentence}");
+    // Ranks that another launcher starts refuse by themselves, before they meet.
+    let mut rank = place.command(&train(batch).replace(" --workers 2", ""));
+    rank.envs([("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")]);
+    let output = rank.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29999")]).output().unwrap();
+    assert_eq!(error(&output, 2), sentence);
+    // What is named is accepted: the run gets as far as a folder that it cannot make.
+    place.write("file", "");
+    let accepted = text(&place.output(&format!("{} --run file/run", train(fitting))).stderr);
+    assert!(accepted.contains("type --run with a folder that can be written"), "{accepted}");
+}
+
+#[test]
+fn the_limit_of_every_process_counts() {
+    let place = Place::new();
+    let train = "train --model resnet50 --data synthetic:64x64x3/10/4096 --batch 2048 --run run";
+    let sentence = error(&under_ulimit(&place, 2_000_000, train), 2);
+    assert!(
+        sentence.contains("a process needs ") && sentence.contains("`ulimit -v` allows each process 2.0 GB"),
+        "{sentence}"
+    );
+    let fitting = format!("--batch {}", number(&sentence, "--batch"));
+    let smaller =
+        under_ulimit(&place, 2_000_000, &format!("{} --max-steps 1 --quiet", train.replace("--batch 2048", &fitting)));
+    assert!(smaller.status.success(), "{fitting}: {}", text(&smaller.stderr));
+}
+
+#[test]
+fn memory_that_ends_half_way_is_an_error_and_no_panic() {
+    let test = "memory_that_ends_half_way_is_an_error_and_no_panic";
+    if !has("prlimit", test) {
+        return;
+    }
+    let place = Place::new();
+    // The limit falls once the run has begun: the first evaluation then finds no memory for its answers or batches.
+    let mut child = place
+        .command("train --model vgg11 --data synthetic:64x64x3/10/64 --batch 16 --epochs 1000 --run run --quiet")
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begun = (0..600).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::fs::read_to_string(place.path("run/events/rank-0.jsonl")).is_ok_and(|text| text.contains("\"step\""))
+    });
+    assert!(begun, "the run did not begin");
+    let pid = child.id().to_string();
+    let lowered = Command::new("prlimit").args(["--pid", &pid, "--as=100000000"]).status().unwrap();
+    assert!(lowered.success());
+    let output = child.wait_with_output().unwrap();
+    let sentence = error(&output, 1);
+    assert!(sentence.contains("no memory for ") && sentence.contains("paceline doctor"), "{sentence}");
+}
+
+#[test]
+fn memory_that_was_never_there_is_an_error_and_no_panic() {
+    let place = Place::new();
+    // Just enough to begin: the smallest limit under which the refusal lets the run pass is found, then less than it really needs
+    // is taken away by threads that the estimate does not know of.
+    let train = "bench step --model resnet18 --size 64 --batch 64 --calibrate off --steps 1";
+    for kilobytes in [150_000, 250_000, 350_000] {
+        let output = under_ulimit(&place, kilobytes, train);
+        let code = output.status.code();
+        assert!(code.is_some_and(|code| code <= 2), "{kilobytes}: {}\n{}", output.status, text(&output.stderr));
+    }
+}
+
+/// A control group with a limit on memory, where this test may make one; it goes with this value.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(name: &str, bytes: u64) -> Result<Self, String> {
+        let first = Path::new("/sys/fs/cgroup/memory");
+        let (root, file) =
+            if first.is_dir() { (first, "memory.limit_in_bytes") } else { (Path::new("/sys/fs/cgroup"), "memory.max") };
+        let folder = root.join(format!("paceline-test-{name}-{}", std::process::id()));
+        std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let group = Self(folder);
+        std::fs::write(group.0.join(file), bytes.to_string()).map_err(|error| format!("{file}: {error}"))?;
+        Ok(group)
+    }
+
+    fn output(&self, place: &Place, arguments: &str) -> Output {
+        let inner = place.command(arguments);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs")).arg(inner.get_program());
+        shell.args(inner.get_args()).current_dir(inner.get_current_dir().unwrap());
+        shell.env("PACELINE_CACHE", place.cache()).output().unwrap()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The kernel may still count the last process for a moment.
+        for _ in 0..50 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn a_small_control_group_gets_a_run_or_a_sentence_and_never_a_kill() {
+    let test = "a_small_control_group_gets_a_run_or_a_sentence_and_never_a_kill";
+    let group = match Group::new("small", 600_000_000) {
+        Ok(group) => group,
+        Err(why) => return skip(test, &format!("cannot make a control group: {why}")),
+    };
+    let place = Place::new();
+    let output = group.output(&place, "train --workers 2 --max-steps 3 --quiet --calibrate off --run small");
+    assert!(output.status.success(), "{}\n{}", output.status, text(&output.stderr));
+    let large = "train --model resnet50 --data synthetic:224x224x3/1000 --batch 64 --run large";
+    let sentence = error(&group.output(&place, large), 2);
+    assert!(sentence.contains("the cgroup /") && sentence.contains("allows 600 MB"), "{sentence}");
+    let sentence = error(&group.output(&place, &format!("{large} --workers 2")), 2);
+    assert!(sentence.contains("2 workers need ") && sentence.contains("allows 600 MB"), "{sentence}");
+    // The largest batch that passes runs, and is not killed.
+    let middle =
+        "train --model resnet18 --data synthetic:64x64x3/10/512 --batch 512 --max-steps 1 --calibrate off --quiet";
+    let sentence = error(&group.output(&place, middle), 2);
+    let fitting = middle.replace("--batch 512", &format!("--batch {}", number(&sentence, "--batch")));
+    let output = group.output(&place, &fitting);
+    assert!(output.status.success(), "{fitting}: {}\n{}", output.status, text(&output.stderr));
+}
+
+#[test]
+fn more_processes_than_cores_can_share_are_refused_unless_asked_for() {
+    let place = Place::new();
+    let most = 16 * threads::available();
+    let (many, rank) = (most + 1, format!("--workers {}", most + 1));
+    let words = format!("type --workers {most} or fewer, or --oversubscribe");
+    for command in [
+        format!("train --model mlp --data synthetic:8x8x3/10/64 --batch {many} {rank}"),
+        format!("launch {rank} -- models"),
+        format!("bench collectives {rank}"),
+        format!("bench scaling {rank}"),
+    ] {
+        place.refuses(&command, &[&format!("{many} processes on "), &words]);
+    }
+    place.run(&format!("launch {rank} --oversubscribe -- models"));
+    place.run(&format!("launch --workers {} -- models", most.min(4)));
+}
