@@ -23,8 +23,8 @@ use paceline::comm::{
 use paceline::data::order::Shard;
 use paceline::parallel::Agreement;
 use paceline::parallel::agree::parameter_server::{Pace, Roles};
-use paceline::system::shell::resume_line;
 use paceline::system::disk::Disk;
+use paceline::system::shell::resume_line;
 use paceline::system::signal::Stop;
 use paceline::train::replica::guard::Limits;
 use paceline::train::serve::{bucket_shapes, serve_parameters};

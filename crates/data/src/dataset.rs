@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use paceline_system::disk::Disk;
-use paceline_system::printable::Shown;
 use paceline_system::memory;
+use paceline_system::printable::Shown;
 use serde::Serialize;
 
 use crate::cifar10::Cifar10;

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use paceline_system::disk::DiskError;
-use paceline_system::printable::Shown;
 use paceline_system::memory::OutOfMemory;
+use paceline_system::printable::Shown;
 
 /// Why data could not be had.
 #[derive(Debug, thiserror::Error)]

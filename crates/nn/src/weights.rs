@@ -104,7 +104,10 @@ pub enum WeightsError {
         dtype: String,
     },
     /// A tensor holds something that is not a number.
-    #[error("{}: `{name}` holds values that are not numbers; take the file from where it came from once more", Shown(path))]
+    #[error(
+        "{}: `{name}` holds values that are not numbers; take the file from where it came from once more",
+        Shown(path)
+    )]
     NotFinite {
         /// The file.
         path: PathBuf,

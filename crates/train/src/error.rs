@@ -6,8 +6,8 @@ use paceline_comm::CommError;
 use paceline_data::DataError;
 use paceline_nn::weights::WeightsError;
 use paceline_system::disk::DiskError;
-use paceline_system::shell::resume_line;
 use paceline_system::memory::OutOfMemory;
+use paceline_system::shell::resume_line;
 use paceline_tensor::GraphError;
 use paceline_tensor::device::cuda::CudaError;
 
