@@ -49,7 +49,7 @@ pub fn run(arguments: Train) -> Outcome {
             }
             if let (Some(run), None) = (&arguments.run, &arguments.hosts) {
                 // Refused once, and not by every process.
-                run_folder::check_free(&surroundings().disk, run, 1)?;
+                run_folder::check_free(&surroundings().disk, run)?;
             }
             team::launch(&starts)
         }

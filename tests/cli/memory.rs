@@ -83,7 +83,7 @@ fn memory_that_ends_half_way_is_an_error_and_no_panic() {
     }
     let place = Place::new();
     // The limit falls once the run has begun: the first evaluation then finds no memory for its answers or batches.
-    let mut child = place
+    let child = place
         .command("train --model vgg11 --data synthetic:64x64x3/10/64 --batch 16 --epochs 1000 --run run --quiet")
         .stderr(std::process::Stdio::piped())
         .spawn()

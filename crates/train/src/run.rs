@@ -45,7 +45,7 @@ impl RunDir {
     fn create_at(disk: &Disk, path: &Path, config: &Config) -> Result<Self, TrainError> {
         let is_new = !disk.exists(path);
         disk.create_dir(path).map_err(|error| cannot_write(&error))?;
-        check_free(disk, path, config.workers)?;
+        check_free(disk, path)?;
         let filled = Self::lock(path).and_then(|run| {
             // Another process may have been as quick as this one.
             if disk.exists(&run.config_path()) {
@@ -162,22 +162,18 @@ impl ResumeFrom {
     }
 }
 
-/// Refuses a folder for a new run that holds anything, whatever it is. Of several workers, others may have been quicker than the first: the
-/// events that they have begun to write there are no obstacle.
+/// Refuses a folder for a new run that holds anything, whatever it is. Other workers write into it only once rank 0 has made it.
 ///
 /// # Errors
 /// When it does.
-pub fn check_free(disk: &Disk, path: &Path, workers: usize) -> Result<(), TrainError> {
+pub fn check_free(disk: &Disk, path: &Path) -> Result<(), TrainError> {
     if disk.exists(&path.join("config.toml")) {
         return Err(TrainError::RunExists { run: path.to_owned() });
     }
     if !disk.is_dir(path) {
         return Ok(());
     }
-    let of_others =
-        |entry: &Path| workers > 1 && entry.ends_with("events") && !disk.exists(&entry.join("rank-0.jsonl"));
-    let entries = disk.list(path).map_err(|error| cannot_write(&error))?;
-    match entries.iter().find(|entry| !of_others(entry)) {
+    match disk.list(path).map_err(|error| cannot_write(&error))?.first() {
         None => Ok(()),
         Some(entry) => Err(TrainError::NotEmpty { folder: path.to_owned(), entry: entry.clone() }),
     }
