@@ -1,15 +1,15 @@
 //! The disk: files appear whole or not at all.
 //!
 //! [`Disk::write`] writes beside the target under a temporary name, syncs, renames and syncs the folder, so a crash at
-//! any moment leaves either the old file or the new one. A [`Disk`] can be told to be full after so many bytes: the
-//! tests that fill a disk use production code. What is read is a regular file: a FIFO or a device is refused and never
+//! any moment leaves either the old file or the new one. A [`Disk`] can be told to be full after so many bytes, or to hang:
+//! the tests that fill a disk use production code. What is read is a regular file: a FIFO or a device is refused and never
 //! waited for.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::printable::Shown;
 use crate::regular;
@@ -67,6 +67,8 @@ pub enum Kind {
 pub struct Disk {
     /// Bytes that may still be written, or none for the real disk's own limit.
     room: Option<Arc<AtomicU64>>,
+    /// Reading waits while somebody else has locked this.
+    hold: Option<Arc<Mutex<()>>>,
 }
 
 impl Disk {
@@ -77,7 +79,12 @@ impl Disk {
 
     /// The machine's disk, which says it is full once `bytes` have been written through this handle.
     pub fn full_after(bytes: u64) -> Self {
-        Self { room: Some(Arc::new(AtomicU64::new(bytes))) }
+        Self { room: Some(Arc::new(AtomicU64::new(bytes))), ..Self::default() }
+    }
+
+    /// The machine's disk, which hangs in [`Disk::read`] while `hold` is locked.
+    pub fn hanging_while(hold: &Arc<Mutex<()>>) -> Self {
+        Self { hold: Some(Arc::clone(hold)), ..Self::default() }
     }
 
     /// Whether the limit of [`Disk::full_after`] was hit: a test of a full disk asserts that it really was.
@@ -155,6 +162,9 @@ impl Disk {
     /// # Errors
     /// As [`Disk::read`], or when it is longer.
     pub fn read_within(&self, path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
+        if let Some(hold) = &self.hold {
+            drop(hold.lock().unwrap_or_else(PoisonError::into_inner));
+        }
         regular::read(path, bytes_max).map_err(DiskError::on("read", path))
     }
 
