@@ -79,7 +79,7 @@ fn an_image_that_may_not_be_read_counts_as_damaged() {
     use std::os::unix::fs::PermissionsExt;
     let place = photographs();
     let image = place.path("photos/train/left/1.png");
-    std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o000)).unwrap();
     // Nothing is closed to root, unless it gives that up.
     let mut closed: Vec<&str> = Vec::new();
     if std::fs::read(&image).is_ok() {

@@ -135,8 +135,10 @@ fn clean(verdict: &mut Verdict, world: usize) -> bool {
 
 /// Text from elsewhere as it may be shown on a terminal: what a terminal would obey is escaped, and it is not too long.
 pub fn printable(text: &str) -> String {
-    let mut shown = printable_lines(&text[..text.floor_char_boundary(TEXT_BYTES_MAX)]);
-    shown.truncate(shown.floor_char_boundary(TEXT_BYTES_MAX));
+    let mut shown = printable_lines(text);
+    let ends = shown.char_indices().map(|(start, sign)| start + sign.len_utf8());
+    let cut = ends.take_while(|end| *end <= TEXT_BYTES_MAX).last().unwrap_or(0);
+    shown.truncate(cut);
     shown
 }
 
