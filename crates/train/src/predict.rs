@@ -96,7 +96,7 @@ impl Predictor {
         let limits = DecodeLimits::for_side(self.card.input[0].max(self.card.input[1]));
         let bytes = disk.read_within(image, limits.file_bytes())?;
         decode_image(&bytes, limits, &mut self.scratch.image).map_err(|problem| {
-            TrainError::Refused(format!("{} is not an image to predict on: {problem}", Shown(image)))
+            TrainError::Refused(format!("{} is not a JPEG or PNG image: {problem}", Shown(image)))
         })?;
         if self.card.input[2] == 1 {
             make_grey(&mut self.scratch.image);
