@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 1 failed, 2 refused (bad input; nothing was started or overwritten), 130, 143 or 129 ended by SIGINT, SIGTERM or SIGHUP
 //! and saved.
 
+mod allocator;
 mod cli;
 mod command;
 mod failure;
@@ -16,6 +17,9 @@ use paceline::tensor::device::cpu::isa::Isa;
 
 use cli::{Cli, Command};
 use failure::Failure;
+
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use paceline::cluster::launch::child;
 use paceline::comm;
+use paceline::data::DataError;
 use paceline::lab::{TensorBoard, report};
 use paceline::nn::schedule::WarmUp;
 use paceline::system::clock;
@@ -136,16 +137,21 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
     trainer.observe(terminal.observer());
     let ended = whole(|| trainer.run());
     terminal.close();
-    // A report is worth having of a failed run too; if it cannot be written, the run's own end matters more.
-    let page = report::write(&disk, &run);
+    // A report is worth having of a failed run too; if it cannot be written, the run's own end matters more. Where memory has ended,
+    // there is none for a report.
+    let page = if out_of_memory(&ended) { None } else { report::write(&disk, &run).ok() };
     let outcome = end(team, trainer, ended)?;
-    terminal.finish(&outcome, page.ok().as_deref());
+    terminal.finish(&outcome, page.as_deref());
     Ok(exit_code(&outcome, &stop))
 }
 
 /// What a part of a run came to, memory that was refused in the middle of it included: the others are told of that as of any failure.
 fn whole<T>(part: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
     memory::caught(part)?
+}
+
+fn out_of_memory<T>(ended: &Result<T, TrainError>) -> bool {
+    matches!(ended, Err(TrainError::Memory(_) | TrainError::Data(DataError::Memory(_))))
 }
 
 fn exit_code(outcome: &TrainOutcome, stop: &Stop) -> ExitCode {

@@ -1,3 +1,5 @@
+//! Limits of machines that are folders of files, and of this one.
+
 use super::groups::{Group, chain};
 use super::*;
 

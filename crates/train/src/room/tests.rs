@@ -1,3 +1,5 @@
+//! Runs that fit and runs that do not, on machines of any size.
+
 use paceline_nn::zoo;
 use paceline_system::limits::Source;
 
