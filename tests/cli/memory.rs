@@ -98,34 +98,34 @@ fn memory_that_ends_half_way_is_an_error_and_no_signal() {
         return;
     }
     let place = Place::new();
-    let train = format!(
-        "train {QUICK} --epochs 1000000 --evaluate-every 1000000 --checkpoint-every 20 --time-limit 60s --run run --quiet"
-    );
-    let child = place.command(&train).stderr(Stdio::piped()).spawn().unwrap();
-    let saved = (0..600).any(|_| {
-        std::thread::sleep(Duration::from_millis(50));
-        place.path("run/checkpoints/step-00000040").is_dir()
+    let train = "train --model mlp --data synthetic:64x64x3/10/8000 --batch 8 --checkpoint-every 150 --time-limit 60s";
+    let child = place.command(&format!("{train} --run run --quiet")).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = (0..4000).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        let events = std::fs::read_to_string(place.path("run/events/rank-0.jsonl"));
+        events.is_ok_and(|events| events.contains(r#""event":"step""#))
     });
-    // The limit falls below what the process has: the next checkpoint finds no memory for its file.
+    // The limit falls below what the process has: the first checkpoint finds no memory.
     let lowered = Command::new("prlimit").args(["--pid", &child.id().to_string(), "--as=1000000"]).status().unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(saved && lowered.success(), "the run did not begin");
+    assert!(begun && lowered.success(), "the run did not begin");
     let sentence = error(&output, 1);
     assert!(sentence.contains("no memory for ") && sentence.contains("paceline doctor"), "{sentence}");
 }
 
-/// A control group with a limit on memory, where this test may make one; it goes with this value.
+/// A control group with a limit, where this test may make one; it goes with this value.
 struct Group(PathBuf);
 
 impl Group {
-    fn new(name: &str, bytes: u64) -> Result<Self, String> {
-        let first = Path::new("/sys/fs/cgroup/memory");
-        let (root, file) =
-            if first.is_dir() { (first, "memory.limit_in_bytes") } else { (Path::new("/sys/fs/cgroup"), "memory.max") };
-        let folder = root.join(format!("paceline-test-{name}-{}", std::process::id()));
+    /// With `first` in a file of a controller of version 1, or `unified` in one of version 2.
+    fn new(controller: &str, first: (&str, &str), unified: (&str, &str)) -> Result<Self, String> {
+        let tree = Path::new("/sys/fs/cgroup").join(controller);
+        let (root, (file, limit)) =
+            if tree.is_dir() { (tree, first) } else { (PathBuf::from("/sys/fs/cgroup"), unified) };
+        let folder = root.join(format!("paceline-test-{controller}-{}", std::process::id()));
         std::fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
         let group = Self(folder);
-        std::fs::write(group.0.join(file), bytes.to_string()).map_err(|error| format!("{file}: {error}"))?;
+        std::fs::write(group.0.join(file), limit).map_err(|error| format!("{file}: {error}"))?;
         Ok(group)
     }
 
@@ -153,7 +153,8 @@ impl Drop for Group {
 #[test]
 fn a_small_control_group_gets_a_run_or_a_sentence_and_never_a_kill() {
     let test = "a_small_control_group_gets_a_run_or_a_sentence_and_never_a_kill";
-    let group = match Group::new("small", 600_000_000) {
+    let limit = "600000000";
+    let group = match Group::new("memory", ("memory.limit_in_bytes", limit), ("memory.max", limit)) {
         Ok(group) => group,
         Err(why) => return skip(test, &format!("cannot make a control group: {why}")),
     };
@@ -167,11 +168,25 @@ fn a_small_control_group_gets_a_run_or_a_sentence_and_never_a_kill() {
     assert!(sentence.contains("2 workers need ") && sentence.contains("allows 600 MB"), "{sentence}");
     // The largest batch that passes runs, and is not killed.
     let middle =
-        "train --model resnet18 --data synthetic:64x64x3/10/512 --batch 512 --max-steps 1 --calibrate off --quiet";
+        "train --model cnn5 --data synthetic:32x32x3/10/4096 --batch 4096 --max-steps 1 --calibrate off --quiet";
     let sentence = error(&group.output(&place, middle), 2);
     let fitting = middle.replace("--batch 4096", &format!("--batch {}", number(&sentence, "--batch")));
     let output = group.output(&place, &fitting);
     assert!(output.status.success(), "{fitting}: {}\n{}", output.status, text(&output.stderr));
+}
+
+#[test]
+fn threads_follow_the_quota_of_a_control_group() {
+    let test = "threads_follow_the_quota_of_a_control_group";
+    let group = match Group::new("cpu", ("cpu.cfs_quota_us", "50000"), ("cpu.max", "50000 100000")) {
+        Ok(group) => group,
+        Err(why) => return skip(test, &format!("cannot make a control group: {why}")),
+    };
+    let place = Place::new();
+    let output = group.output(&place, &format!("train {QUICK} --max-steps 1 --quiet --run run"));
+    assert!(output.status.success(), "{}\n{}", output.status, text(&output.stderr));
+    let host = &place.events("run")[0]["host"];
+    assert_eq!(host["cores"], 1, "half a core, rounded up: {host}");
 }
 
 #[test]
