@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use bytemuck::cast_slice_mut;
+use paceline_system::memory;
 
 use crate::choose::Choice;
 use crate::collective::{Algorithm, Collective, transfers};
@@ -154,7 +155,11 @@ impl Communicator {
     pub fn shared_buffer(&mut self, length: usize) -> Result<SharedBuffer, CommError> {
         match &mut self.transport {
             Transport::Shm(port) => port.shared_buffer(length).map(SharedBuffer::Mapped),
-            _ => Ok(SharedBuffer::Heap(vec![0.0; length])),
+            _ => memory::zeros(length, "messages").map(SharedBuffer::Heap).map_err(|refused| CommError::System {
+                rank: self.rank,
+                what: "take memory for messages",
+                source: std::io::Error::new(std::io::ErrorKind::OutOfMemory, refused),
+            }),
         }
     }
 

@@ -167,11 +167,12 @@ impl Candidate<'_> {
         (batches * samples * sample) as u64 + decoding
     }
 
-    /// The first limit that is exceeded, and what is needed of it.
+    /// The least limit that is exceeded, and what is needed of it.
     fn excess<'a>(&self, need: &Need, limits: &'a Limits) -> Option<(u64, &'a Memory)> {
         let shared = limits.shared.as_ref().map(|limit| (need.total(self.here), limit));
         let own = limits.own.as_ref().map(|limit| (need.addresses(), limit));
-        shared.into_iter().chain(own).find(|(needed, limit)| *needed > limit.bytes)
+        let exceeded = shared.into_iter().chain(own).filter(|(needed, limit)| *needed > limit.bytes);
+        exceeded.min_by_key(|(_, limit)| limit.bytes)
     }
 
     fn wish(&self, needed: u64, need: &Need, limit: &Memory) -> String {

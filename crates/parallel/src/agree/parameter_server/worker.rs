@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
+use paceline_system::memory::zeros;
 
 use super::super::courier::{Answer, BucketShape, Courier, Ends, Job};
 use super::super::{SHARED, Shared};
@@ -17,7 +18,8 @@ pub(super) fn start(
     deadline: Duration,
 ) -> Result<Courier, CommError> {
     let lengths: Vec<usize> = buckets.iter().map(|bucket| bucket.elements).collect();
-    let memory = lengths.iter().map(|&length| SharedBuffer::Heap(vec![0.0; length])).collect();
+    let zeros = |&length: &usize| zeros(length, "messages").unwrap_or_else(|refused| refused.unwind());
+    let memory = lengths.iter().map(zeros).map(SharedBuffer::Heap).collect();
     let rank = communicator.rank();
     let calls = Call::of_step(&lengths);
     let room = calls.iter().map(|call| call.worker_elements(roles)).max().unwrap_or(0).max(2 * SHARED);
