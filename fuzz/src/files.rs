@@ -13,6 +13,7 @@ use paceline_system::disk::Disk;
 use paceline_tensor::device::cpu::choice::Choices;
 use paceline_tensor::device::cuda::kept;
 use paceline_train::checkpoint;
+use paceline_train::checkpoint::manifest::Manifest;
 
 /// The bytes as a file in a folder of its own.
 fn with_file(name: &str, bytes: &[u8], body: impl FnOnce(&Disk, PathBuf)) {
@@ -66,6 +67,17 @@ pub fn weights(bytes: &[u8]) {
         }
         if let Ok(card) = checkpoint::read_card(disk, &path) {
             let _ = card.input();
+        }
+    });
+}
+
+/// The manifest of a checkpoint: one that is taken is written again as it was.
+pub fn manifest(bytes: &[u8]) {
+    with_file("checkpoints/step-00000008/manifest.json", bytes, |disk, path| {
+        let folder = path.parent().expect("a file is in a folder");
+        if let Ok(Some(manifest)) = Manifest::read(disk, folder) {
+            assert_eq!(manifest.to_text().as_bytes(), bytes);
+            assert!(!manifest.names("weights.safetensors") || !manifest.agrees(disk, folder), "there is no such file");
         }
     });
 }

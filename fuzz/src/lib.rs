@@ -27,6 +27,7 @@ pub const TARGETS: &[Target] = &[
     ("choices", files::choices),
     ("engines", files::engines),
     ("weights", files::weights),
+    ("manifest", files::manifest),
     ("event_log", files::event_log),
     ("cifar10", files::cifar10),
     ("idx", files::idx),

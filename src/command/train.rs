@@ -166,10 +166,12 @@ fn end(
 ) -> Result<TrainOutcome, Failure> {
     let run = trainer.run_dir().path().to_owned();
     let checkpoints = Checkpoints::new(&Disk::real(), trainer.run_dir().checkpoints());
+    let speaks = team.as_ref().is_none_or(Team::speaks);
     let failed = |failure: Failure| {
         let saved = checkpoints.last().is_ok_and(|last| last.is_some());
         let failure = failure.after_start();
-        if !saved || failure.says("--resume") {
+        // Once is enough: of several ranks the one that tells the user about the run.
+        if !saved || !speaks || failure.says("--resume") {
             return failure;
         }
         failure.and(&format!("; to go on from the last checkpoint, type: {}", resume_line(&run)))

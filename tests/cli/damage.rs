@@ -67,7 +67,8 @@ fn every_flipped_bit_is_found_by_name_and_the_checkpoint_before_is_offered() {
             place.fails("predict run photo.png", 1, &words);
             place.fails("export run --onnx model.onnx", 1, &words);
             place.fails(&format!("export {file} --onnx model.onnx").replace(name, FILES[0]), 1, &words);
-            place.fails(&format!("train {QUICK} --run next --weights run"), 1, &words[1..]);
+            let words = [name, "step-00000004; type that instead"];
+            place.fails(&format!("train {QUICK} --run next --weights run"), 1, &words);
         }
         flip(&place, &file, bit);
     }
@@ -91,8 +92,7 @@ fn the_checkpoint_that_was_offered_is_gone_on_from_and_what_came_after_is_kept_a
     for step in [8, 12] {
         assert!(place.path(&format!("run/checkpoints/step-{step:08}.replaced")).is_dir());
     }
-    let notes = place.events("run").iter().filter(|event| event["event"] == "warning").count();
-    assert_eq!(notes, 2, "both are told of");
+    assert_eq!(place.read_text("run/events/rank-0.jsonl").matches("is kept and no longer used").count(), 2);
     // Nothing is there to be refused any more.
     place.run("evaluate run");
     place.fails("train --resume run", 2, &["this run is done (16 steps)"]);
@@ -150,13 +150,11 @@ fn checkpoints_of_earlier_versions_agree_with_each_other_or_are_refused() {
     let end = spoiled.len();
     spoiled[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
     place.write(&weights, spoiled);
-    place.fails("train --resume run --epochs 2", 1, &[&weights, "is damaged: `fc3.weight` holds values", OFFER]);
+    place.fails("train --resume run --epochs 2", 1, &[&weights, "is damaged: `fc3.", OFFER]);
     restore();
     place.run("evaluate run");
     place.run("train --resume run --epochs 2 --quiet");
-    let events = place.events("run");
-    let note = events.iter().find_map(|event| event["message"].as_str()).unwrap();
-    assert!(note.contains("has no manifest"), "{note}");
+    assert!(place.read_text("run/events/rank-0.jsonl").contains("has no manifest, so nothing tells"));
     assert!(place.path("run/id").exists() && place.path("run/checkpoints/step-00000016/manifest.json").exists());
 }
 

@@ -1,5 +1,7 @@
 //! A disk that fills up at any byte of a run: what was saved stays whole, and the run goes on once there is room.
 
+use std::path::{Path, PathBuf};
+
 use paceline_system::disk::Disk;
 use paceline_system::shell::resume_line;
 use paceline_train::checkpoint::Checkpoints;
@@ -64,21 +66,15 @@ fn a_disk_that_fills_up_while_a_copy_is_written_ends_the_run_and_what_was_saved_
         let ended = Trainer::start_with(&small, config.clone(), around, Some(run.clone())).and_then(|mut t| t.run());
         let Err(error) = ended else { panic!("30 steps and their checkpoints fit into {} bytes", 9_001 * number) };
         assert!(disk.was_full() && !error.is_refusal(), "{error}");
-        check_survivors(&config, &run, &error);
+        whole(&config, &run);
         unsaved += u32::from(matches!(error, TrainError::CheckpointNotSaved { .. }));
     }
     assert!(unsaved > 2, "checkpoints were cut: {unsaved}");
 }
 
 /// Every checkpoint that has its name is whole, and the error names the newest.
-fn check_survivors(config: &Config, run: &std::path::Path, error: &TrainError) {
-    let checkpoints = Checkpoints::new(&Disk::real(), run.join("checkpoints"));
-    let mut replica = prepare_with(&small, config, &Surroundings::default()).unwrap().replica;
-    let all = checkpoints.list().unwrap();
-    for (step, path) in &all {
-        assert_eq!(checkpoints.load(path, &mut replica).unwrap().step, *step);
-        assert!(is_weights_file(&path.join("weights.safetensors")));
-    }
+fn check_survivors(config: &Config, run: &Path, error: &TrainError) {
+    let all = whole(config, run);
     let sentence = error.to_string();
     if matches!(error, TrainError::CheckpointNotSaved { .. } | TrainError::EventNotWritten { .. }) {
         match all.last() {
@@ -87,4 +83,16 @@ fn check_survivors(config: &Config, run: &std::path::Path, error: &TrainError) {
         }
         assert!(sentence.ends_with(&resume_line(run)), "{sentence}");
     }
+}
+
+/// The checkpoints of a run, which are all whole.
+fn whole(config: &Config, run: &Path) -> Vec<(u64, PathBuf)> {
+    let checkpoints = Checkpoints::new(&Disk::real(), run.join("checkpoints"));
+    let mut replica = prepare_with(&small, config, &Surroundings::default()).unwrap().replica;
+    let all = checkpoints.list().unwrap();
+    for (step, path) in &all {
+        assert_eq!(checkpoints.load(path, &mut replica).unwrap().step, *step);
+        assert!(is_weights_file(&path.join("weights.safetensors")));
+    }
+    all
 }
