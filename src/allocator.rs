@@ -40,6 +40,8 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
+// There is no way back to `main` from here, and nothing to flush that does not need memory.
+#[allow(clippy::disallowed_methods)]
 fn checked(pointer: *mut u8, bytes: usize) -> *mut u8 {
     if pointer.is_null() && bytes < LARGE_BYTES && !ENDING.swap(true, Ordering::Relaxed) {
         // Neither formatting a number nor standard error takes memory.

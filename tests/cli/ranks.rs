@@ -69,7 +69,7 @@ fn launched_ranks_train_in_one_folder_that_nobody_named() {
 #[test]
 fn ranks_that_variables_describe_train_in_one_folder_that_nobody_named() {
     let place = Place::new();
-    let run = Run::new(3, &"train --model mlp --data synthetic:8x8x3/10/64 --batch 6 --max-steps 3");
+    let run = Run::new(3, "train --model mlp --data synthetic:8x8x3/10/64 --batch 6 --max-steps 3");
     all_end_well((0..3).rev().map(|rank| run.rank(&place, rank).spawn().unwrap()).collect());
     assert_eq!(folders(&place), [["rank-0.jsonl", "rank-1.jsonl", "rank-2.jsonl"]]);
 }

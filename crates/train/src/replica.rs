@@ -6,6 +6,7 @@
 //! summed) they are kept and the update follows at the end. The bits are the same.
 
 mod agreed;
+mod finite;
 pub mod guard;
 mod half;
 mod joined;
@@ -16,8 +17,8 @@ pub(crate) mod room;
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
+use finite::{all_finite, is_finite};
 use half::{Half, Planned, updates};
 pub use on_gpu::Albums;
 use on_gpu::OnGpu;
@@ -28,7 +29,6 @@ use paceline_parallel::Agreement;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::device::cpu::pool::Pool;
 use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::{Profile, Turn};
 use paceline_tensor::plan::{Bucket, Layout, Updates};
@@ -587,21 +587,4 @@ impl Updating<'_> {
         let parameter = numbers.clone().find(|&number| segments[number].range.contains(&spoiled));
         Err(NotFinite::Gradient(parameter.unwrap_or(numbers.start)))
     }
-}
-
-fn is_finite(values: &[f32]) -> bool {
-    // Without a branch per element, so that it runs at the speed of memory: the exponent of a number is not all ones.
-    values.iter().fold(true, |finite, value| finite & value.is_finite())
-}
-
-/// Whether all are numbers: one pass over memory.
-fn all_finite(pool: &Pool, values: &[f32]) -> bool {
-    const CHUNK: usize = 1 << 16;
-    let spoiled = AtomicBool::new(false);
-    pool.run(values.len().div_ceil(CHUNK), |task, _| {
-        if !is_finite(&values[task * CHUNK..values.len().min((task + 1) * CHUNK)]) {
-            spoiled.store(true, Ordering::Relaxed);
-        }
-    });
-    !spoiled.into_inner()
 }
