@@ -40,7 +40,7 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-// There is no way back to `main` from here, and nothing to flush that does not need memory.
+// Whoever asked cannot go on without an answer, so there is no way back to `main`.
 #[allow(clippy::disallowed_methods)]
 fn checked(pointer: *mut u8, bytes: usize) -> *mut u8 {
     if pointer.is_null() && bytes < LARGE_BYTES && !ENDING.swap(true, Ordering::Relaxed) {

@@ -17,8 +17,9 @@ use crate::replica::room::{BASE, Sizes};
 use crate::together::{Agree, Carry};
 use crate::trainer::options;
 
-/// What a process maps beside what it holds: code, libraries, and ranges that the allocator sets aside.
-const ADDRESSES: u64 = 192 << 20;
+/// What a process maps beside what it holds: code, libraries, and ranges that the allocator sets aside. By itself none was short
+/// of addresses with nothing for this; the threads and channels of one among others took 150 MB.
+const ADDRESSES: [u64; 2] = [64 << 20, 192 << 20];
 
 /// Pixels that a loader's thread holds while it decodes a photograph.
 const PHOTOGRAPH: u64 = 48 << 20;
@@ -80,7 +81,7 @@ struct Need {
     server: u64,
     /// Taken once, by all together or by the first.
     once: u64,
-    /// What a worker maps beside this without holding it.
+    /// What a process maps beside this without holding it.
     mapped: u64,
 }
 
@@ -91,7 +92,7 @@ impl Need {
 
     /// The addresses of one process.
     fn addresses(&self) -> u64 {
-        self.server.max(self.worker + self.once + self.mapped) + ADDRESSES
+        self.server.max(self.worker + self.once) + self.mapped
     }
 }
 
@@ -124,33 +125,35 @@ impl Candidate<'_> {
             (false, Some(_)) => 2 * parameters,
             (false, None) => 0,
         };
-        let running = BASE + states + (arena + beside).max(loading);
+        let running = BASE + states + arena.saturating_add(beside).max(loading);
         // One tensor at a time is brought into the order of files; a launcher waits for the others.
         let once = largest + if self.here.count() > 1 { BASE / 2 } else { 0 };
-        let message = 2 * BUCKET_BYTES_MAX as u64;
+        let (message, mapped) = (2 * BUCKET_BYTES_MAX as u64, ADDRESSES[usize::from(self.workers > 1)]);
         let shared = config.carry == Carry::Shm || config.carry == Carry::Auto && self.here.all;
         Ok(match config.agree {
             _ if self.workers == 1 => {
-                Need { worker: running + (1 + gradients + slots) * parameters, once, ..Need::default() }
+                let worker = running + (1 + gradients + slots) * parameters;
+                Need { worker, server: 0, once, mapped }
             }
             // One copy of weights and optimizer, and every worker's gradients; before that, every worker's own weights.
             Agree::AllReduce if shared && sizes.by_elements => Need {
                 worker: running + parameters + if several_nodes() { optimizer } else { 0 },
                 once: once + parameters + optimizer,
-                mapped: parameters + (self.here.workers as u64 - 1) * parameters,
-                ..Need::default()
+                mapped: mapped + self.here.workers as u64 * parameters,
+                server: 0,
             },
             // Gradients that travel are copied into messages.
             Agree::AllReduce => {
                 let worker = running + (2 + gradients + slots) * parameters + message;
-                Need { worker, once, mapped: if shared { self.here.workers as u64 * parameters } else { 0 }, server: 0 }
+                let others = if shared { self.here.workers as u64 * parameters } else { 0 };
+                Need { worker, server: 0, once, mapped: mapped + others }
             }
             // Servers step; the first worker has the optimizer's state while it saves it.
             Agree::ParameterServer => Need {
                 worker: running + (2 + gradients) * parameters + message,
                 server: BASE + parameters + optimizer + message,
                 once: once + 2 * optimizer,
-                mapped: 0,
+                mapped,
             },
         })
     }
@@ -162,9 +165,9 @@ impl Candidate<'_> {
             Input::Tokens { sequence } => 2 * sequence * size_of::<i32>(),
         };
         let batches = 4.max(2 * config.loader_threads) + 1;
-        let samples = (config.batch + config.micro_batch()).div_ceil(self.workers);
+        let samples = config.batch.saturating_add(config.micro_batch()).div_ceil(self.workers);
         let decoding = if config.data.starts_with("folder") { PHOTOGRAPH * config.loader_threads as u64 } else { 0 };
-        (batches * samples * sample) as u64 + decoding
+        ((batches * sample) as u64).saturating_mul(samples as u64).saturating_add(decoding)
     }
 
     /// The least limit that is exceeded, and what is needed of it.
