@@ -8,7 +8,7 @@ use paceline::nn::weights::{Inventory, Slot};
 use paceline::nn::{Mode, Network, onnx, zoo};
 use paceline::system::disk::Disk;
 use paceline::system::printable::{Shown, printable};
-use paceline::train::checkpoint::{WeightsFile, find_weights};
+use paceline::train::checkpoint::{CheckedWeights, find_weights};
 
 use super::{Outcome, check_target, print};
 use crate::cli::Export;
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 /// Runs the command.
 pub fn run(arguments: &Export) -> Outcome {
     let disk = Disk::real();
-    let file = WeightsFile::open(&disk, &find_weights(&disk, &arguments.run)?)?;
+    let file = CheckedWeights::open(&disk, &find_weights(&disk, &arguments.run)?)?;
     let card = file.card()?;
     check_target(&disk, &arguments.onnx, arguments.force)?;
     let entry = zoo::find(&card.model).map_err(Failure::refused)?;

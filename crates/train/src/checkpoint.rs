@@ -6,18 +6,18 @@
 //! docs/checkpoints.md says it for users.
 
 mod card;
+mod checked_weights;
 mod contents;
 mod load;
 pub mod manifest;
-mod weights_file;
 
 use std::path::{Path, PathBuf};
 
 pub use card::{Card, Position};
+pub use checked_weights::{CheckedWeights, find_weights, read_card};
 pub use contents::{Contents, Label, Snapshot};
 use paceline_system::disk::{Disk, DiskError};
 use paceline_system::shell;
-pub use weights_file::{WeightsFile, find_weights, read_card};
 
 const WEIGHTS: &str = "weights.safetensors";
 const STATE: &str = "state.safetensors";

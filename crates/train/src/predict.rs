@@ -15,7 +15,7 @@ use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::{MemoryUse, Precision};
 
-use crate::checkpoint::{Card, WeightsFile};
+use crate::checkpoint::{Card, CheckedWeights};
 use crate::error::TrainError;
 use crate::metrics;
 use crate::replica::{Replica, ReplicaOptions};
@@ -51,7 +51,7 @@ impl Predictor {
         (threads, cuda): (usize, Option<&Arc<Cuda>>),
         precision: Precision,
     ) -> Result<Self, TrainError> {
-        let file = WeightsFile::open(disk, weights)?;
+        let file = CheckedWeights::open(disk, weights)?;
         let card = file.card()?;
         let Input::Image { channels, .. } = card.input()? else {
             return Err(TrainError::Refused(format!("{} reads text; predict works on images", printable(&card.model))));

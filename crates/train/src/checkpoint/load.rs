@@ -6,7 +6,7 @@ use paceline_nn::weights::{self, Inventory, WeightsError};
 
 use super::contents::optimizer_inventory;
 use super::manifest::{Damage, Manifest, read_plain};
-use super::{Checkpoints, POSITION_KEY, Position, Purpose, STATE, WEIGHTS, WeightsFile};
+use super::{CheckedWeights, Checkpoints, POSITION_KEY, Position, Purpose, STATE, WEIGHTS};
 use crate::error::TrainError;
 use crate::replica::Replica;
 
@@ -26,7 +26,7 @@ impl From<Damage> for Unfit {
 
 /// Both files of a checkpoint, checked.
 struct Files {
-    weights: WeightsFile,
+    weights: CheckedWeights,
     state: Vec<u8>,
     position: Position,
 }
@@ -75,7 +75,7 @@ impl Checkpoints {
             Some(manifest) => manifest.read_file(&self.disk, path, name),
             None => read_plain(&self.disk, &path.join(name)),
         };
-        let weights = WeightsFile::of(&path.join(WEIGHTS), read(WEIGHTS)?);
+        let weights = CheckedWeights::of(&path.join(WEIGHTS), read(WEIGHTS)?);
         let state = read(STATE)?;
         let card = weights.card().map_err(|error| Damage(error.to_string()))?;
         let metadata = weights::parse_metadata(&path.join(STATE), &state);

@@ -20,7 +20,7 @@ use paceline_tensor::device::cuda::kept::Kept;
 use paceline_tensor::device::cuda::session::Album;
 use paceline_tensor::device::cuda::{self, Cuda, CudaError, Options};
 
-use crate::checkpoint::{Card, WeightsFile, find_weights};
+use crate::checkpoint::{Card, CheckedWeights, find_weights};
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::TrainError;
@@ -187,7 +187,7 @@ pub struct Examined {
 /// # Errors
 /// When the data has other classes than the model was trained for, or other samples.
 pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings) -> Result<Examined, TrainError> {
-    let file = WeightsFile::open(&around.disk, weights)?;
+    let file = CheckedWeights::open(&around.disk, weights)?;
     let card = file.card()?;
     let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
     if card.model != config.model {
@@ -309,7 +309,7 @@ fn assemble(
     if let Some(file) = &config.weights {
         let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
         let path = find_weights(&around.disk, Path::new(file))?;
-        let opened = WeightsFile::open(&around.disk, &path)?;
+        let opened = CheckedWeights::open(&around.disk, &path)?;
         let left_out = opened.load(&mut replica, &except).map_err(with_flag)?;
         if !left_out.is_empty() {
             notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));

@@ -13,7 +13,7 @@ use crate::replica::Replica;
 
 /// A weights file that agrees with the manifest beside it, if that tells of it.
 #[derive(Debug)]
-pub struct WeightsFile {
+pub struct CheckedWeights {
     path: PathBuf,
     source: Source,
 }
@@ -26,7 +26,7 @@ enum Source {
     Foreign(Disk),
 }
 
-impl WeightsFile {
+impl CheckedWeights {
     /// Reads and checks it.
     ///
     /// # Errors
@@ -118,7 +118,7 @@ impl WeightsFile {
 /// # Errors
 /// When the file cannot be read, is not what its manifest says, or says nothing.
 pub fn read_card(disk: &Disk, path: &Path) -> Result<Card, TrainError> {
-    WeightsFile::open(disk, path)?.card()
+    CheckedWeights::open(disk, path)?.card()
 }
 
 /// The weights file of a path that names a run, a checkpoint or the file itself: of a run the best checkpoint, or the
