@@ -1,8 +1,12 @@
 //! The memory of every model's step: less is kept where that was asked for, and gradients do not pile up.
 
+#[path = "support/families.rs"]
+mod families;
+
 use std::ops::Range;
 
-use paceline_nn::{Input, Mode, Network, zoo};
+use paceline_nn::zoo::{self, Entry};
+use paceline_nn::{Input, Mode, Network};
 use paceline_system::random::Random;
 use paceline_tensor::plan::{Place, Updates};
 use paceline_tensor::{DType, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Value, Wanted};
@@ -53,8 +57,18 @@ fn step(network: &Network, wanted: &Wanted) -> Vec<u32> {
 }
 
 #[test]
+fn every_family_computes_the_same_bits_in_less_memory() {
+    same_bits_in_less_memory(families::models(true));
+}
+
+#[test]
+#[ignore = "cargo x ci: memory"]
 fn every_model_computes_the_same_bits_in_less_memory() {
-    for entry in zoo::all() {
+    same_bits_in_less_memory(families::models(false));
+}
+
+fn same_bits_in_less_memory(models: impl Iterator<Item = &'static Entry>) {
+    for entry in models {
         let network = network(entry.name, entry.smallest.max(16), 2);
         for precision in Precision::ALL {
             let [normal, low] =

@@ -1,7 +1,7 @@
 //! The numbers of the fixtures: weights, inputs and dot vectors made from names. The other half of this rule is
 //! `tools/fixtures.py`, which says why it is so; the two change together.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use paceline_nn::{Network, Parameter, State};
 use paceline_system::random::{at, key_of_text};
@@ -12,6 +12,10 @@ use paceline_tensor::{DType, Value};
 /// What `tools/fixtures.py` calls `RULE`.
 #[allow(dead_code)]
 pub const VERSION: u32 = 1;
+
+/// Biases that are not of their name's stream but of a later one, by number: `tools/fixtures.py` draws some again, so
+/// that no ReLU stands near its kink.
+pub type Redrawn = BTreeMap<String, u32>;
 
 /// A 64-bit draw as a number in [-1, 1).
 fn signed(word: u64) -> f32 {
@@ -53,21 +57,22 @@ fn spread(name: &str, foreign_shape: &[usize], names: &HashSet<&str>) -> (f32, f
     }
 }
 
-fn tensor(name: &str, foreign_shape: &[usize], names: &HashSet<&str>) -> Vec<f32> {
+fn tensor(name: &str, foreign_shape: &[usize], names: &HashSet<&str>, redrawn: &Redrawn) -> Vec<f32> {
     let (centre, spread) = spread(name, foreign_shape, names);
-    uniform(name, foreign_shape.iter().product()).map(|draw| centre + spread * draw).collect()
+    let stream = redrawn.get(name).map_or_else(|| name.to_owned(), |number| format!("{name}:{number}"));
+    uniform(&stream, foreign_shape.iter().product()).map(|draw| centre + spread * draw).collect()
 }
 
 /// Fills a network's parameters and states by their names.
-pub fn fill(parameters: &[Parameter], states: &[State], store: &mut Store) {
+pub fn fill(parameters: &[Parameter], states: &[State], redrawn: &Redrawn, store: &mut Store) {
     let parameter_names = parameters.iter().map(|parameter| parameter.name.as_str());
     let names: HashSet<&str> = parameter_names.chain(states.iter().map(|state| state.name.as_str())).collect();
     for (index, parameter) in parameters.iter().enumerate() {
-        let foreign = tensor(&parameter.name, &parameter.layout.foreign_shape(&parameter.shape), &names);
+        let foreign = tensor(&parameter.name, &parameter.layout.foreign_shape(&parameter.shape), &names, redrawn);
         store.parameter_mut(index).copy_from_slice(&parameter.layout.to_native(&parameter.shape, &foreign));
     }
     for (index, state) in states.iter().enumerate() {
-        store.state_mut(index).copy_from_slice(&tensor(&state.name, &state.shape, &names));
+        store.state_mut(index).copy_from_slice(&tensor(&state.name, &state.shape, &names, redrawn));
     }
 }
 
