@@ -1,5 +1,5 @@
-//! Every target on its corpus, and on bytes made from it by a seeded mutation, for a moment: `FUZZ_SECONDS`, 2 by default. What
-//! fails is printed, and belongs into the corpus once it is mended.
+//! Every target on its corpus, and on bytes made from it by a seeded mutation, for a moment: `FUZZ_SECONDS`, a quarter by default and 2 in
+//! `cargo x ci`. What fails is printed, and belongs into the corpus once it is mended.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -82,7 +82,7 @@ fn drive(name: &str) {
     assert!(!corpus.is_empty(), "no corpus for {name}");
     let memory = host::peak_memory_bytes();
     corpus.iter().for_each(|bytes| attempt(name, bytes));
-    let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2.0);
+    let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(0.25);
     let seed = std::env::var("FUZZ_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1u64);
     let mut numbers = Numbers(0x9E37_79B9_7F4A_7C15 ^ seed.wrapping_mul(0x2545_F491_4F6C_DD1D));
     let (until, mut runs) = (Instant::now() + Duration::from_secs_f64(seconds), 0);

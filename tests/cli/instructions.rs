@@ -14,7 +14,7 @@ fn every_instruction_set_trains_to_the_same_loss() {
             .map(|isa| {
                 let run = format!("{dtype}-{}", isa.name());
                 let line = format!(
-                    "train --model resnet20 --data shapes --size 16 --batch 32 --max-steps 4 --lr 0.001 --dtype {dtype} --run {run} --quiet"
+                    "train --model resnet20 --data synthetic:16x16x3/10/128 --batch 32 --max-steps 4 --lr 0.001 --dtype {dtype} --run {run} --quiet"
                 );
                 let output = place.command(&line).env("PACELINE_ISA", isa.name()).output().unwrap();
                 assert!(output.status.success(), "{run}: {}", text(&output.stderr));

@@ -25,11 +25,21 @@ fn kill(place: &Place, run: &str, step: usize, after: Duration) -> ExitStatus {
 
 #[test]
 fn a_run_killed_at_any_moment_ends_with_the_same_bits() {
+    killed_at_any_moment(1);
+}
+
+#[test]
+#[ignore = "cargo x ci: cli"]
+fn runs_killed_at_any_moment_end_with_the_same_bits() {
+    killed_at_any_moment(3);
+}
+
+fn killed_at_any_moment(runs: usize) {
     let place = Place::new();
     place.run(&format!("train {RUN} --run straight --quiet"));
     let seed = u64::from(UNIX_EPOCH.elapsed().unwrap().subsec_nanos());
     let mut random = paceline::system::random::Random::new(&[seed]);
-    for number in 0..3 {
+    for number in 0..runs {
         let run = format!("killed-{number}");
         let (step, after) = (1 + random.below(105), Duration::from_micros(random.below(20_000) as u64));
         let moment = format!("killed {after:?} after step {step} (seed {seed})");

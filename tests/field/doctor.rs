@@ -15,6 +15,7 @@ const TOLERANCE: f64 = 0.05;
 const ATTEMPTS_MAX: usize = 3;
 
 #[test]
+#[ignore = "cargo x ci: field"]
 fn a_shaped_link_is_measured_as_it_is() {
     let test = "a_shaped_link_is_measured_as_it_is";
     if !has(&["ip", "tc"], test) {

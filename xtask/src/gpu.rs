@@ -95,7 +95,9 @@ fn size(folder: &Path) -> Result<u64> {
 fn script() -> String {
     let sanitizer = "compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9";
     let mut tests = vec!["part doctor 120 ./paceline doctor".to_owned()];
-    tests.extend(TESTS.map(|(_, test, seconds)| format!("part {test} {seconds} ./{test} --test-threads 4")));
+    tests.extend(
+        TESTS.map(|(_, test, seconds)| format!("part {test} {seconds} ./{test} --include-ignored --test-threads 4")),
+    );
     tests.push(format!("part sanitizer 900 {sanitizer} ./ops --test-threads 1"));
     // What takes longest begins first.
     let prepare = MEASURED

@@ -2,6 +2,7 @@
 
 mod gpu;
 mod mpi;
+mod suites;
 mod tidy;
 mod versus;
 
@@ -12,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo x <command>
 
-  ci       format, lints, tidy, docs, another processor, then every test: what CI runs
+  ci       format, lints, tidy, docs, another processor, then every test, with slower kernels too: what CI runs
   gpu      pack the binary and the tests that look for a GPU for a machine without Rust; --here or --host NAME runs them
   mpi      the feature mpi with each MPI that is installed (part of ci)
   tidy     the invariants, file and function sizes, ARCHITECTURE.md
@@ -51,7 +52,7 @@ fn ci() -> Result<()> {
     cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])?;
     other_processors()?;
-    cargo(&["test", "--workspace"], &[])?;
+    suites::run()?;
     mpi::run()
 }
 

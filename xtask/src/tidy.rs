@@ -80,6 +80,8 @@ pub fn check(root: &Path) -> Result<()> {
             rules.iter().flat_map(|rule| rule(source)).map(|complaint| format!("{}: {complaint}", source.path))
         })
         .collect();
+    let contributing = fs::read_to_string(root.join("CONTRIBUTING.md")).context("cannot read CONTRIBUTING.md")?;
+    complaints.extend(sources.iter().filter_map(|source| suite_is_named(source, &contributing)));
     complaints.extend(architecture(root)?);
     complaints.extend(dependencies(root)?);
     if complaints.is_empty() {
@@ -248,6 +250,13 @@ fn x86_is_guarded(source: &Source) -> Vec<String> {
     complaints
 }
 
+/// What `cargo test` leaves to `cargo x ci` stands in CONTRIBUTING.md, file by file.
+fn suite_is_named(source: &Source, contributing: &str) -> Option<String> {
+    let moved = !source.path.starts_with("xtask/") && source.text.contains("#[ignore = \"cargo x ci: ");
+    let named = contributing.contains(&format!("`{}`", source.path));
+    (moved && !named).then(|| format!("CONTRIBUTING.md does not name the suite of {}", source.path))
+}
+
 /// ARCHITECTURE.md names every crate.
 fn architecture(root: &Path) -> Result<Vec<String>> {
     let text = fs::read_to_string(root.join("ARCHITECTURE.md")).context("cannot read ARCHITECTURE.md")?;
@@ -302,6 +311,8 @@ mod tests {
         assert_eq!(unsafe_is_listed(&source("crates/nn/src/a.rs", "#![allow(unsafe_code)]")).len(), 1);
         assert_eq!(doors_to_the_world(&source("crates/nn/src/a.rs", "use std::fs;")).len(), 1);
         assert_eq!(ranks_and_tensors(&source("crates/tensor/src/a.rs", "struct Rank;")).len(), 1);
+        let moved = source("tests/a.rs", "#[ignore = \"cargo x ci: a\"]");
+        assert!(suite_is_named(&moved, "").is_some() && suite_is_named(&moved, "| a | `tests/a.rs` |").is_none());
     }
 
     #[test]

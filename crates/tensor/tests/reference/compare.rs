@@ -1,7 +1,7 @@
-//! Runs a case of the op table on every instruction set this machine has and holds it against the interpreter: results
-//! and new states to 1e-5, every input's gradient to 1e-4 of central differences, one and two threads bit for bit. Then
-//! once more in bf16, on operands that bf16 holds exactly, to 1e-2 (3e-2 where a
-//! convolution may go by tiles).
+//! Runs a case of the op table on every instruction set this machine has, or on the one that `PACELINE_ISA` names, and
+//! holds it against the interpreter: results and new states to 1e-5, every input's gradient to 1e-4 of central
+//! differences, one and two threads bit for bit. Then once more in bf16, on operands that bf16 holds exactly, to 1e-2
+//! (3e-2 where a convolution may go by tiles).
 
 use std::sync::{Arc, OnceLock};
 
@@ -123,9 +123,10 @@ const DISTINCT_MAX: usize = 2000;
 
 /// Checks all rows and reports every failure, one line each.
 pub fn check_all(cases: Vec<Case>) {
+    let only = std::env::var_os("PACELINE_ISA").map(|_| Isa::preferred().unwrap_or_else(|error| panic!("{error}")));
     let devices: Vec<(Isa, [Device; 2])> = Isa::ALL
         .into_iter()
-        .filter(|isa| isa.available())
+        .filter(|isa| isa.available() && only.is_none_or(|only| *isa == only))
         .map(|isa| (isa, [1, 2].map(|threads| Device::Cpu(Arc::new(Cpu::with_isa(threads, isa))))))
         .collect();
     let devices: Vec<(String, [Device; 2])> =

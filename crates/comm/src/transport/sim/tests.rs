@@ -45,11 +45,18 @@ fn quiet(algorithm: Algorithm, world: usize, length: usize) -> f64 {
 }
 
 #[test]
+fn a_hundred_ranks_agree_by_every_algorithm() {
+    for algorithm in Algorithm::ALL {
+        quiet(algorithm, 100, 1100);
+    }
+}
+
+#[test]
+#[ignore = "cargo x ci: comm"]
 fn a_thousand_ranks_agree_by_every_algorithm() {
     for algorithm in Algorithm::ALL.into_iter().filter(|&algorithm| algorithm != Algorithm::Direct) {
         quiet(algorithm, 1024, 1100);
     }
-    quiet(Algorithm::Direct, 100, 1100);
 }
 
 #[test]
