@@ -276,11 +276,13 @@ class Kinks:
         # that an earlier maximum handed out twice and that gathers both gradients. A window may also hold one pixel.
         gaps = (first - second)[(first != second) & second.isfinite()]
         distance = float(gaps.min()) if gaps.numel() else math.inf
-        # The bias before would move both alike; one further back moves them in another way, in the next pass.
+        # The bias before would move both alike; one further back moves them in another way, in the next pass. Of layers side
+        # by side not all are before the maximum, so the choice changes.
         if self.is_near(distance):
             self.is_stuck |= len(self.called) < 2
             if len(self.called) > 1:
-                self.draw_again(self.called[-2])
+                back = sum(self.redrawn.values()) % min(len(self.called) - 1, 12)
+                self.draw_again(self.called[-2 - back])
         self.note(distance, x)
 
 

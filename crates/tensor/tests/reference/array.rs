@@ -55,7 +55,8 @@ impl Array {
         self.data.len() / self.last()
     }
 
-    fn position(&self, index: &[usize]) -> usize {
+    /// Where in `data` an element is.
+    pub fn position(&self, index: &[usize]) -> usize {
         assert_eq!(index.len(), self.shape.len());
         index.iter().zip(&self.shape).fold(0, |position, (&index, &size)| {
             assert!(index < size);
