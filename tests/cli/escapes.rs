@@ -75,7 +75,7 @@ fn a_run_shows_names_as_escapes_everywhere() {
     let shown = said(&place.output(&format!("export {RUN} --onnx o\x1bx")));
     assert!(shown.contains("written to o\\u{1b}x"), "{shown}");
     let shown = said(&place.output(&format!("train --resume {RUN} --epochs 2 --max-steps 5")));
-    assert!(shown.contains("--resume r\\u{1b}[31mun\\u{9b}1m"), "{shown}");
+    assert!(shown.contains(r"--resume $'r\x1b[31mun\xc2\x9b1m'"), "{shown}");
 }
 
 #[test]

@@ -263,12 +263,6 @@ mod tests {
                 assert_eq!(disk.list(&path).unwrap().len(), 1);
             }
         }
-        // Events of a rank of the same run that was quicker.
-        let path = folder.path().join("together");
-        disk.create_dir(&path.join("events")).unwrap();
-        disk.write(&path.join("events/rank-1.jsonl"), b"").unwrap();
-        assert!(RunDir::create(&disk, Some(&path), &Config::default()).is_err());
-        RunDir::create(&disk, Some(&path), &Config { workers: 2, ..Config::default() }).unwrap();
     }
 
     #[test]
