@@ -85,6 +85,13 @@ impl Ground {
         lines.filter(|line| line["event"] == "step").map(|line| line["loss"].as_f64().unwrap()).collect()
     }
 
+    /// The only run under `runs/`, which nobody named.
+    pub fn unnamed_run(&self) -> String {
+        let found: Vec<_> = std::fs::read_dir(self.path("runs")).unwrap().map(|entry| entry.unwrap()).collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        format!("runs/{}", found[0].file_name().to_string_lossy())
+    }
+
     /// Each of the workers of a run wrote down the losses of one process alone, up to rounding.
     pub fn same_as_one_process(&self, run: &str, workers: usize) {
         if !self.path("alone").exists() {

@@ -13,8 +13,8 @@ fn six_hosts_train_as_one_process_by_all_reduce() {
     }
     let ground = Ground::new();
     let Some(network) = Network::new(6, CABLE, test) else { return };
-    network.run(&ground, 0..6, &format!("PACELINE {TRAIN} --run run"), &[]);
-    ground.same_as_one_process("run", 6);
+    network.run(&ground, 0..6, &format!("PACELINE {TRAIN}"), &[]);
+    ground.same_as_one_process(&ground.unnamed_run(), 6);
 }
 
 #[test]

@@ -8,8 +8,8 @@ fn three_ranks_train(mpirun: &str, options: &str, test: &str) {
         return;
     }
     let ground = Ground::new();
-    ground.run(&format!("{mpirun} -n 3 {options} PACELINE {TRAIN} --run reduced"));
-    ground.same_as_one_process("reduced", 3);
+    ground.run(&format!("{mpirun} -n 3 {options} PACELINE {TRAIN}"));
+    ground.same_as_one_process(&ground.unnamed_run(), 3);
     let servers = "--agree parameter-server --servers 1";
     ground.run(&format!("{mpirun} -n 3 {options} PACELINE {TRAIN} {servers} --run served"));
     ground.same_as_one_process("served", 2);

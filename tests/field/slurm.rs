@@ -141,8 +141,8 @@ fn two_tasks_of_srun_train_as_one_process() {
         Ok(slurm) => slurm,
         Err(reason) => return skip(test, &reason),
     };
-    slurm.run(&format!("srun -n 2 PACELINE {TRAIN} --run reduced"));
-    ground.same_as_one_process("reduced", 2);
+    slurm.run(&format!("srun -n 2 PACELINE {TRAIN}"));
+    ground.same_as_one_process(&ground.unnamed_run(), 2);
     slurm.run(&format!("srun -n 3 PACELINE {TRAIN} --agree parameter-server --servers 1 --run served"));
     ground.same_as_one_process("served", 2);
 }
