@@ -26,8 +26,8 @@ use serde::Deserialize;
 /// How far a number may be from PyTorch's, relative to the tensor it belongs to.
 const TOLERANCE: f64 = 1e-4;
 
-/// How many times the largest error of float32 a fixture's ReLUs must at least be from their kinks: on the other side
-/// of one, a gradient jumps by more than the tolerance, however exact a kernel is. `tools/fixtures.py` has it too.
+/// How many errors of float32 a fixture's ReLUs and maxima must at least be from their kinks: on the other side of one, a
+/// gradient jumps by more than the tolerance, however exact a kernel is. `tools/fixtures.py` has it too.
 const MARGIN: f64 = 3.0;
 
 /// A gradient that is zero by symmetry (a bias before a normalisation) is only zero up to rounding: below this share of
@@ -40,7 +40,6 @@ struct Fixture {
     size: Vec<usize>,
     classes: usize,
     draw: String,
-    #[serde(default)]
     redrawn: rule::Redrawn,
     /// How far ReLUs are from their kinks, in errors of float32; nothing where there are none.
     margin: Option<f64>,
