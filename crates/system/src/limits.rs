@@ -1,7 +1,7 @@
 //! How much memory and processor time this process may use, and who says so: the machine, a control group, or `ulimit -v`.
 //!
 //! A container's limit is a control group's. It holds for everything below it, so every group from the process's own up to
-//! the root of the tree is asked ([`groups`]). Only hard limits count: what lies above a soft one is slower and not refused.
+//! the root of the tree is asked (`groups.rs`). Only hard limits count: what lies above a soft one is slower and not refused.
 
 mod groups;
 
