@@ -14,7 +14,7 @@ use paceline::cluster::launch::Output;
 use paceline::cluster::launch::group::{self, Ended, Start};
 use paceline::cluster::launch::{child, local, ssh};
 use paceline::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
-use paceline::cluster::{Control, Job, Log, Member, Phase, Seat, join};
+use paceline::cluster::{Control, Folder, Job, Log, Member, Phase, Seat, join};
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
 use paceline::comm::wire::Tls;
 use paceline::comm::{
@@ -29,7 +29,7 @@ use paceline::system::signal::Stop;
 use paceline::train::replica::guard::Limits;
 use paceline::train::serve::{bucket_shapes, serve_parameters};
 use paceline::train::together::{Agree, Carry};
-use paceline::train::trainer::{FolderBroadcast, Watch};
+use paceline::train::trainer::{FolderBroadcast, RunFolder, Watch};
 use paceline::train::{Config, TrainError, Trainer};
 
 use super::{Outcome, note};
@@ -273,15 +273,15 @@ impl Team {
             let control = control.upgrade().ok_or_else(|| stopped("the run is over".into()))?;
             let Some(own) = own else {
                 let told = control.folder(MESSAGE_MAX).map_err(|error| stopped(error.to_string()))?;
-                return Ok(PathBuf::from(told));
+                return Ok(RunFolder { path: PathBuf::from(told.path), id: told.id });
             };
-            let path = absolute(own);
+            let path = absolute(&own.path);
             let Some(text) = path.to_str() else {
                 let sentence = "has a name that is no UTF-8 and cannot be told to other ranks; type another --run";
                 return Err(TrainError::Refused(format!("{} {sentence}", path.display())));
             };
-            control.tell_folder(text);
-            Ok(path)
+            control.tell_folder(Folder { path: text.to_owned(), id: own.id.clone() });
+            Ok(own.clone())
         })
     }
 
@@ -342,9 +342,10 @@ impl Team {
         Err(Failure::failed(verdict))
     }
 
-    /// Tells everybody why a run fails, and hears whose fault it is. Where another rank was lost, the lowest that is left saves the
-    /// last whole step.
+    /// Tells everybody why a run fails, and hears whose fault it is. Where another rank was lost, rank 0 saves the last whole step, or
+    /// rank 1 if rank 0 is the one.
     pub fn fail(&self, error: TrainError, trainer: &mut Trainer) -> Failure {
+        let of_another = matches!(error, TrainError::Comm(_));
         let failure = match self.guard(Err::<(), _>(error)) {
             Ok(()) => return Failure::failed("the run has failed"),
             Err(failure) => failure,
@@ -353,15 +354,15 @@ impl Team {
             return failure;
         };
         let lowest = usize::from(verdict.rank == 0);
-        if self.member.rank.index() != lowest {
+        if !of_another || self.member.rank.index() != lowest {
             return failure;
         }
         let line = resume_line(trainer.run_dir().path());
         failure.and(&match trainer.save_after_loss() {
-            Ok(Some(step)) => format!("; step {step} is saved; to go on from there, type: {line}"),
-            Ok(None) => {
+            Ok(Ok(step)) => format!("; step {step} is saved; to go on from there, type: {line}"),
+            Ok(Err(why)) => {
                 let last = trainer.last_checkpoint();
-                format!("; the step under way may have changed some weights, so nothing was saved. {last}; to go on, type: {line}")
+                format!("; nothing was saved, because {why}. {last}; to go on, type: {line}")
             }
             Err(error) => format!("; {error}"),
         })

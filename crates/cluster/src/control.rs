@@ -19,6 +19,7 @@ use paceline_system::threads;
 use crate::ClusterError;
 use crate::connection::Connection;
 use crate::membership::Verdict;
+use crate::message::Folder;
 use crate::phase::Progress;
 use crate::rendezvous::{Seat, door::Door};
 use crate::table::Table;
@@ -31,7 +32,7 @@ const VERDICT_MAX: Duration = Duration::from_secs(6);
 #[derive(Debug)]
 enum Command {
     Goodbye,
-    Folder(String),
+    Folder(Folder),
     Fail { why: String, suspect: Option<Rank> },
 }
 
@@ -39,7 +40,7 @@ enum Command {
 struct State {
     table: Option<Table>,
     /// Where rank 0 keeps the run, once it has said so.
-    folder: Option<String>,
+    folder: Option<Folder>,
     ended: Option<Result<(), Verdict>>,
     /// The end had nothing to do with other ranks: a mismatch found at the rendezvous.
     refused: Option<String>,
@@ -153,18 +154,18 @@ impl Control {
     }
 
     /// Rank 0: tells all others where the run is kept, once the folder is there.
-    pub fn tell_folder(&self, path: &str) {
-        self.tell(Command::Folder(path.to_owned()));
+    pub fn tell_folder(&self, folder: Folder) {
+        self.tell(Command::Folder(folder));
     }
 
     /// The others: where rank 0 keeps the run; waits until it says so.
     ///
     /// # Errors
     /// When the run ends before, or nothing is said within the limit.
-    pub fn folder(&self, limit: Duration) -> Result<String, ClusterError> {
+    pub fn folder(&self, limit: Duration) -> Result<Folder, ClusterError> {
         let state = self.shared.wait(limit, |state| state.folder.is_some() || state.ended.is_some());
         match (&state.folder, &state.ended) {
-            (Some(path), _) => Ok(path.clone()),
+            (Some(folder), _) => Ok(folder.clone()),
             (None, Some(Err(verdict))) => Err(ClusterError::Failed(verdict.to_string())),
             (None, _) => {
                 Err(ClusterError::Failed(format!("rank 0 did not say within {limit:?} where the run is kept")))

@@ -22,6 +22,7 @@ pub mod token;
 pub use control::Control;
 pub use error::ClusterError;
 pub use membership::{Limits, Verdict};
+pub use message::Folder;
 pub use notice::{Log, Notice};
 pub use phase::{Phase, Position, Progress};
 pub use rendezvous::{Seat, join};

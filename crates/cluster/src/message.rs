@@ -21,6 +21,19 @@ pub const PATH_BYTES_MAX: usize = 4096;
 /// The longest sentence from a peer that is shown.
 const TEXT_BYTES_MAX: usize = 2048;
 
+/// The longest id of a run's folder.
+const ID_BYTES_MAX: usize = 128;
+
+/// Where the hub keeps a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Folder {
+    /// Its path on the hub's machine.
+    pub path: String,
+    /// What tells it from another folder of that name.
+    pub id: String,
+}
+
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case", deny_unknown_fields)]
@@ -47,10 +60,7 @@ pub enum Message {
         run: String,
     },
     /// The hub tells all where the run is kept, once it is there.
-    Folder {
-        /// Its path on the hub's machine.
-        path: String,
-    },
+    Folder(Folder),
     /// I am alive.
     Beat {
         /// Where the sender is.
@@ -104,7 +114,10 @@ impl Message {
                 entries.iter_mut().for_each(|entry| entry.host = printable(&entry.host));
                 entries.len() == world && entries.iter().all(Entry::is_sound) && RunId::from_hex(run).is_some()
             }
-            Self::Folder { path } => path.len() <= PATH_BYTES_MAX && !path.contains('\0'),
+            Self::Folder(Folder { path, id }) => {
+                let sane = |text: &str, most: usize| text.len() <= most && !text.contains('\0');
+                sane(path, PATH_BYTES_MAX) && sane(id, ID_BYTES_MAX)
+            }
             Self::Refused { why } => {
                 *why = printable(why);
                 true

@@ -244,7 +244,9 @@ impl Agreement {
             Kind::Shares(shares) => shares.bring(bucket, wait, apply),
             Kind::AllReduce(courier, _) => {
                 let Some(sums) = courier.take(bucket, wait)? else { return Ok(Brought::NotYet) };
-                apply((bucket, 0..sums.len()), sums, parameters).map(|()| Brought::Done)
+                apply((bucket, 0..sums.len()), sums, parameters)?;
+                courier.applied();
+                Ok(Brought::Done)
             }
             Kind::ParameterServer(courier, _) => {
                 let Some(weights) = courier.take(bucket, wait)? else { return Ok(Brought::NotYet) };
@@ -258,8 +260,9 @@ impl Agreement {
     /// servers make the steps, they have the state.
     pub fn has_stepped(&mut self, steps: u64) -> bool {
         match &mut self.0 {
-            Kind::Alone => true,
-            Kind::AllReduce(courier, _) => courier.has_taken(steps),
+            // Nobody can be lost; or a step was left in the middle, and this stands in for the agreement.
+            Kind::Alone => false,
+            Kind::AllReduce(courier, _) => courier.has_applied(steps),
             Kind::Shares(shares) => shares.has_made(steps),
             Kind::ParameterServer(..) => false,
         }

@@ -53,7 +53,7 @@ impl Stop {
         Self::default()
     }
 
-    /// A flag set by SIGINT, SIGTERM and SIGHUP. The first signal sets it; a second SIGINT or SIGTERM ends the process at once. A second
+    /// A flag set by SIGINT, SIGTERM and SIGHUP. The first signal sets it; a second SIGINT or SIGTERM ends the process at once, with exit code 1. A second
     /// SIGHUP does not: when a terminal is closed, the kernel sends one and many a shell another. Where SIGHUP is ignored from the start
     /// (nohup), it stays so.
     ///
@@ -69,8 +69,8 @@ impl Stop {
                 }
             } else {
                 // The order matters: the shutdown looks at the flag before the last handler sets it.
-                let code = i32::from(signal.exit_code());
-                flag::register_conditional_shutdown(number, code, Arc::clone(&stop.asked))?;
+                // It is a failure: what was under way is not saved.
+                flag::register_conditional_shutdown(number, 1, Arc::clone(&stop.asked))?;
             }
             flag::register_usize(number, Arc::clone(&stop.signal), number as usize)?;
             flag::register(number, Arc::clone(&stop.asked))?;

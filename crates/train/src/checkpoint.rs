@@ -99,7 +99,10 @@ impl Checkpoints {
         }
         self.disk.remove(&swap)?;
         self.disk.rename(&target, &swap)?;
-        self.disk.rename(&part, &target)?;
+        self.disk.rename(&part, &target).inspect_err(|_| {
+            // The first failure is the one to tell; the old checkpoint has its name again, here or when the run is resumed.
+            let _ = self.disk.rename(&swap, &target);
+        })?;
         self.disk.remove(&swap)
     }
 

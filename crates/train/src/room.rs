@@ -121,13 +121,15 @@ impl Candidate<'_> {
         let optimizer = slots * parameters;
         // A checkpoint is read whole and converted before the arena is touched.
         let loading = match (self.resumes, &config.weights) {
-            (true, _) => 2 * parameters.max(optimizer),
+            (true, _) => 2 * (parameters + optimizer),
             (false, Some(_)) => 2 * parameters,
             (false, None) => 0,
         };
         let running = BASE + states + arena.saturating_add(beside).max(loading);
         // One tensor at a time is brought into the order of files; a launcher waits for the others.
-        let once = largest + if self.here.count() > 1 { BASE / 2 } else { 0 };
+        // One worker keeps a copy of all that is saved beside training.
+        let copy = config.checkpoint_seconds(self.workers).map_or(0, |_| parameters + optimizer + states);
+        let once = largest + copy + if self.here.count() > 1 { BASE / 2 } else { 0 };
         let (message, mapped) = (2 * BUCKET_BYTES_MAX as u64, ADDRESSES[usize::from(self.workers > 1)]);
         let shared = config.carry == Carry::Shm || config.carry == Carry::Auto && self.here.all;
         Ok(match config.agree {

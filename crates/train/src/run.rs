@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_system::disk::Disk;
 use paceline_system::lock::Lock;
+use paceline_system::printable::Shown;
 use paceline_system::{clock, entropy};
 
 use crate::config::{CONFIG_BYTES_MAX, Config};
@@ -90,6 +91,20 @@ impl RunDir {
     pub fn join(disk: &Disk, path: &Path) -> Result<Self, TrainError> {
         disk.create_dir(path)?;
         Ok(Self { path: path.to_owned(), _lock: None })
+    }
+
+    /// As [`RunDir::join`], of the run with this id: on a machine with files of its own, another may be kept under that name.
+    ///
+    /// # Errors
+    /// When another run is kept there, or it cannot be written.
+    pub fn join_run(disk: &Disk, path: &Path, id: &str) -> Result<Self, TrainError> {
+        if disk.exists(&path.join("config.toml")) && read_id(disk, path).as_deref() != Some(id) {
+            return Err(TrainError::Refused(format!(
+                "{} holds another run on this machine than on that of rank 0; type --run with a name that is free on all",
+                Shown(path)
+            )));
+        }
+        Self::join(disk, path)
     }
 
     /// Takes the place of rank 0, which is lost: whether the run is kept here, and rank 0 holds it no longer.

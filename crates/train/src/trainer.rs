@@ -27,11 +27,13 @@ use crate::evaluate::evaluate;
 use crate::metrics::Tally;
 use crate::replica::guard::Limits;
 use crate::replica::{NotFinite, Replica};
-use crate::run::{ResumeFrom, RunDir, read_config};
+use crate::run::{ResumeFrom, RunDir, read_config, read_id};
 use crate::step::{Rules, Stepped, step};
 
 pub(crate) use setup::options;
-pub use setup::{Examined, FolderBroadcast, Prepared, Surroundings, Watch, prepare, prepare_evaluation, prepare_with};
+pub use setup::{
+    Examined, FolderBroadcast, Prepared, RunFolder, Surroundings, Watch, prepare, prepare_evaluation, prepare_with,
+};
 
 /// Why a run ended without failing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -342,12 +344,14 @@ fn settle(replica: &mut Replica, journal: &Journal) -> Result<(), TrainError> {
 fn make(around: &Surroundings, asked: Option<&Path>, config: &Config) -> Result<RunDir, TrainError> {
     if around.shard.rank == 0 {
         let run = RunDir::create(&around.disk, asked, config)?;
-        around.folder.send(run.path())?;
+        let id = read_id(&around.disk, run.path()).unwrap_or_default();
+        around.folder.send(&RunFolder { path: run.path().to_owned(), id })?;
         return Ok(run);
     }
-    match around.folder.receive()?.or_else(|| asked.map(Path::to_owned)) {
-        Some(path) => RunDir::join(&around.disk, &path),
-        None => {
+    match (around.folder.receive()?, asked) {
+        (Some(RunFolder { path, id }), _) => RunDir::join_run(&around.disk, &path, &id),
+        (None, Some(path)) => RunDir::join(&around.disk, path),
+        (None, None) => {
             Err(TrainError::Refused("a rank above 0 does not know the folder of the run; give all the same one".into()))
         }
     }

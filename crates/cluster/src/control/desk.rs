@@ -251,10 +251,10 @@ impl Desk {
             Message::Goodbye => self.feed(Event::Goodbye { rank }),
             Message::Failed { why, suspect } => self.feed(Event::Failed { rank, why, suspect: suspect.map(Rank) }),
             Message::Ended { verdict } => self.feed(Event::Told(verdict)),
-            Message::Folder { path } if rank.index() == 0 => {
-                self.shared.change(|state| state.folder = Some(path));
+            Message::Folder(folder) if rank.index() == 0 => {
+                self.shared.change(|state| state.folder = Some(folder));
             }
-            Message::Join { .. } | Message::Table { .. } | Message::Refused { .. } | Message::Folder { .. } => {
+            Message::Join { .. } | Message::Table { .. } | Message::Refused { .. } | Message::Folder(_) => {
                 self.lose(rank, "it said what nobody says at this point".into());
             }
         }
@@ -273,7 +273,7 @@ impl Desk {
                     self.send_all(&Message::Goodbye, |me, _| me.index() > 0);
                     self.feed(Event::Goodbye { rank: self.me });
                 }
-                Command::Folder(path) => self.send_all(&Message::Folder { path }, |_, _| true),
+                Command::Folder(folder) => self.send_all(&Message::Folder(folder), |_, _| true),
                 Command::Fail { why, suspect } => self.feed(Event::Failed { rank: self.me, why, suspect }),
             }
         }

@@ -17,8 +17,9 @@ use super::output::{Output, prefix};
 use crate::ClusterError;
 use crate::error::refused;
 
-/// After the first failure, the others end by themselves: their own membership names who failed within 5 s.
-const GRACE: Duration = Duration::from_secs(30);
+/// After the first failure, the others end by themselves: their own membership names who failed within 5 s, and one of them may
+/// save gigabytes on a slow disk.
+const GRACE: Duration = Duration::from_secs(120);
 
 /// After being told to end, before being killed.
 const TERMINATE: Duration = Duration::from_secs(3);
@@ -79,7 +80,7 @@ struct Watched {
 }
 
 /// Starts all, passes their output on, and waits until all have ended. Ctrl-C is passed on once. When one fails, the others
-/// have half a minute to end by themselves, which is enough to save; one that is stopped cannot, and is ended at once.
+/// have two minutes to end by themselves, in which one of them may save; one that is stopped cannot, and is ended at once.
 ///
 /// # Errors
 /// When one fails; the sentence names the first. When the first was refused (exit code 2), that is a refusal.

@@ -2,12 +2,13 @@
 //!
 //! 1. The dialler sends a greeting: magic, protocol version, length, then Paceline's version, purpose, role, lane, rank,
 //!    world, generation, run and 32 fresh random bytes. The listener, which says nothing before, answers with its own.
-//! 2. The dialler checks it and sends a proof, HMAC-SHA256 under the token of its own greeting followed by the other's.
+//! 2. The dialler checks it and sends a proof, HMAC-SHA256 under the token of its own greeting, the other's, and the keys.
 //!    The listener checks that, and only then sends its own proof and a welcome: it proves nothing to strangers.
 //! 3. The dialler checks the proof and sends its welcome.
 //!
-//! A proof covers both greetings, and so both roles, both ranks, the run and a fresh nonce of each side: an old proof
-//! proves nothing, and what one listener says is worth nothing to another, whoever relays it. Whoever is refused learns
+//! A proof covers both greetings, and so both roles, both ranks, the run and a fresh nonce of each side, and the keys of the
+//! connection where it is encrypted: an old proof proves nothing, and what one listener says is worth nothing to another,
+//! whoever relays it. Whoever is refused learns
 //! why. Two round trips, under 250 bytes each way. What follows is not encrypted.
 
 use std::ops::Range;

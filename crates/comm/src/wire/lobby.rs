@@ -15,6 +15,7 @@ use paceline_system::ready::{self, Interest};
 use super::hello::{Handshake, Identity, Peer, Role};
 use super::stream::Stream;
 use crate::error::CommError;
+use crate::rank::Rank;
 use crate::wait::Wait;
 
 /// How long a greeting may take whose other side has dialled: two round trips, and a pause on a busy machine.
@@ -55,10 +56,8 @@ struct Guest<S> {
 /// How a greeting ended.
 #[derive(Debug)]
 pub struct Greeted<S> {
-    /// Which end of the connection this side was at.
-    pub role: Role,
-    /// Which of its connections this side said it was.
-    pub lane: u16,
+    /// Whom this side has dialled, and by which of its connections; none if it was dialled.
+    pub dialled: Option<(Rank, u16)>,
     /// The other side and the connection to it, or why there is none.
     pub outcome: Result<(Peer, S), CommError>,
 }
@@ -108,11 +107,11 @@ impl<S: Stream + AsFd> Lobby<S> {
     pub fn advance(&mut self) -> Vec<Greeted<S>> {
         let mut ended = Vec::new();
         for mut guest in std::mem::take(&mut self.guests) {
-            let (role, lane) = (guest.handshake.role(), guest.handshake.lane());
+            let dialled = guest.handshake.dialled();
             match guest.handshake.advance(&mut guest.stream) {
                 Ok(None) => self.guests.push(guest),
-                Ok(Some(peer)) => ended.push(Greeted { role, lane, outcome: Ok((peer, guest.stream)) }),
-                Err(error) => ended.push(Greeted { role, lane, outcome: Err(error) }),
+                Ok(Some(peer)) => ended.push(Greeted { dialled, outcome: Ok((peer, guest.stream)) }),
+                Err(error) => ended.push(Greeted { dialled, outcome: Err(error) }),
             }
         }
         ended
@@ -138,7 +137,6 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::rank::Rank;
     use crate::stop::Stop;
     use crate::token::Token;
     use crate::wire::hello::{Purpose, greet};
@@ -172,7 +170,7 @@ mod tests {
                 }
                 lobby.sleep(&listener, Duration::from_millis(50));
             };
-            assert_eq!((greeted.role, greeted.outcome.unwrap().0.rank), (Role::Listener, Rank(1)));
+            assert_eq!((greeted.dialled, greeted.outcome.unwrap().0.rank), (None, Rank(1)));
             assert_eq!(dialling.join().unwrap().unwrap().rank, Rank(0));
         });
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());

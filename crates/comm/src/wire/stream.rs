@@ -23,6 +23,12 @@ pub trait Stream: Read + Write {
     /// Where the other side is, for messages.
     fn address(&self) -> String;
 
+    /// What both ends of an encrypted connection, and nobody else, know of it; zeros where it is not encrypted. Proofs cover it, so that
+    /// nobody who ends encryption on both sides can carry them across.
+    fn binding(&self) -> [u8; 32] {
+        [0; 32]
+    }
+
     /// Whether something that was written is still here and goes out when the socket is tried again.
     fn is_sending(&self) -> bool {
         false

@@ -99,8 +99,8 @@ pub(super) struct Courier {
     began: f64,
     ready: Vec<f32>,
     steps: u64,
-    /// Buckets that came back and were taken.
-    taken: u64,
+    /// Buckets that came back and were applied.
+    applied: u64,
 }
 
 impl Courier {
@@ -140,7 +140,7 @@ impl Courier {
             clock,
             ready,
             steps: 0,
-            taken: 0,
+            applied: 0,
         })
     }
 
@@ -183,16 +183,20 @@ impl Courier {
         }
         let Slot::Landed(memory) = std::mem::replace(&mut self.slots[bucket], Slot::Away) else { return Ok(None) };
         self.slots[bucket] = Slot::Home(memory);
-        self.taken += 1;
         match &mut self.slots[bucket] {
             Slot::Home(memory) => Ok(Some(memory.as_mut_slice())),
             _ => Ok(None),
         }
     }
 
-    /// Whether all that came back for so many steps was taken, and nothing of the next.
-    pub fn has_taken(&self, steps: u64) -> bool {
-        self.taken == steps * self.slots.len() as u64
+    /// What came back for a bucket was applied, without fault.
+    pub fn applied(&mut self) {
+        self.applied += 1;
+    }
+
+    /// Whether all that came back for so many steps was applied, and nothing of the next.
+    pub fn has_applied(&self, steps: u64) -> bool {
+        self.applied == steps * self.slots.len() as u64
     }
 
     /// Replaces numbers by their sum over all ranks.

@@ -7,7 +7,7 @@ use paceline_system::disk::Disk;
 use paceline_system::printable::Shown;
 
 use super::manifest::{Damage, MANIFEST, Manifest};
-use super::{CARD_KEY, Card, Checkpoints, Purpose, WEIGHTS, step_of};
+use super::{CARD_KEY, Card, Checkpoints, Purpose, WEIGHTS};
 use crate::error::TrainError;
 use crate::replica::Replica;
 
@@ -36,7 +36,7 @@ impl CheckedWeights {
         let folder = path.parent().unwrap_or(Path::new(""));
         let manifest = match Manifest::read(disk, folder) {
             // Many a program calls a file of its own manifest.json. In a checkpoint's folder it is ours.
-            Err(_) if step_of(folder).is_none() => Ok(None),
+            Err(_) if !looks_like_ours(folder) => Ok(None),
             manifest => manifest,
         };
         let checked = manifest.and_then(|manifest| {
@@ -111,6 +111,11 @@ impl CheckedWeights {
         replica.changed();
         Ok(loaded.left_out)
     }
+}
+
+/// Whether a folder has the name of a checkpoint, or had it.
+fn looks_like_ours(folder: &Path) -> bool {
+    folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-"))
 }
 
 /// What a weights file written here says of itself.

@@ -9,6 +9,7 @@ use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
 use paceline_nn::{ForeignLayout, Init, Parameter, State};
 use paceline_system::checksum::Checksum;
 use paceline_system::disk::{Disk, DiskError};
+use paceline_system::memory::{self, OutOfMemory};
 use paceline_tensor::plan::Layout;
 use serde::Serialize;
 
@@ -104,16 +105,25 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Takes the memory and fills it.
-    pub fn new(replica: &Replica) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// When the system refuses the memory.
+    pub fn new(replica: &Replica) -> Result<Self, OutOfMemory> {
+        let copy = |numbers: &[f32]| {
+            let mut copy = Vec::new();
+            memory::reserve(&mut copy, numbers.len(), "the copy that is saved beside training")?;
+            copy.extend_from_slice(numbers);
+            Ok(copy)
+        };
+        Ok(Self {
             parameters: replica.parameters.clone(),
             states: replica.states.clone(),
             layout: replica.store.layout().clone(),
             states_layout: replica.store.states_layout().clone(),
-            weights: replica.store.parameters.to_vec(),
-            kept: replica.store.states.to_vec(),
-            optimizer: replica.optimizer_state.iter().map(|slot| slot.to_vec()).collect(),
-        }
+            weights: copy(&replica.store.parameters)?,
+            kept: copy(&replica.store.states)?,
+            optimizer: replica.optimizer_state.iter().map(|slot| copy(slot)).collect::<Result<_, _>>()?,
+        })
     }
 
     /// Fills it again, from the same replica.

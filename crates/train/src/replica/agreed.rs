@@ -125,7 +125,11 @@ impl Replica {
         let computed = phases.time("compute", || self.compute_with(batch, moment.step, &mut add));
         let tally = computed.and_then(|tally| phases.time("wait", || self.sum(&mut agreement, &tally)));
         self.agreement = agreement;
-        Ok(self.finish_step(tally?, moment, phases))
+        let stepped = self.finish_step(tally?, moment, phases);
+        if stepped.1.is_ok() {
+            self.end_update();
+        }
+        Ok(stepped)
     }
 
     fn sum(&mut self, agreement: &mut Agreement, tally: &Tally) -> Result<Tally, TrainError> {

@@ -15,6 +15,8 @@ pub(super) struct Boundary {
     first_step: u64,
     /// Steps done when the one that is under way is.
     next_step: u64,
+    /// Steps whose update was made, where gradients are looked at all together and the update follows at the end.
+    updated: u64,
     /// Running statistics after so many steps, by whether that number is odd.
     states: [(u64, Vec<f32>); 2],
 }
@@ -23,7 +25,8 @@ impl Replica {
     /// Training together begins, with so many steps done before.
     pub(super) fn begin_boundary(&mut self, step: u64) {
         let states = || (step, self.store.states.to_vec());
-        self.boundary = Boundary { first_step: step, next_step: step, states: [states(), states()] };
+        let states = [states(), states()];
+        self.boundary = Boundary { first_step: step, next_step: step, updated: step, states };
     }
 
     /// A step begins, after so many.
@@ -31,6 +34,11 @@ impl Replica {
         self.boundary.next_step = steps;
         self.mark_boundary();
         self.boundary.next_step = steps + 1;
+    }
+
+    /// The update of the step that is under way was made, all of it.
+    pub(super) fn end_update(&mut self) {
+        self.boundary.updated = self.boundary.next_step;
     }
 
     /// Keeps the running statistics as they are after the last step.
@@ -47,16 +55,15 @@ impl Replica {
     /// Goes back to where `step` steps had ended, after another replica was lost, if the weights and the optimizer are still those:
     /// then they may be saved, with this replica's own running statistics. Nothing more can be trained.
     pub fn rescue(&mut self, step: u64) -> bool {
-        let Self { boundary: Boundary { first_step, states, .. }, store, .. } = self;
+        let Self { boundary: Boundary { first_step, updated, states, .. }, store, .. } = self;
         let (marked, states) = &states[(step % 2) as usize];
         if self.gpu.is_some() || *marked != step || step < *first_step || states.len() != store.states.len() {
             return false;
         }
-        let (steps, is_last) = (step - *first_step, step + 1 == self.boundary.next_step);
         // Where gradients are looked at all together, the update follows when nothing can be lost any more.
         let whole = match self.train.as_ref().is_some_and(|train| train.executor.plan().stores_gradients()) {
-            true => is_last,
-            false => self.agreement.has_stepped(steps),
+            true => step == *updated,
+            false => self.agreement.has_stepped(step - *first_step),
         };
         if whole {
             store.states.copy_from_slice(states);

@@ -356,22 +356,25 @@ impl Journal {
         self.tell_written(Written { position: label.position, best, folder, seconds })
     }
 
-    /// As [`Journal::save`] when other ranks are lost and nothing more is trained; whether it was saved. Another rank than 0 takes over
-    /// the folder, if it is that of the run here too.
-    pub fn save_after_loss(&mut self, replica: &mut Replica) -> Result<bool, TrainError> {
+    /// As [`Journal::save`] when other ranks are lost and nothing more is trained; or why it was not saved. Another rank than 0 takes over
+    /// the folder, if the run is kept here too.
+    pub fn save_after_loss(&mut self, replica: &mut Replica) -> Result<Result<(), &'static str>, TrainError> {
         let step = self.position.step;
-        if self.checkpoints.list()?.iter().any(|(saved, _)| *saved == step) {
-            return Ok(true);
+        if self.rank > 0 && !self.run.take_over(&self.disk) {
+            return Ok(Err("the run is not kept on this machine, or rank 0 still holds it"));
         }
-        if replica.spoiled_tensor().is_some() || (self.rank > 0 && !self.run.take_over(&self.disk)) {
-            return Ok(false);
+        if self.checkpoints.list()?.iter().any(|(saved, _)| *saved == step) {
+            return Ok(Ok(()));
+        }
+        if replica.spoiled_tensor().is_some() {
+            return Ok(Err("the weights are not numbers"));
         }
         self.id = read_id(&self.disk, self.run.path()).unwrap_or_default();
         let (start, label) = (self.clock.seconds(), self.label(false));
         let folder = self.checkpoints.save(&Contents::of(replica), &label);
         let seconds = self.clock.seconds() - start;
         self.tell_written(Written { position: label.position, best: false, folder, seconds })?;
-        Ok(true)
+        Ok(Ok(()))
     }
 
     /// As [`Journal::save`], while training goes on.
@@ -384,7 +387,7 @@ impl Journal {
         let label = self.label(false);
         match self.saver.begin(&self.checkpoints, replica, label, &self.clock) {
             Ok(()) => Ok(()),
-            // Without a thread it is written here.
+            // Without memory or a thread for it, it is written here.
             Err(_) => self.save(replica, false),
         }
     }

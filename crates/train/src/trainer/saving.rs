@@ -39,7 +39,7 @@ impl Saver {
     /// Copies a replica and begins to write the copy.
     ///
     /// # Errors
-    /// When the system gives no thread; nothing was written.
+    /// When the system gives no memory or no thread; nothing was written.
     ///
     /// # Panics
     /// When another is under way.
@@ -56,7 +56,7 @@ impl Saver {
                 snapshot.fill(replica);
                 snapshot
             }
-            None => Box::new(Snapshot::new(replica)),
+            None => Box::new(Snapshot::new(replica).map_err(io::Error::other)?),
         };
         let (checkpoints, clock) = (checkpoints.clone(), clock.clone());
         let body = move || {
@@ -75,7 +75,8 @@ impl Saver {
     /// When the thread did.
     pub fn take(&mut self, wait: bool) -> Option<Written> {
         let thread = self.under_way.take_if(|thread| wait || thread.is_finished())?;
-        let (snapshot, written) = thread.join().expect("writing a checkpoint fails with an error");
+        // Memory that was refused there is refused here.
+        let (snapshot, written) = thread.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload));
         self.idle = Some(snapshot);
         Some(written)
     }

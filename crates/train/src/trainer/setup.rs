@@ -92,16 +92,25 @@ impl std::fmt::Debug for Watch {
     }
 }
 
-type TellFolder = dyn Fn(Option<&Path>) -> Result<PathBuf, TrainError> + Send + Sync;
+/// Where a run is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFolder {
+    /// The folder.
+    pub path: PathBuf,
+    /// What its checkpoints are marked with.
+    pub id: String,
+}
+
+type CarryFolder = dyn Fn(Option<&RunFolder>) -> Result<RunFolder, TrainError> + Send + Sync;
 
 /// Rank 0 makes the folder of a run, and only then tells the others where it is: nobody writes into it before, and no two
 /// ranks can name it differently.
 #[derive(Clone, Default)]
-pub struct FolderBroadcast(Option<Arc<TellFolder>>);
+pub struct FolderBroadcast(Option<Arc<CarryFolder>>);
 
 impl FolderBroadcast {
     /// One that calls `carry` with the folder on rank 0, which tells it, and with nothing on the others, which wait for it.
-    pub fn new(carry: impl Fn(Option<&Path>) -> Result<PathBuf, TrainError> + Send + Sync + 'static) -> Self {
+    pub fn new(carry: impl Fn(Option<&RunFolder>) -> Result<RunFolder, TrainError> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(carry)))
     }
 
@@ -109,15 +118,15 @@ impl FolderBroadcast {
     ///
     /// # Errors
     /// When its name cannot be told.
-    pub fn send(&self, path: &Path) -> Result<(), TrainError> {
-        self.0.as_ref().map_or(Ok(()), |carry| carry(Some(path)).map(drop))
+    pub fn send(&self, folder: &RunFolder) -> Result<(), TrainError> {
+        self.0.as_ref().map_or(Ok(()), |carry| carry(Some(folder)).map(drop))
     }
 
     /// The others: waits for it. None if nobody tells.
     ///
     /// # Errors
     /// When the run ends before.
-    pub fn receive(&self) -> Result<Option<PathBuf>, TrainError> {
+    pub fn receive(&self) -> Result<Option<RunFolder>, TrainError> {
         self.0.as_ref().map(|carry| carry(None)).transpose()
     }
 }

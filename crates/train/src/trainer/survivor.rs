@@ -2,25 +2,30 @@
 
 use super::Trainer;
 use crate::error::TrainError;
+use crate::together::Agree;
 
 impl Trainer {
-    /// Saves the last whole step after another rank was lost, by whoever is the lowest rank left; which step that was. None if the
-    /// step that failed had changed some weights already, or the run's folder is not here or is another's.
+    /// Saves the last whole step after another rank was lost; which step that was, or why nothing was saved, in words: the step that
+    /// failed has changed some weights already, or the run is not kept here. To be called by one rank that is left.
     ///
     /// Running statistics are this rank's own: the others cannot be asked any more.
     ///
     /// # Errors
     /// When the disk refuses.
-    pub fn save_after_loss(&mut self) -> Result<Option<u64>, TrainError> {
+    pub fn save_after_loss(&mut self) -> Result<Result<u64, &'static str>, TrainError> {
         // The update of the last step may not have come back yet; then the one before is the last whole one.
         for position in [Some(self.journal.position.clone()), self.journal.previous.clone()].into_iter().flatten() {
             if self.replica.rescue(position.step) {
                 let step = position.step;
                 self.journal.position = position;
-                return Ok(self.journal.save_after_loss(&mut self.replica)?.then_some(step));
+                return Ok(self.journal.save_after_loss(&mut self.replica)?.map(|()| step));
             }
         }
-        Ok(None)
+        Ok(Err(match self.config().agree {
+            _ if self.replica.is_on_gpu() => "the weights are on the GPU that waits for it",
+            Agree::ParameterServer => "servers have the optimizer's state",
+            Agree::AllReduce => "the step under way has changed some weights",
+        }))
     }
 
     /// A sentence on the last good checkpoint.

@@ -33,6 +33,8 @@ use crate::wire::lobby::{Greeted, Lobby};
 use crate::wire::stream::{Talk, is_retry};
 
 const PHASE: &str = "sharing memory";
+/// Connections taken before those that are being greeted have their turn.
+const TURN_MAX: usize = 32;
 /// Looks at a word before sleeping, about twenty microseconds; almost none where ranks outnumber cores.
 const SPINS: u32 = 4000;
 
@@ -126,14 +128,16 @@ fn hand_out(file: &OwnedFd, membership: &Membership, wait: &Wait) -> Result<(), 
                 identity.taken.push(peer.rank);
             }
         }
-        lobby.sleep(&listener, wait.slice());
+        if identity.taken.len() + 1 < membership.world {
+            lobby.sleep(&listener, wait.slice());
+        }
     }
     Ok(())
 }
 
 /// Begins to greet all who have come.
 fn accept(listener: &UnixListener, lobby: &mut Lobby<UnixStream>, identity: &Identity, wait: &Wait) {
-    loop {
+    for _ in 0..TURN_MAX {
         match listener.accept() {
             Ok((stream, _)) => {
                 if stream.set_nonblocking(true).is_ok() {

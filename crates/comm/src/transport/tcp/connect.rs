@@ -26,6 +26,9 @@ use crate::wire::tls::Tls;
 
 const PHASE: &str = "connecting";
 
+/// How long a connection may take to be there: a round trip, and another if a packet is lost.
+const DIAL_MAX: Duration = Duration::from_secs(2);
+
 /// Connections taken before those that are being greeted have their turn.
 const TURN_MAX: usize = 32;
 
@@ -130,18 +133,18 @@ pub fn connect(
     let Membership { rank, world, .. } = *membership;
     assert_eq!(addresses.len(), world, "a table of addresses has one for each rank");
     let mut mesh = Mesh::new(listener, membership, &config);
-    let mut dialled = mesh.places_above();
+    let mut to_dial = mesh.places_above();
     while let Some(missing) = mesh.missing() {
         wait.check(rank, missing, PHASE)?;
-        if let Some(&(peer, lane)) = dialled.last()
+        if let Some(&(peer, lane)) = to_dial.last()
             && mesh.dial(addresses[peer.index()], (peer, lane), wait)?
         {
-            dialled.pop();
+            to_dial.pop();
         }
         mesh.accept(wait);
-        mesh.collect()?;
-        // Nobody there yet, or too far for one slice: dialled again until the deadline.
-        let pause = if dialled.is_empty() { wait.slice() } else { Duration::from_millis(1) };
+        // Whoever has closed the connection while others crowded its port is dialled again, until the deadline.
+        to_dial.extend(mesh.collect()?);
+        let pause = if to_dial.is_empty() { wait.slice() } else { Duration::from_millis(1) };
         if mesh.missing().is_some() {
             mesh.lobby.sleep(&mesh.listener.socket, pause);
         }
@@ -213,7 +216,9 @@ impl<'a> Mesh<'a> {
     /// Dials once and begins to greet; whether somebody was there.
     fn dial(&mut self, address: SocketAddr, (peer, lane): (Rank, u16), wait: &Wait) -> Result<bool, CommError> {
         let talk = Talk { rank: self.membership.rank, peer: peer.into(), phase: PHASE };
-        let Ok(stream) = TcpStream::connect_timeout(&address, wait.slice().max(Duration::from_millis(10))) else {
+        // Everybody listens before addresses are told, so this takes a round trip.
+        let limit = wait.left().clamp(Duration::from_millis(10), DIAL_MAX);
+        let Ok(stream) = TcpStream::connect_timeout(&address, limit) else {
             return Ok(false);
         };
         let dialled = stream.set_nonblocking(true).and_then(|()| Socket::dialled(stream, self.config.tls.as_ref()));
@@ -249,21 +254,23 @@ impl<'a> Mesh<'a> {
     }
 
     /// Puts those who were greeted into their places. Strangers, and whoever has a place already, are turned away; one whom
-    /// this rank has dialled and who does not answer as it must is the end.
-    fn collect(&mut self) -> Result<(), CommError> {
-        for Greeted { role, lane, outcome } in self.lobby.advance() {
+    /// this rank has dialled and who does not answer as it must is the end. Returns those that are to be dialled again.
+    fn collect(&mut self) -> Result<Vec<(Rank, u16)>, CommError> {
+        let mut again = Vec::new();
+        for Greeted { dialled, outcome } in self.lobby.advance() {
             match outcome {
                 Ok((peer, socket)) => {
-                    let (rank, lane) = (peer.rank, if role == Role::Dialler { lane } else { peer.lane });
+                    let (rank, lane) = dialled.unwrap_or((peer.rank, peer.lane));
                     match self.sockets[rank.index()].get_mut(usize::from(lane)) {
                         Some(place @ None) => *place = Some(socket),
                         _ => self.config.report.tell(&format!("{rank} has no place for another connection ({lane})")),
                     }
                 }
-                Err(error) if role == Role::Dialler => return Err(error),
+                Err(CommError::PeerGone { .. }) if dialled.is_some() => again.extend(dialled),
+                Err(error) if dialled.is_some() => return Err(error),
                 Err(error) => self.config.report.tell(&error.to_string()),
             }
         }
-        Ok(())
+        Ok(again)
     }
 }

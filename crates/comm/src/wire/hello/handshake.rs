@@ -13,6 +13,7 @@ use sha2::Sha256;
 use super::greeting::{self, GREETING_BYTES, Greeting, PREFIX_BYTES, TLS_BYTES, is_tls};
 use super::{Identity, No, Peer, Role, check};
 use crate::error::{CommError, Party, Refusal};
+use crate::rank::Rank;
 use crate::wait::Wait;
 use crate::wire::frame::array;
 use crate::wire::stream::{Stream, Talk, is_retry};
@@ -50,6 +51,8 @@ pub struct Handshake {
     talk: Talk,
     wait: Wait,
     stage: Stage,
+    /// See [`Stream::binding`].
+    binding: [u8; 32],
     inbox: Vec<u8>,
     outbox: Vec<u8>,
     /// Whether whoever was refused has been told that nothing more comes.
@@ -64,8 +67,8 @@ impl Handshake {
         let ours = Greeting::of(&identity, entropy::bytes());
         let talk = Talk { rank: identity.rank, peer: Party::Address(address.clone()), phase: PHASE };
         let outbox = if identity.role == Role::Dialler { ours.encode().to_vec() } else { Vec::new() };
-        let (stage, inbox) = (Stage::Greeting, Vec::new());
-        Self { identity, ours, address, talk, wait, stage, inbox, outbox, finished: false, ignored: 0 }
+        let (stage, binding, inbox) = (Stage::Greeting, [0; 32], Vec::new());
+        Self { identity, ours, address, talk, wait, stage, binding, inbox, outbox, finished: false, ignored: 0 }
     }
 
     /// Which end of the connection this side is at.
@@ -73,9 +76,10 @@ impl Handshake {
         self.identity.role
     }
 
-    /// Which of its connections this side says it is.
-    pub const fn lane(&self) -> u16 {
-        self.identity.lane
+    /// Whom this side has dialled, and by which of its connections; none if it was dialled.
+    pub fn dialled(&self) -> Option<(Rank, u16)> {
+        let Identity { role, lane, ref expected, .. } = self.identity;
+        (role == Role::Dialler).then_some((Rank(expected.start), lane))
     }
 
     /// Whether something waits to be written.
@@ -102,6 +106,9 @@ impl Handshake {
             }
             if !self.fill(stream)? {
                 return Ok(None);
+            }
+            if matches!(self.stage, Stage::Greeting) {
+                self.binding = stream.binding();
             }
             self.understand()?;
         }
@@ -227,6 +234,7 @@ impl Handshake {
         let mut mac = Hmac::<Sha256>::new_from_slice(self.identity.token.bytes()).expect("a key may have any length");
         mac.update(&speaker.encode());
         mac.update(&listener.encode());
+        mac.update(&self.binding);
         mac
     }
 
