@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 
-use crate::place::{Place, QUICK, has, text};
+use crate::place::{Place, QUICK, has, skip, text};
 
 /// More steps than anybody waits for.
 const LONG: &str = "--model mlp --data synthetic:8x8x3/10/4096 --batch 8 --epochs 1000";
@@ -27,6 +27,13 @@ fn end(child: Child) -> (Option<i32>, String) {
     (status.code(), text(&stdout) + &text(&stderr))
 }
 
+/// Whether this process, and so whatever it starts, ignores SIGHUP.
+fn ignores_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    ignored.is_some_and(|signals| signals & 1 == 1)
+}
+
 #[test]
 fn signals_save_and_are_answered_as_shells_expect() {
     if !has("kill", "signals_save_and_are_answered_as_shells_expect") {
@@ -41,6 +48,10 @@ fn signals_save_and_are_answered_as_shells_expect() {
             .into_iter()
             .enumerate()
     {
+        if signal == "-HUP" && ignores_hangups() {
+            skip("signals_save_and_are_answered_as_shells_expect (SIGHUP)", "the tests run under nohup");
+            continue;
+        }
         let run = format!("run{number}");
         let child = start(&mut place.command(&format!("{line} {run}")));
         tell(&child, signal);
