@@ -34,11 +34,15 @@ fn number(sentence: &str, flag: &str) -> usize {
 
 #[test]
 fn the_processes_of_a_machine_are_counted_together() {
-    let (one, two) = (config(1, 1024), config(2, 2048));
+    let (one, saved) = (config(1, 1024), config(2, 2048));
+    let two = Config { checkpoint_minutes: Some(0.0), ..saved.clone() };
     let alone = candidate(&one).need(&one).unwrap().total(candidate(&one).here);
     let both = candidate(&two).need(&two).unwrap().total(candidate(&two).here);
     // Each computes 1024 samples; weights and optimizer are there once.
     assert!(both > 2 * alone - 3 * 100_000_000 && both < 2 * alone + 100_000_000, "{alone} {both}");
+    // What is saved beside training is there once more: weights and both moments of Adam, 94 MB each.
+    let copied = candidate(&saved).need(&saved).unwrap().total(candidate(&saved).here) - both;
+    assert!((270_000_000..300_000_000).contains(&copied), "{copied}");
     assert!(candidate(&one).check(&machine(alone)).is_ok());
     let error = candidate(&two).check(&machine(alone + alone / 2)).unwrap_err();
     assert!(error.is_refusal(), "{error}");
