@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..config
     };
     let mut pupil = Trainer::start(config.clone(), Surroundings::default(), Some(second))?;
-    let taken_over = pupil.replica().store.parameter(0) == teacher.replica().store.parameter(0);
+    let taken_over = pupil.replica().store().parameter(0) == teacher.replica().store().parameter(0);
     println!("the first layer is {}", if taken_over { "taken over" } else { "new" });
     println!("{} steps on {}", pupil.run()?.step, config.data);
     Ok(())

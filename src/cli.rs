@@ -16,7 +16,7 @@ use paceline::nn::schedule::Schedule;
 use paceline::tensor::device::cpu::choice::Winograd;
 use paceline::tensor::{MemoryUse, Precision};
 use paceline::train::compute::Compute;
-use paceline::train::together::{self, Agree, Staleness};
+use paceline::train::together::{self, Agree, Overlap, Squeeze, Staleness};
 
 use crate::command::calibrate::Calibrate;
 
@@ -170,6 +170,12 @@ pub struct Train {
     /// How they agree on the weights: all-reduce | parameter-server
     #[arg(long, help_heading = "Many processes")]
     pub agree: Option<Agree>,
+    /// How messages between them are squeezed: none | bf16, half of the bytes, rounded
+    #[arg(long, help_heading = "Many processes")]
+    pub squeeze: Option<Squeeze>,
+    /// Whether gradients travel while the backward pass goes on: on | off, all after it, to compare with
+    #[arg(long, help_heading = "Many processes")]
+    pub overlap: Option<Overlap>,
     /// How bytes travel: auto | shm | tcp | mpi (if built with it) | nccl (between GPUs)
     #[arg(long, help_heading = "Many processes")]
     pub carry: Option<together::Carry>,

@@ -9,14 +9,12 @@ use paceline_comm::transport::{Transport, thread};
 use paceline_comm::wire::frame::Decoded;
 use paceline_comm::wire::{Decoder, Identity, Purpose, Role, Stream, greet};
 use paceline_comm::{Choice, Communicator, Link, Links, Options, Rank, Stop, Token, Wait};
-use paceline_parallel::agree::BucketShape;
-use paceline_parallel::agree::parameter_server::server::{Keeper, Push, Shape, serve};
-use paceline_parallel::agree::parameter_server::{Pace, Roles};
+use paceline_parallel::agree::{
+    self, BucketShape, IDENTITY, Join, Push, Recipe, Roles, ServerShard, Shape, parameter_server,
+};
+use paceline_system::clock::Clock;
 use paceline_system::threads;
-use paceline_train::serve::Start;
-
-/// Numbers by which a run is described.
-const FACTS: usize = 8;
+use paceline_train::serve::ServerOptions;
 
 const LIMIT: Duration = Duration::from_secs(2);
 
@@ -89,7 +87,7 @@ pub fn message(bytes: &[u8]) {
 
 struct Nothing(Vec<f32>);
 
-impl Keeper for Nothing {
+impl ServerShard for Nothing {
     fn apply(&mut self, push: Push<'_>) {
         assert_eq!(push.gradients.len(), push.weights.len());
     }
@@ -116,18 +114,22 @@ pub fn parameter_server(bytes: &[u8]) {
     let bytes = bytes.to_vec();
     let talking = threads::spawn("worker", move || talk(worker, &bytes, PARAMETERS));
     let bucket = |start, elements| BucketShape { start, elements, ready_after: 0, needed_before: 0 };
-    let shape = Shape {
-        roles: Roles { workers: 1, servers: 1 },
-        pace: if first % 2 == 0 { Pace::Synchronous } else { Pace::Asynchronous { staleness: Some(1) } },
-        buckets: vec![bucket(0, 4), bucket(4, 3)],
-        parameters: PARAMETERS,
-        states: 2,
-        slots: 1,
-    };
+    let buckets = vec![bucket(0, 4), bucket(4, 3)];
+    let shape = Shape { buckets, parameters: PARAMETERS, states: 2, slots: 1, ..Shape::default() };
+    let agreement = agree::Options { staleness: Some(u64::from(first % 2)), ..agree::Options::default() };
     // Whatever the worker says, the server ends well or says why not.
-    if let Ok(start) = Start::hear(&mut server) {
-        assert_eq!(Start::from_facts(start.facts()), Some(start));
-        let _ = serve(server, shape, &mut Nothing(vec![0.0; PARAMETERS]));
+    if let Ok(told) = ServerOptions::receive(&mut server) {
+        assert_eq!(ServerOptions::from_identity(told.identity()), Some(told));
+        let join = Join {
+            communicator: server,
+            urgent: None,
+            roles: Roles { workers: 1, servers: 1 },
+            shape: &shape,
+            options: agreement,
+            deadline: LIMIT,
+            clock: Clock::real(),
+        };
+        let _ = parameter_server::RECIPE.serve(join, &mut Nothing(vec![0.0; PARAMETERS]));
     }
     talking.expect("a thread").join().expect("the worker returns");
 }
@@ -135,7 +137,7 @@ pub fn parameter_server(bytes: &[u8]) {
 /// The worker. It stops at the first error: the server has ended.
 fn talk(mut worker: Communicator, bytes: &[u8], parameters: usize) {
     let mut numbers = bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four));
-    for length in [2 * FACTS, 2, parameters, parameters] {
+    for length in [2 * IDENTITY, 2, parameters, parameters] {
         let mut told: Vec<f32> = numbers.by_ref().take(length).collect();
         told.resize(length, 0.0);
         if worker.broadcast(Rank(0), &mut told).is_err() {

@@ -21,6 +21,7 @@ use paceline::tensor::device::cpu::Cpu;
 use paceline::tensor::device::cuda::Options;
 use paceline::tensor::device::cuda::kept::Kept;
 use paceline::train::compute::Compute;
+use paceline::train::engine::{CudaEngine, Place};
 use paceline::train::replica::{Replica, ReplicaOptions};
 
 use super::calibrate::{Calibrate, calibrate, folder, tell};
@@ -66,6 +67,8 @@ fn replica(
         memory: arguments.memory,
         clip_norm,
         sync_batch_norm: false,
+        overlap: true,
+        hosted: false,
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
     cpu.allow_winograd(arguments.winograd);
@@ -76,7 +79,7 @@ fn replica(
         let number = number.unwrap_or(0);
         let gpu = Kept::open(&Disk::real(), folder.as_deref(), number, options_of_gpu).map_err(Failure::refused)?;
         gpu.warning.iter().for_each(|warning| note(&format!("warning: {warning}")));
-        let replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;
+        let replica = Replica::at(model, options, &Place::Cuda(cpu, Arc::clone(&gpu.cuda)))?;
         match gpu.keep() {
             Ok(0) => {}
             Ok(new) => note(&format!("chose the engines of {new} convolution passes")),
@@ -87,6 +90,11 @@ fn replica(
     let replica = Replica::new(model, options, &cpu)?;
     tell(&calibrate(&cpu, replica.plans(), arguments.calibrate));
     Ok(replica)
+}
+
+/// The engine of a replica on a GPU.
+fn on_gpu(replica: &mut Replica) -> &mut CudaEngine {
+    replica.engine.cuda_mut().expect("it is on a GPU")
 }
 
 /// Normally distributed images or uniform tokens, and uniform targets.

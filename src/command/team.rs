@@ -21,14 +21,15 @@ use paceline::comm::{
     Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
 };
 use paceline::data::order::Shard;
-use paceline::parallel::Agreement;
-use paceline::parallel::agree::parameter_server::{Pace, Roles};
+use paceline::parallel::agree::{Join, Roles};
+use paceline::system::clock::Clock;
 use paceline::system::disk::Disk;
 use paceline::system::shell::resume_line;
 use paceline::system::signal::Stop;
-use paceline::train::replica::guard::Limits;
-use paceline::train::serve::{bucket_shapes, serve_parameters};
-use paceline::train::together::{Agree, Carry};
+use paceline::train::compute::Compute;
+use paceline::train::engine::guard::Limits;
+use paceline::train::serve::{Serving, serve_parameters};
+use paceline::train::together::{Carry, Overlap, Squeeze};
 use paceline::train::trainer::{FolderBroadcast, RunFolder, Watch};
 use paceline::train::{Config, TrainError, Trainer};
 
@@ -69,7 +70,7 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
         return Ok(Role::Member(Box::new(from_file(file, arguments.job, arguments.task)?)));
     }
     if let Some(member) = from_environment(variables)? {
-        let member = if member.world > 1 { member.with_servers(servers(config))? } else { member };
+        let member = if member.world > 1 { member.with_servers(config.server_count())? } else { member };
         return Ok(Role::Member(Box::new(member)));
     }
     if config.carry == Carry::Mpi {
@@ -95,7 +96,7 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
         }
         .starts()?
     } else {
-        let workers = config.workers + servers(config);
+        let workers = config.workers + config.server_count();
         if config.workers < 2 {
             return Ok(Role::Alone);
         }
@@ -120,10 +121,6 @@ pub fn from_file(file: &Path, job: Option<Job>, task: Option<usize>) -> Result<M
         return Err(Failure::refused("--cluster needs to know which process this is; type --job worker --task 0"));
     };
     Ok(ClusterFile::parse(&text)?.member(job, task)?)
-}
-
-fn servers(config: &Config) -> usize {
-    if config.agree == Agree::ParameterServer { config.servers } else { 0 }
 }
 
 fn absolute(path: &Path) -> PathBuf {
@@ -160,6 +157,20 @@ pub struct Team {
     communicator: Cell<Option<Communicator>>,
     /// For what cannot wait behind gradients, where that is of use.
     urgent: Cell<Option<Communicator>>,
+    /// Where gradients are added up.
+    sums: Cell<Sums>,
+}
+
+/// Where the gradients of a run are added up, which follows from what all workers compute on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sums {
+    /// Everybody computes on a CPU.
+    #[default]
+    Cpu,
+    /// Some compute on GPUs, whose gradients pass through the hosts' memory.
+    Hosted,
+    /// Everybody computes on a GPU, and they add up among themselves.
+    Devices,
 }
 
 impl Team {
@@ -185,9 +196,12 @@ impl Team {
         let sockets = tcp::Config { sockets, tls: seat.tls.clone(), report, ..tcp::Config::default() };
         let (control, listener) = arrive(seat)?;
         let control = Arc::new(control);
-        let team = Self { member, control, communicator: Cell::new(None), urgent: Cell::new(None) };
+        let (communicator, urgent) = (Cell::new(None), Cell::new(None));
+        let team = Self { member, control, communicator, urgent, sums: Cell::new(Sums::Cpu) };
         let connected = team.connect(listener, token, config, sockets);
-        let (communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
+        let (mut communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
+        let sums = team.compare_devices(&mut communicator, config);
+        team.sums.set(team.guard(sums.map_err(TrainError::from))?);
         team.communicator.set(Some(communicator));
         team.urgent.set(urgent);
         Ok(team)
@@ -215,7 +229,7 @@ impl Team {
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
                 // The sums of batch-norms are waited for; they have a connection of their own.
-                let spare = config.sync_batch_norm && config.agree == Agree::AllReduce;
+                let spare = config.sync_batch_norm;
                 sockets.sockets += u16::from(spare);
                 let mut port = tcp::connect(listener, &addresses, &membership, sockets, &wait)?;
                 aside = spare.then(|| port.split());
@@ -232,6 +246,24 @@ impl Team {
         communicator.set_choice(choice.clone());
         let urgent = aside.map(|port| Communicator::new(Transport::Tcp(port), Options { choice, ..options }));
         Ok((communicator, urgent))
+    }
+
+    /// What all workers compute on, and so where gradients are added up: all ranks come to the same answer.
+    fn compare_devices(&self, communicator: &mut Communicator, config: &Config) -> Result<Sums, CommError> {
+        let on_gpu = config.device != Compute::Cpu && !self.serves();
+        let mut counts = [on_gpu, on_gpu && config.sums_on_devices()].map(|is| f32::from(u8::from(is)));
+        communicator.all_reduce(&mut counts)?;
+        let [gpus, among_themselves] = counts.map(|count| count as usize);
+        Ok(match self.member.workers() {
+            _ if gpus == 0 => Sums::Cpu,
+            workers if among_themselves == workers => Sums::Devices,
+            _ => Sums::Hosted,
+        })
+    }
+
+    /// Whether gradients of GPUs pass through the hosts' memory.
+    pub fn is_hosted(&self) -> bool {
+        self.sums.get() == Sums::Hosted
     }
 
     /// The rank and world of those that compute.
@@ -287,10 +319,15 @@ impl Team {
 
     /// Serves parameters until all workers have ended.
     pub fn serve(self, config: &Config) -> Outcome {
-        let roles = self.roles();
-        let communicator = self.communicator.take().expect("a team has met");
-        let pace = Pace::from_staleness(config.staleness.0);
-        self.guard(serve_parameters(config, communicator, (roles, pace)))?;
+        let serving = Serving {
+            recipe: config.agree.recipe(),
+            options: config.agreement(false),
+            roles: self.roles(),
+            communicator: self.communicator.take().expect("a team has met"),
+            deadline: MESSAGE_MAX,
+            clock: Clock::real(),
+        };
+        self.guard(serve_parameters(config, serving, self.is_hosted()))?;
         self.finish()?;
         Ok(ExitCode::SUCCESS)
     }
@@ -301,33 +338,28 @@ impl Team {
 
     /// Makes a trainer one of the workers.
     pub fn join(&self, trainer: &mut Trainer) -> Result<(), Failure> {
-        let (mut shapes, config) = (bucket_shapes(trainer.replica()), trainer.config().clone());
+        let (mut shape, config) = (trainer.replica().shape(), trainer.config().clone());
         let mut communicator = self.communicator.take().expect("a team has met");
-        if trainer.replica().is_on_gpu() {
+        if self.sums.get() == Sums::Devices {
             let hosts: Vec<String> = self.control.table().entries().iter().map(|entry| entry.host.clone()).collect();
             let limits = gpu_limits(self.control.stop());
             self.guard(trainer.join_gpus(Some(&mut communicator), &hosts, &limits))?;
             // Gradients stay on the GPUs; what else ranks tell each other goes the usual way.
-            shapes.clear();
+            shape.buckets.clear();
         }
-        let agreement = match config.agree {
-            Agree::AllReduce if communicator.shares_memory() && trainer.replica().steps_by_elements() => {
-                Agreement::shares(communicator, &shapes, trainer.replica().elements())
-            }
-            Agree::AllReduce => {
-                let agreement = Agreement::all_reduce(communicator, &shapes, MESSAGE_MAX);
-                match self.urgent.take() {
-                    Some(urgent) => agreement.map(|agreement| agreement.with_urgent(urgent)),
-                    None => agreement,
-                }
-            }
-            Agree::ParameterServer => {
-                let pace = Pace::from_staleness(config.staleness.0);
-                Agreement::parameter_server(communicator, (self.roles(), pace), &shapes, MESSAGE_MAX)
-            }
+        let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
+        let one_copy = whole && self.sums.get() == Sums::Cpu && trainer.replica().engine.steps_by_elements();
+        let join = Join {
+            communicator,
+            urgent: self.urgent.take(),
+            roles: self.roles(),
+            shape: &shape,
+            options: config.agreement(one_copy),
+            deadline: MESSAGE_MAX,
+            clock: Clock::real(),
         };
-        let joined = agreement.map_err(TrainError::from).and_then(|agreement| trainer.agree(agreement));
-        self.guard(joined)
+        let agreement = config.agree.recipe().join(join).map_err(TrainError::from);
+        self.guard(agreement.and_then(|agreement| trainer.agree(agreement)))
     }
 
     /// Tells everybody of an error, and hears whose it is.
@@ -418,5 +450,7 @@ pub fn guess(nodes: Nodes) -> Choice {
 
 /// What all ranks must agree on, as lines; how many threads each has is its own affair.
 fn fingerprint(config: &Config) -> String {
-    Config { threads: None, loader_threads: 1, weights: None, ..config.clone() }.to_toml()
+    // What each computes on is its own affair too; then NCCL is no other way than the usual one.
+    let carry = if config.carry == Carry::Nccl { Carry::Auto } else { config.carry };
+    Config { threads: None, loader_threads: 1, weights: None, device: Compute::Cpu, carry, ..config.clone() }.to_toml()
 }

@@ -45,7 +45,8 @@ pub fn run(arguments: Train) -> Outcome {
             if arguments.hosts.is_none() && config.device != Compute::Cpu {
                 let found = cuda::count();
                 let seen = *found.as_ref().unwrap_or(&usize::MAX);
-                gpus::enough(config.device, config.workers, seen).map_err(Failure::refused)?;
+                let shares = !config.sums_on_devices();
+                gpus::enough(config.device, (config.workers, shares), seen).map_err(Failure::refused)?;
                 found.map_err(Failure::refused)?;
             }
             if let (Some(run), None) = (&arguments.run, &arguments.hosts) {
@@ -78,7 +79,7 @@ pub fn run(arguments: Train) -> Outcome {
                 return team.serve(&config);
             }
             let (shard, local, watch) = (team.shard(), team.local(), team.watch());
-            let around = Surroundings { stop, shard, local, watch, folder: team.folder(), ..surroundings() };
+            let around = Surroundings { stop, shard, local, watch, folder: team.folder(), hosted: team.is_hosted(), ..surroundings() };
             train(&arguments, config, around, Some(team))
         }
     }
@@ -120,7 +121,7 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
         let joined = trainer.join_gpus(None, &[], &team::gpu_limits(&comm::Stop::new()));
         joined.map_err(|error| Failure::from(error).after_start())?;
     }
-    let how = if trainer.replica().is_on_gpu() { Calibrate::Off } else { arguments.calibrate };
+    let how = if trainer.replica().engine.gpu().is_some() { Calibrate::Off } else { arguments.calibrate };
     let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), how);
     let run = trainer.run_dir().path().to_owned();
     if team.as_ref().is_some_and(|team| !team.speaks()) {
@@ -238,6 +239,8 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.seed, &arguments.seed);
     set(&mut config.workers, &arguments.workers);
     set(&mut config.agree, &arguments.agree);
+    set(&mut config.squeeze, &arguments.squeeze);
+    set(&mut config.overlap, &arguments.overlap);
     set(&mut config.carry, &arguments.carry);
     set(&mut config.sockets, &arguments.sockets);
     set_some(&mut config.algorithm, &arguments.algorithm);

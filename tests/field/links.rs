@@ -10,12 +10,13 @@ use paceline::cluster::spec::from_environment;
 use paceline::cluster::{Seat, join, token};
 use paceline::comm::transport::{Membership, Transport, tcp};
 use paceline::comm::{
-    Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, RunId, Wait,
+    Algorithm, Choice, Communicator, Generation, Link, Links, Nodes, Options, RunId, Wait,
 };
-use paceline::parallel::Agreement;
-use paceline::parallel::agree::parameter_server::server::{Keeper, Push, Shape, hear, serve};
-use paceline::parallel::agree::parameter_server::{Pace, Roles};
-use paceline::parallel::agree::{Brought, BucketShape, FACTS, SHARED};
+use paceline::parallel::agree::{
+    self, BucketShape, IDENTITY, Join, Push, Recipe, Refusal, Roles, ServerShard, Settled, Shape, StepReport, Target,
+    identify, parameter_server, receive_identity,
+};
+use paceline::system::clock::Clock;
 use paceline::system::host;
 
 use crate::ground::{Ground, has, say};
@@ -36,7 +37,7 @@ pub const CABLE: Cable = Cable { rate: Some(RATE), mtu: 9000 };
 const BUCKETS: usize = 20;
 
 /// How long one exchange may take.
-const LIMIT: Duration = Duration::from_secs(50);
+pub const LIMIT: Duration = Duration::from_secs(50);
 
 /// What a host does: `all-reduce`, or how many of the last ranks are servers.
 const PART: &str = "FIELD_PART";
@@ -110,21 +111,51 @@ fn tell(repeat: usize, start: Instant) {
     }
 }
 
-fn buckets() -> Vec<BucketShape> {
+fn shape() -> Shape {
     let elements = ELEMENTS / BUCKETS;
-    let shape = |bucket: usize| BucketShape {
+    let bucket = |bucket: usize| BucketShape {
         start: bucket * elements,
         elements,
         ready_after: bucket,
         needed_before: BUCKETS - bucket,
     };
-    (0..BUCKETS).map(shape).collect()
+    Shape { buckets: (0..BUCKETS).map(bucket).collect(), parameters: ELEMENTS, ..Shape::default() }
+}
+
+fn with_servers(communicator: Communicator, servers: usize, shape: &Shape) -> Join<'_> {
+    let roles = Roles { workers: communicator.world() - servers, servers };
+    let (options, clock) = (agree::Options::default(), Clock::real());
+    Join { communicator, urgent: None, roles, shape, options, deadline: LIMIT, clock }
+}
+
+/// Weights in the host's memory.
+struct Weights<'a>(&'a mut [f32]);
+
+impl Target for Weights<'_> {
+    fn apply_sums(&mut self, _: usize, _: std::ops::Range<usize>, _: &mut [f32]) -> Result<(), Refusal> {
+        Err(Refusal)
+    }
+
+    fn apply_shared(
+        &mut self,
+        _: usize,
+        _: std::ops::Range<usize>,
+        _: &mut [f32],
+        _: &mut [f32],
+    ) -> Result<(), Refusal> {
+        Err(Refusal)
+    }
+
+    fn replace_weights(&mut self, _: usize, weights: &[f32]) -> Result<(), Refusal> {
+        self.0.copy_from_slice(weights);
+        Ok(())
+    }
 }
 
 /// A server that adds what it is given to the weights.
 struct Adder;
 
-impl Keeper for Adder {
+impl ServerShard for Adder {
     fn apply(&mut self, push: Push<'_>) {
         push.weights.iter_mut().zip(push.gradients).for_each(|(weight, gradient)| *weight += *gradient);
     }
@@ -137,31 +168,27 @@ impl Keeper for Adder {
 }
 
 fn hold(mut communicator: Communicator, servers: usize) {
-    let roles = Roles { workers: communicator.world() - servers, servers };
-    let (pace, buckets) = (Pace::Synchronous, buckets());
-    assert_eq!(hear(&mut communicator).unwrap(), [0; FACTS]);
-    serve(communicator, Shape { roles, pace, buckets, parameters: ELEMENTS, states: 0, slots: 0 }, &mut Adder).unwrap();
+    assert_eq!(receive_identity(&mut communicator).unwrap(), [0; IDENTITY]);
+    parameter_server::RECIPE.serve(with_servers(communicator, servers, &shape()), &mut Adder).unwrap();
 }
 
 fn push_and_pull(communicator: Communicator, servers: usize) {
-    let (rank, workers, buckets) = (communicator.rank().index(), communicator.world() - servers, buckets());
-    let roles = (Roles { workers, servers }, Pace::Synchronous);
-    let mut agreement = Agreement::parameter_server(communicator, roles, &buckets, LIMIT).unwrap();
-    agreement.begin([0; FACTS]).unwrap();
+    let (rank, workers, shape) = (communicator.rank().index(), communicator.world() - servers, shape());
+    let mut agreement = parameter_server::RECIPE.join(with_servers(communicator, servers, &shape)).unwrap();
+    identify(&mut *agreement, [0; IDENTITY]).unwrap();
     let mut weights = vec![0.0; ELEMENTS];
-    agreement.of_first(&mut weights).unwrap();
+    agreement.broadcast_from_root(&mut weights).unwrap();
     let gradients: Vec<f32> = (0..ELEMENTS).map(|index| number(rank, index)).collect();
     for repeat in 0..=REPEATS {
         agreement.sum(&mut [0.0]).unwrap();
         let start = Instant::now();
-        agreement.share([0.0; SHARED]).unwrap();
-        for (index, bucket) in buckets.iter().enumerate() {
+        agreement.begin_step(StepReport::default()).unwrap();
+        for (index, bucket) in shape.buckets.iter().enumerate() {
             agreement.send(index, &gradients[bucket.start..bucket.start + bucket.elements]).unwrap();
         }
-        for (bucket, shape) in buckets.iter().enumerate() {
-            let weights = &mut weights[shape.start..shape.start + shape.elements];
-            let brought = agreement.bring(bucket, true, weights, &mut |_, _, _| Ok::<_, CommError>(()));
-            assert_eq!(brought.unwrap(), Brought::Done);
+        for (index, bucket) in shape.buckets.iter().enumerate() {
+            let target = &mut Weights(&mut weights[bucket.start..bucket.start + bucket.elements]);
+            assert_eq!(agreement.settle(index, agree::Wait::Block, target).unwrap(), Settled::Done);
         }
         tell(repeat, start);
         let expected = |index: usize| (repeat + 1) as f32 * sum(workers, index);

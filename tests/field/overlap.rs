@@ -1,19 +1,24 @@
 //! How much of the messages of a step hides behind its arithmetic: hosts with cables of 1 Gbit/s on which a device without memory takes
 //! the time of a plan.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
-use paceline::comm::{CommError, Communicator};
-use paceline::nn::{Input, Mode, Network as Graph, zoo};
-use paceline::parallel::Agreement;
-use paceline::parallel::agree::{Brought, FACTS, SHARED};
+use paceline::comm::Communicator;
+use paceline::data::Batch;
+use paceline::nn::optim::{HyperParameters, Moment, Optimizer};
+use paceline::nn::{Input, zoo};
+use paceline::parallel::agree::{self, IDENTITY, Join, Recipe, Roles, all_reduce};
+use paceline::system::clock::Clock;
+use paceline::tensor::device::cpu::Cpu;
 use paceline::tensor::device::null::CostModel;
-use paceline::tensor::execute::Turn;
-use paceline::tensor::{Device, Executor, Pass, Plan, Store};
-use paceline::train::replica;
+use paceline::tensor::{MemoryUse, Precision};
+use paceline::train::engine::Place;
+use paceline::train::phases::Phases;
+use paceline::train::replica::{Replica, ReplicaOptions};
 
 use crate::ground::{Ground, has, say};
-use crate::links::{CABLE, measured};
+use crate::links::{CABLE, LIMIT, measured};
 use crate::network::Network;
 
 /// Steps that put the messages in order, and steps that are timed.
@@ -23,63 +28,69 @@ const STEPS: usize = 4;
 /// How often a measurement that falls short is made again.
 const ATTEMPTS_MAX: usize = 3;
 
-fn plan(model: &str) -> Plan {
-    let entry = zoo::find(model).unwrap();
-    let input = Input::Image { size: [224; 2], channels: 3 };
-    let network = Graph::new(entry, Mode::Train, 8, input, 10, 0.0).unwrap();
-    let wanted = replica::wanted(&network, replica::early(false));
-    Plan::new(network.graph, &wanted)
+const BATCH: usize = 8;
+
+/// A replica that computes nothing and takes the time of a cost model.
+fn replica(model: &str, cost: CostModel) -> Replica {
+    let options = ReplicaOptions {
+        input: Input::Image { size: [224; 2], channels: 3 },
+        classes: 10,
+        micro_batch: BATCH,
+        accumulate: 1,
+        smoothing: 0.0,
+        seed: 1,
+        rule: Optimizer::Momentum.rule(&HyperParameters::default()).unwrap(),
+        precision: Precision::F32,
+        memory: MemoryUse::Normal,
+        clip_norm: None,
+        sync_batch_norm: false,
+        overlap: true,
+        hosted: false,
+    };
+    Replica::at(zoo::find(model).unwrap(), options, &Place::Null(Arc::new(Cpu::new(1)), cost)).unwrap()
+}
+
+/// Seconds of some steps, each, through the code that training runs.
+fn seconds_of_steps(replica: &mut Replica, steps: std::ops::Range<usize>) -> f64 {
+    let (clock, start) = (Clock::real(), Instant::now());
+    let batch = Batch { size: BATCH, targets: vec![0; BATCH], ..Batch::default() };
+    let count = steps.len() as f64;
+    for step in steps {
+        let moment = Moment { step: step as u64, learning_rate: 0.1 };
+        replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap().updated.unwrap();
+    }
+    start.elapsed().as_secs_f64() / count
 }
 
 /// The part of one host, which [`crate::links::one_host`] runs: prints the seconds of arithmetic alone, of messages alone, and of steps.
 pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
-    let plan = plan(model);
     let base = CostModel::TWO_SERVER_CORES;
-    let pace = base.plan_seconds(&plan) / compute_s;
+    let pace = base.plan_seconds(replica(model, base).plan()) / compute_s;
     let (flops_per_s, bytes_per_s) = (base.flops_per_s * pace, base.bytes_per_s * pace);
     let cost = CostModel { flops_per_s, bytes_per_s, launch_s: base.launch_s / pace, sleeps: true };
-    let shapes = paceline::train::serve::shapes(plan.buckets());
-    let (buckets, mut store) = (plan.buckets().len(), Store::new(&plan));
-    let mut executor = Executor::new(&Device::null(cost), plan);
-    let mut agreement = Agreement::all_reduce(communicator, &shapes, Duration::from_secs(50)).unwrap();
-    agreement.begin([0; FACTS]).unwrap();
-    let start = Instant::now();
-    executor.run(&mut store, Pass::default());
-    let compute = start.elapsed().as_secs_f64();
-    let mut messages = 0.0;
-    for _ in 0..2 {
-        let start = Instant::now();
-        agreement.share([0.0; SHARED]).unwrap();
-        (0..buckets).for_each(|bucket| agreement.send(bucket, &[]).unwrap());
-        (0..buckets).for_each(|bucket| assert_eq!(bring(&mut agreement, bucket).unwrap(), Brought::Done));
-        messages = start.elapsed().as_secs_f64();
-    }
-    let mut start = Instant::now();
-    for step in 0..WARM_UP + STEPS {
-        if step == WARM_UP {
-            start = Instant::now();
-        }
-        let mut need = |turn: Turn<'_>| match turn {
-            Turn::Need { bucket, .. } => bring(&mut agreement, bucket).map(|_| ()),
-            _ => Ok(()),
-        };
-        executor.forward_with::<CommError>(&mut store, Pass::default(), &mut need).unwrap();
-        agreement.share([0.0; SHARED]).unwrap();
-        executor.backward(&mut store, Pass::default(), &mut |turn| {
-            if let Turn::Send { bucket, gradients } = turn {
-                agreement.send(bucket, gradients).unwrap();
-            }
-            true
-        });
-    }
-    let step = start.elapsed().as_secs_f64() / STEPS as f64;
-    (0..buckets).for_each(|bucket| assert_eq!(bring(&mut agreement, bucket).unwrap(), Brought::Done));
+    let compute = seconds_of_steps(&mut replica(model, cost), 0..1);
+    // Arithmetic that takes no time, then the real one.
+    let at_once = CostModel { flops_per_s: 1e18, bytes_per_s: 1e18, launch_s: 0.0, sleeps: true };
+    let mut trained = replica(model, at_once);
+    let (shape, world) = (trained.shape(), communicator.world());
+    let join = Join {
+        communicator,
+        urgent: None,
+        roles: Roles { workers: world, servers: 0 },
+        shape: &shape,
+        options: agree::Options::default(),
+        deadline: LIMIT,
+        clock: Clock::real(),
+    };
+    trained.agree(all_reduce::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
+    trained.begin_together(0, [0; IDENTITY]).unwrap();
+    seconds_of_steps(&mut trained, 0..1);
+    let messages = seconds_of_steps(&mut trained, 1..3);
+    trained.engine.set_cost(cost);
+    seconds_of_steps(&mut trained, 3..3 + WARM_UP);
+    let step = seconds_of_steps(&mut trained, 3 + WARM_UP..3 + WARM_UP + STEPS);
+    trained.settle().unwrap().unwrap();
     println!("\nseconds {compute}\nseconds {messages}\nseconds {step}");
-}
-
-/// Waits for a bucket; nothing is computed with it.
-fn bring(agreement: &mut Agreement, bucket: usize) -> Result<Brought, CommError> {
-    agreement.bring(bucket, true, &mut [], &mut |_, _, _| Ok(()))
 }
 
 /// With so many seconds of arithmetic in a step.

@@ -357,6 +357,14 @@ impl Communicator {
         self.run(list, ("exchange", EXCHANGE, tag), Kind::F32, Bytes::Open(cast_slice_mut(buffer)))
     }
 
+    /// The same for upper halves of numbers, with sums made in `f32`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn exchange_bf16(&mut self, list: &[Transfer], tag: u64, buffer: &mut [u16]) -> Result<(), CommError> {
+        self.run(list, ("exchange", EXCHANGE, tag), Kind::Bf16, Bytes::Open(cast_slice_mut(buffer)))
+    }
+
     /// Waits until one of these ranks has sent something, and says which: the first in the order of `peers`.
     ///
     /// # Errors

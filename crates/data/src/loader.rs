@@ -176,7 +176,7 @@ impl Loader {
         desk.job = Some(Arc::new(Job { number: epoch, order, steps, first_step }));
         drop(desk);
         self.shared.work.notify_all();
-        Epoch { loader: self, epoch, step: 0, steps, first_step }
+        Epoch { loader: self, epoch, step: 0, steps, first_step, ahead: None }
     }
 
     /// Seconds that training has waited for batches since the loader was made.
@@ -265,13 +265,18 @@ pub struct Epoch<'a> {
     step: usize,
     steps: usize,
     first_step: usize,
+    /// The next batch, if somebody has looked at it.
+    ahead: Option<Batch>,
 }
 
 impl Epoch<'_> {
-    /// The next batch, if it is made already and nothing went wrong.
-    pub fn next_if_ready(&mut self) -> Option<Batch> {
-        let ready = self.step < self.steps && matches!(self.loader.shared.lock().shelf.get(&self.step), Some(Ok(_)));
-        ready.then(|| self.next()).flatten().and_then(Result::ok)
+    /// A look at the next batch, if it is made already and nothing went wrong.
+    pub fn peek(&mut self) -> Option<&Batch> {
+        let made = |epoch: &Self| matches!(epoch.loader.shared.lock().shelf.get(&epoch.step), Some(Ok(_)));
+        if self.ahead.is_none() && self.step < self.steps && made(self) {
+            self.ahead = self.next().and_then(Result::ok);
+        }
+        self.ahead.as_ref()
     }
 
     /// As [`Loader::mirror`].
@@ -281,7 +286,7 @@ impl Epoch<'_> {
 
     /// The step of the next batch.
     pub fn step(&self) -> usize {
-        self.first_step + self.step
+        self.first_step + self.step - usize::from(self.ahead.is_some())
     }
 
     /// One past the last step.
@@ -307,6 +312,9 @@ impl Iterator for Epoch<'_> {
     type Item = Result<Batch, DataError>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if let Some(batch) = self.ahead.take() {
+            return Some(Ok(batch));
+        }
         if self.step == self.steps {
             return None;
         }
@@ -317,7 +325,7 @@ impl Iterator for Epoch<'_> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (0, Some(self.steps - self.step))
+        (0, Some(self.steps - self.step + usize::from(self.ahead.is_some())))
     }
 }
 

@@ -1,84 +1,236 @@
-//! The ways to agree on the weights. Each is a file; adding one is adding a file and a variant.
+//! The ways to agree on the weights. Each is a file; adding one is adding a file and its name to the list below.
+//!
+//! An agreement is two things: a [`Protocol`], the value that lists what travels, and an [`Agreement`], a worker's end of it. Two kinds
+//! are told apart by the protocol's [`Steps`]: those that settle the gradients of a step, so that all make the same one, and those that
+//! let every worker step by itself and exchange weights between steps. One worker alone is a protocol with nothing in it.
 
-pub mod all_reduce;
+mod alone;
 mod courier;
-mod facts;
-pub mod parameter_server;
+mod identity;
+mod protocol;
+mod report;
 mod shares;
 
+use std::fmt::Debug;
 use std::ops::Range;
 use std::time::Duration;
 
-pub use courier::BucketShape;
-use courier::Courier;
-pub use facts::{FACTS, Facts};
+pub use alone::Alone;
+pub use identity::{IDENTITY, RunIdentity, receive as receive_identity};
 use paceline_comm::{CommError, Common, Communicator, Rank};
-use parameter_server::{Pace, Roles};
-use shares::Shares;
+use paceline_system::clock::Clock;
+pub use protocol::{Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, Roles, Steps};
+pub use report::{StepReport, Votes};
 
-/// Small numbers that all ranks add up once a step, beside the gradients: how good the step was, and whether anybody wants to end or to save. The last
-/// is the agreement's own.
-pub type Shared = [f32; SHARED];
+use crate::squeeze::{Segment, Squeeze, none};
 
-/// How many they are.
-pub const SHARED: usize = 9;
+/// Declares every agreement's module, and lists what it offers.
+macro_rules! agreements {
+    ($($file:ident),* $(,)?) => {
+        $(pub mod $file;)*
 
-/// What all ranks are given by rank 0 before the first step, after the facts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
-    /// What is kept and not trained: running statistics.
-    States,
-    /// The parameters.
-    Weights,
-    /// Every buffer of the optimizer's state.
-    Optimizer,
+        /// Every way to agree, the usual one first.
+        pub static ALL: &[&dyn Recipe] = &[$(&$file::RECIPE),*];
+    };
 }
 
-/// The order in which they are given. Workers and servers both walk this list, so none can expect another.
-pub const OPENING: [Opening; 3] = [Opening::States, Opening::Weights, Opening::Optimizer];
+agreements! { all_reduce, parameter_server }
 
-/// How a replica agrees with the others on the weights.
-#[derive(Debug)]
-pub struct Agreement(Kind);
+/// An agreement as the command line offers it: how to join it, and what it cannot be combined with.
+pub trait Recipe: Debug + Sync {
+    /// The word in files and flags.
+    fn name(&self) -> &'static str;
 
-#[derive(Debug)]
-enum Kind {
-    /// There are no others.
-    Alone,
-    /// Every rank gets the sum of all gradients and makes the same step; with a way of its own for what cannot wait, if there is one.
-    AllReduce(Courier, Option<Box<Communicator>>),
-    /// The same steps, on one copy of the weights, made by whoever has time.
-    Shares(Box<Shares>),
-    /// Servers make the steps; whether they do so for all workers together.
-    ParameterServer(Courier, Pace),
+    /// A few words for `--help`.
+    fn about(&self) -> &'static str;
+
+    /// Whether some ranks are servers.
+    fn has_servers(&self) -> bool {
+        false
+    }
+
+    /// Whether all workers are at the same step all the time.
+    fn is_synchronous(&self, _options: &Options) -> bool {
+        true
+    }
+
+    /// Whether sums of gradients can be made between GPUs, without the hosts.
+    fn sums_on_devices(&self) -> bool {
+        false
+    }
+
+    /// Whether workers that share a machine's memory keep one copy of the weights.
+    fn keeps_one_copy(&self) -> bool {
+        false
+    }
+
+    /// Why it cannot do what a run demands: a sentence that says what to type.
+    fn refuses(&self, _demands: &Demands) -> Option<String> {
+        None
+    }
+
+    /// What travels.
+    fn protocol(&self, shape: &Shape) -> Protocol;
+
+    /// Makes this rank one of the workers.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread or memory.
+    fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError>;
+
+    /// Serves the workers until all have ended, where some ranks are servers: how often a step ended so many steps ahead of the slowest
+    /// other worker.
+    ///
+    /// # Errors
+    /// When a worker, or the way to it, has failed.
+    fn serve(&self, join: Join<'_>, _shard: &mut dyn ServerShard) -> Result<Vec<u64>, CommError> {
+        let what = format!("{} has no servers", self.name());
+        Err(CommError::Failed { rank: join.communicator.rank(), phase: "serve", what })
+    }
 }
 
-/// Makes the step of a range of a bucket: which of which, the sum of all ranks' gradients there, and what they are the gradients of.
-pub type Apply<'a, E> = dyn FnMut((usize, Range<usize>), &mut [f32], &mut [f32]) -> Result<(), E> + 'a;
+/// The agreement of this name.
+pub fn find(name: &str) -> Option<&'static dyn Recipe> {
+    ALL.iter().copied().find(|recipe| recipe.name() == name)
+}
 
-/// How much memory a replica's weights and optimizer take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Elements {
-    /// All parameters, with the gaps between them.
+/// What a run demands of its agreement beside the weights.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Demands {
+    /// Gradients are clipped to a norm over all of them.
+    pub clips_norm: bool,
+    /// Batch-norms take their statistics over all workers.
+    pub sync_batch_norm: bool,
+    /// The optimizer looks at whole tensors.
+    pub whole_tensors: bool,
+    /// A bound on staleness was given.
+    pub staleness: bool,
+    /// The run is saved by the clock.
+    pub saves_by_clock: bool,
+    /// How many servers were asked for.
+    pub servers: usize,
+    /// Its own options.
+    pub options: Options,
+}
+
+/// The options of an agreement.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Steps that a worker may be ahead of the slowest; none is no bound.
+    pub staleness: Option<u64>,
+    /// How messages shrink.
+    pub squeeze: &'static dyn Squeeze,
+    /// Whether ranks that share memory may keep one copy of the weights: each makes its steps by elements.
+    pub one_copy: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { staleness: Some(0), squeeze: &none::SQUEEZE, one_copy: false }
+    }
+}
+
+/// What is known of a model before the first step: the same on all workers and servers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// In the order in which they become final.
+    pub buckets: Vec<BucketShape>,
+    /// What each bucket holds; may be empty.
+    pub segments: Vec<Vec<Segment>>,
+    /// Elements of all parameters, with the gaps between them.
     pub parameters: usize,
-    /// How many buffers of that length the optimizer keeps.
+    /// Elements of all states.
+    pub states: usize,
+    /// Buffers of the optimizer's state, each as long as the parameters.
     pub slots: usize,
+}
+
+/// What is known of a bucket before the first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BucketShape {
+    /// Where it begins among all parameters.
+    pub start: usize,
+    /// Its length.
+    pub elements: usize,
+    /// The node after which its gradients are final.
+    pub ready_after: usize,
+    /// The node before which its parameters are needed.
+    pub needed_before: usize,
+}
+
+/// What a rank joins an agreement with.
+#[derive(Debug)]
+pub struct Join<'a> {
+    /// To all workers and servers.
+    pub communicator: Communicator,
+    /// For numbers that somebody waits for, which then do not travel behind gradients. All ranks have one, or none.
+    pub urgent: Option<Communicator>,
+    /// Which ranks do what.
+    pub roles: Roles,
+    /// The model.
+    pub shape: &'a Shape,
+    /// How to agree.
+    pub options: Options,
+    /// How long to wait for an answer.
+    pub deadline: Duration,
+    /// What times are read from.
+    pub clock: Clock,
+}
+
+/// Whether to wait for what has not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Come back at once.
+    Poll,
+    /// Until it is there.
+    Block,
 }
 
 /// What became of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Brought {
+pub enum Settled {
     /// Its parameters are up to date.
     Done,
-    /// It has not come back, was brought already, or there are no other ranks.
+    /// It has not come back, was settled already, or there are no other ranks.
     NotYet,
-    /// Another rank could not make its share of the step.
-    Spoilt,
+    /// The step was refused, here or by another rank: it would have spoilt the weights.
+    Refused,
+}
+
+/// The target refuses a step; it remembers why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal;
+
+/// Where the outcome of an agreement goes: a replica's weights, on whatever device they are.
+pub trait Target {
+    /// Makes the optimizer's step of a range of a bucket with the sums of all gradients there.
+    ///
+    /// # Errors
+    /// When it would spoil the weights.
+    fn apply_sums(&mut self, bucket: usize, range: Range<usize>, sums: &mut [f32]) -> Result<(), Refusal>;
+
+    /// The same on weights that ranks share, which are given.
+    ///
+    /// # Errors
+    /// As [`Target::apply_sums`].
+    fn apply_shared(
+        &mut self,
+        bucket: usize,
+        range: Range<usize>,
+        sums: &mut [f32],
+        weights: &mut [f32],
+    ) -> Result<(), Refusal>;
+
+    /// Replaces the weights of a bucket.
+    ///
+    /// # Errors
+    /// When the device does not take them.
+    fn replace_weights(&mut self, bucket: usize, weights: &[f32]) -> Result<(), Refusal>;
 }
 
 /// Memory that ranks share.
 #[derive(Debug)]
-pub struct Memory {
+pub struct SharedWeights {
     /// All ranks' weights.
     pub weights: Common,
     /// All ranks' buffers of the optimizer.
@@ -87,250 +239,150 @@ pub struct Memory {
     pub gradients: Common,
 }
 
-impl Agreement {
-    /// There are no others.
-    pub const fn alone() -> Self {
-        Self(Kind::Alone)
+/// A worker's end of an agreement.
+pub trait Agreement: Debug + Send {
+    /// What travels.
+    fn protocol(&self) -> &Protocol;
+
+    /// This worker's rank.
+    fn rank(&self) -> Rank;
+
+    /// How many workers agree.
+    fn workers(&self) -> usize;
+
+    /// What a worker's gradient counts for in a step: its share of the batch of all, or all of it where every push is a step.
+    fn gradient_weight(&self) -> f32 {
+        1.0 / self.workers() as f32
     }
 
-    /// Every rank gets the sum of all gradients and makes the same step; all ranks have the same buckets.
+    /// Replaces numbers by those of rank 0, on all workers and servers; before the first step.
     ///
     /// # Errors
-    /// When the operating system refuses a thread or memory.
-    pub fn all_reduce(
-        communicator: Communicator,
-        buckets: &[BucketShape],
-        deadline: Duration,
-    ) -> Result<Self, CommError> {
-        all_reduce::start(communicator, buckets, deadline).map(|courier| Self(Kind::AllReduce(courier, None)))
-    }
+    /// When another rank, or the way to it, has failed. So for all calls below.
+    fn broadcast_from_root(&mut self, numbers: &mut [f32]) -> Result<(), CommError>;
 
-    /// Has numbers that somebody waits for ([`Agreement::sum`]) travel by a communicator of their own, and not behind gradients: by
-    /// other connections, so that nobody's order of messages depends on the other's. All ranks do so, or none; for an all-reduce.
-    #[must_use]
-    pub fn with_urgent(mut self, communicator: Communicator) -> Self {
-        if let Kind::AllReduce(_, urgent) = &mut self.0 {
-            *urgent = Some(Box::new(communicator));
-        }
-        self
-    }
-
-    /// As [`Agreement::all_reduce`], where ranks share memory and a step can be made element by element: the bits are the same. All
-    /// ranks work on one copy of the weights and the optimizer's state, which [`Agreement::memory`] gives out.
+    /// Replaces numbers by their sum over all workers, which call this at the same point.
     ///
     /// # Errors
-    /// When the operating system refuses memory.
+    /// As above.
+    fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError>;
+
+    /// Gives this worker's report of a step, before its first bucket.
     ///
-    /// # Panics
-    /// When the ranks do not share memory ([`Communicator::shares_memory`]).
-    pub fn shares(communicator: Communicator, buckets: &[BucketShape], size: Elements) -> Result<Self, CommError> {
-        assert!(communicator.shares_memory(), "steps are made by shares where ranks share memory");
-        Shares::start(communicator, buckets, size).map(|shares| Self(Kind::Shares(Box::new(shares))))
+    /// # Errors
+    /// As above.
+    fn begin_step(&mut self, report: StepReport) -> Result<(), CommError>;
+
+    /// The sum of all reports of the step (this worker's own, where every push is a step); waits for them.
+    ///
+    /// # Errors
+    /// As above.
+    fn total(&mut self) -> Result<StepReport, CommError>;
+
+    /// Gives the gradients of a bucket, which are final. A device without memory gives none.
+    ///
+    /// # Errors
+    /// As above.
+    fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError>;
+
+    /// Brings the parameters of a bucket that was sent up to date, once, with what came back for it. Where ranks have one copy of the
+    /// weights, steps of other buckets may be made meanwhile.
+    ///
+    /// # Errors
+    /// As above.
+    fn settle(&mut self, bucket: usize, wait: Wait, target: &mut dyn Target) -> Result<Settled, CommError>;
+
+    /// Exchanges weights between steps, where workers make their own ([`Steps::Local`]).
+    ///
+    /// # Errors
+    /// As above.
+    fn exchange_weights(&mut self, _weights: &mut [f32]) -> Result<(), CommError> {
+        Ok(())
     }
 
-    /// Memory that this rank is to use from now on instead of its own, once, where ranks share memory. Rank 0 fills what is common
-    /// before [`Agreement::begin`].
-    pub fn memory(&mut self) -> Option<Memory> {
-        match &mut self.0 {
-            Kind::Shares(shares) => shares.memory.take(),
-            _ => None,
-        }
+    /// Whether the weights here are those after so many steps since the beginning, whole, and the optimizer's state too.
+    fn has_stepped(&mut self, _steps: u64) -> bool {
+        false
+    }
+
+    /// Fetches the weights that are to be saved, where those of this rank may be older or rounded; between steps.
+    ///
+    /// # Errors
+    /// As above.
+    fn fetch_weights(&mut self, _weights: &mut [f32]) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    /// Fetches the optimizer's state to rank 0, where servers have it; between steps.
+    ///
+    /// # Errors
+    /// As above.
+    fn fetch_optimizer(&mut self, _state: &mut [&mut [f32]]) -> Result<(), CommError> {
+        Ok(())
+    }
+
+    /// Memory that this rank is to use from now on instead of its own, once, where ranks have one copy of the weights. Rank 0 fills what
+    /// is common before the opening.
+    fn shared_weights(&mut self) -> Option<SharedWeights> {
+        None
     }
 
     /// Whether ranks have one copy of the weights.
-    pub const fn is_common(&self) -> bool {
-        matches!(self.0, Kind::Shares(_))
+    fn has_one_copy(&self) -> bool {
+        false
     }
+}
 
-    /// Servers make the steps ([`parameter_server::server::serve`]); this rank is one of the workers.
-    ///
-    /// # Errors
-    /// When the operating system refuses a thread.
-    pub fn parameter_server(
-        communicator: Communicator,
-        (roles, pace): (Roles, Pace),
-        buckets: &[BucketShape],
-        deadline: Duration,
-    ) -> Result<Self, CommError> {
-        let courier = parameter_server::join(communicator, roles, buckets, deadline)?;
-        Ok(Self(Kind::ParameterServer(courier, pace)))
+/// All know the same of the run; before the opening.
+///
+/// # Errors
+/// When this rank knows something else than rank 0, and when another rank, or the way to it, has failed.
+pub fn identify(agreement: &mut dyn Agreement, own: RunIdentity) -> Result<(), CommError> {
+    let mut words = identity::to_words(own);
+    agreement.broadcast_from_root(&mut words)?;
+    if identity::from_words(words) == own {
+        return Ok(());
     }
+    let what = "another step, other data or another model than this rank has".to_owned();
+    Err(CommError::Protocol { rank: agreement.rank(), peer: Rank(0).into(), phase: "begin", what })
+}
 
-    fn courier(&mut self) -> Option<&mut Courier> {
-        match &mut self.0 {
-            Kind::Alone | Kind::Shares(_) => None,
-            Kind::AllReduce(courier, _) | Kind::ParameterServer(courier, _) => Some(courier),
-        }
+/// Adds up reports over all workers, between steps.
+///
+/// # Errors
+/// When another rank, or the way to it, has failed.
+pub fn sum_reports(agreement: &mut dyn Agreement, own: StepReport) -> Result<StepReport, CommError> {
+    if agreement.workers() == 1 {
+        return Ok(own);
     }
+    let mut words = own.to_words();
+    agreement.sum(&mut words)?;
+    Ok(StepReport::from_words(words))
+}
 
-    /// How many replicas agree.
-    pub fn world(&self) -> usize {
-        match &self.0 {
-            Kind::Alone => 1,
-            Kind::Shares(shares) => shares.world(),
-            Kind::AllReduce(courier, _) | Kind::ParameterServer(courier, _) => courier.world,
-        }
-    }
+/// Gradients that a server was given.
+#[derive(Debug)]
+pub struct Push<'a> {
+    /// Of which bucket.
+    pub bucket: usize,
+    /// Where its first element is among all parameters.
+    pub start: usize,
+    /// Steps that were made before.
+    pub step: u64,
+    /// The sum over workers, or one worker's.
+    pub gradients: &'a mut [f32],
+    /// What they are the gradients of.
+    pub weights: &'a mut [f32],
+}
 
-    /// This replica's rank.
-    pub fn rank(&self) -> Rank {
-        match &self.0 {
-            Kind::Alone => Rank(0),
-            Kind::Shares(shares) => shares.rank(),
-            Kind::AllReduce(courier, _) | Kind::ParameterServer(courier, _) => courier.rank,
-        }
-    }
+/// A server's part of the parameters: the optimizer and its state.
+pub trait ServerShard {
+    /// Changes the weights.
+    fn apply(&mut self, push: Push<'_>);
 
-    /// What a replica's gradient counts for in a step: its share of the batch of all, or all of it where every push is a step.
-    pub fn weight(&self) -> f32 {
-        match &self.0 {
-            Kind::ParameterServer(_, Pace::Asynchronous { .. }) => 1.0,
-            _ => 1.0 / self.world() as f32,
-        }
-    }
+    /// Takes over the state that a run is resumed with: buffer `slot`, of all parameters.
+    fn resume(&mut self, slot: usize, state: &[f32]);
 
-    /// Gives this rank's numbers of the step; before the first bucket of the step.
-    ///
-    /// # Errors
-    /// When another rank, or the way to it, has failed.
-    pub fn share(&mut self, numbers: Shared) -> Result<(), CommError> {
-        match &mut self.0 {
-            Kind::Shares(shares) => shares.share(numbers),
-            _ => self.courier().map_or(Ok(()), |courier| courier.share(numbers)),
-        }
-    }
-
-    /// The sum of the numbers over all ranks (this rank's own, where every push is a step); waits for them. None if there are no
-    /// other ranks.
-    ///
-    /// # Errors
-    /// As [`Agreement::share`].
-    pub fn shared(&mut self) -> Result<Option<Shared>, CommError> {
-        match &mut self.0 {
-            Kind::Shares(shares) => shares.shared().map(Some),
-            _ => self.courier().map(Courier::shared).transpose(),
-        }
-    }
-
-    /// Gives the gradients of a bucket, which are final.
-    ///
-    /// # Errors
-    /// As [`Agreement::share`].
-    pub fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError> {
-        match &mut self.0 {
-            Kind::Shares(shares) => {
-                shares.send(bucket, gradients);
-                Ok(())
-            }
-            _ => self.courier().map_or(Ok(()), |courier| courier.send(bucket, gradients)),
-        }
-    }
-
-    /// Brings the parameters of a bucket that was sent up to date, once, with what came back for it: new weights, or gradients that
-    /// `apply` makes a step with. Waits for it if asked; where ranks have one copy of the weights, `apply` may be called for other
-    /// buckets meanwhile.
-    ///
-    /// # Errors
-    /// As [`Agreement::share`], and the first that `apply` gives.
-    pub fn bring<E: From<CommError>>(
-        &mut self,
-        bucket: usize,
-        wait: bool,
-        parameters: &mut [f32],
-        apply: &mut Apply<'_, E>,
-    ) -> Result<Brought, E> {
-        match &mut self.0 {
-            Kind::Alone => Ok(Brought::NotYet),
-            Kind::Shares(shares) => shares.bring(bucket, wait, apply),
-            Kind::AllReduce(courier, _) => {
-                let Some(sums) = courier.take(bucket, wait)? else { return Ok(Brought::NotYet) };
-                apply((bucket, 0..sums.len()), sums, parameters)?;
-                courier.applied();
-                Ok(Brought::Done)
-            }
-            Kind::ParameterServer(courier, _) => {
-                let Some(weights) = courier.take(bucket, wait)? else { return Ok(Brought::NotYet) };
-                parameters.copy_from_slice(weights);
-                Ok(Brought::Done)
-            }
-        }
-    }
-
-    /// Whether the weights here are those after so many steps since the beginning, whole, and the optimizer's state too. Where
-    /// servers make the steps, they have the state.
-    pub fn has_stepped(&mut self, steps: u64) -> bool {
-        match &mut self.0 {
-            // Nobody can be lost; or a step was left in the middle, and this stands in for the agreement.
-            Kind::Alone => false,
-            Kind::AllReduce(courier, _) => courier.has_applied(steps),
-            Kind::Shares(shares) => shares.has_made(steps),
-            Kind::ParameterServer(..) => false,
-        }
-    }
-
-    /// Adds up numbers over all ranks, which do so at the same point; with parameter servers, between steps. They travel behind the
-    /// gradients that were given before, unless they have a way of their own ([`Agreement::with_urgent`]).
-    ///
-    /// # Errors
-    /// As [`Agreement::share`].
-    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
-        match &mut self.0 {
-            _ if numbers.is_empty() => Ok(()),
-            Kind::Shares(shares) => shares.sum(numbers),
-            Kind::AllReduce(_, Some(urgent)) => urgent.all_reduce(numbers),
-            _ => self.courier().map_or(Ok(()), |courier| courier.sum(numbers)),
-        }
-    }
-
-    /// All know the same of the run; before the first step.
-    ///
-    /// # Errors
-    /// When this rank knows something else than rank 0, and as [`Agreement::share`].
-    pub fn begin(&mut self, facts: Facts) -> Result<(), CommError> {
-        let mut words = facts::to_words(facts);
-        self.of_first(&mut words)?;
-        if facts::from_words(words) == facts {
-            return Ok(());
-        }
-        let what = "another step or other data than this rank has".to_owned();
-        Err(CommError::Protocol { rank: self.rank(), peer: Rank(0).into(), phase: "begin", what })
-    }
-
-    /// Replaces numbers by those of rank 0; before the first step.
-    ///
-    /// # Errors
-    /// As [`Agreement::share`].
-    pub fn of_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
-        match &mut self.0 {
-            _ if numbers.is_empty() => Ok(()),
-            Kind::Shares(shares) => shares.of_first(numbers),
-            _ => self.courier().map_or(Ok(()), |courier| courier.of_first(numbers)),
-        }
-    }
-
-    /// Brings the weights of the servers to every rank where each push is a step, so that those of a rank may be older than another's
-    /// last push; between steps.
-    ///
-    /// # Errors
-    /// As [`Agreement::share`].
-    pub fn last_weights(&mut self, weights: &mut [f32]) -> Result<(), CommError> {
-        match &mut self.0 {
-            Kind::ParameterServer(courier, Pace::Asynchronous { .. }) => courier.weights(weights),
-            _ => Ok(()),
-        }
-    }
-
-    /// Brings the optimizer's state to rank 0, where servers have it; between steps.
-    ///
-    /// # Errors
-    /// As [`Agreement::share`].
-    pub fn optimizer_state(&mut self, state: &mut [impl std::ops::DerefMut<Target = [f32]>]) -> Result<(), CommError> {
-        let courier = match &mut self.0 {
-            Kind::ParameterServer(courier, _) => courier,
-            Kind::Alone | Kind::AllReduce(..) | Kind::Shares(_) => return Ok(()),
-        };
-        let found = courier.state(state.iter().map(|slot| slot.to_vec()).collect())?;
-        state.iter_mut().zip(found).for_each(|(slot, found)| slot.copy_from_slice(&found));
-        Ok(())
-    }
+    /// Buffer `slot` of the state, of all parameters.
+    fn state(&mut self, slot: usize) -> &mut [f32];
 }

@@ -156,6 +156,15 @@ impl Executor {
         result
     }
 
+    /// Runs on another device without memory from now on.
+    ///
+    /// # Panics
+    /// When one of the two has memory.
+    pub fn set_device(&mut self, device: &Device) {
+        assert!(matches!((&self.device, device), (Device::Null(_), Device::Null(_))), "memory does not move");
+        self.device = device.clone();
+    }
+
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan

@@ -4,6 +4,7 @@ use paceline_comm::Algorithm;
 use paceline_data::augment::AugmentChoice;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
+use paceline_parallel::agree;
 use paceline_system::threads;
 use paceline_tensor::device::cpu::choice::Winograd;
 use paceline_tensor::{MemoryUse, Precision};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compute::Compute;
 use crate::error::TrainError;
-use crate::together::{Agree, Carry, Staleness};
+use crate::together::{Agree, Carry, Overlap, Squeeze, Staleness};
 
 /// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
 pub const SIDE_MAX: usize = 8192;
@@ -79,6 +80,10 @@ pub struct Config {
     pub workers: usize,
     /// How they agree on the weights.
     pub agree: Agree,
+    /// How their messages are squeezed.
+    pub squeeze: Squeeze,
+    /// Whether gradients travel while the backward pass goes on.
+    pub overlap: Overlap,
     /// How their bytes travel.
     pub carry: Carry,
     /// TCP connections between every two processes.
@@ -159,7 +164,9 @@ impl Default for Config {
             damaged_max: 0,
             seed: 1,
             workers: 1,
-            agree: Agree::AllReduce,
+            agree: Agree::default(),
+            squeeze: Squeeze::default(),
+            overlap: Overlap::On,
             carry: Carry::Auto,
             sockets: 1,
             algorithm: None,
@@ -267,7 +274,37 @@ impl Config {
 
     /// Whether all workers are at the same step all the time.
     pub fn steps_together(&self) -> bool {
-        self.agree != Agree::ParameterServer || self.staleness.0 == Some(0)
+        self.agree.recipe().is_synchronous(&self.agreement(false))
+    }
+
+    /// How replicas agree; `one_copy` says whether those that share memory may keep one copy of the weights.
+    pub fn agreement(&self, one_copy: bool) -> agree::Options {
+        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy }
+    }
+
+    /// Servers that a run with more than one worker has.
+    pub fn server_count(&self) -> usize {
+        if self.agree.recipe().has_servers() { self.servers } else { 0 }
+    }
+
+    /// Whether GPUs add up gradients among themselves, inside of a step's graph.
+    pub fn sums_on_devices(&self) -> bool {
+        self.device != Compute::Cpu && matches!(self.carry, Carry::Auto | Carry::Nccl) && self.keeps_off_host().is_ok()
+    }
+
+    /// Whether gradients may stay off the host, or what they are needed there for.
+    fn keeps_off_host(&self) -> Result<(), String> {
+        if !self.agree.recipe().sums_on_devices() {
+            Err(format!("--agree {}", self.agree.name()))
+        } else if self.squeeze != Squeeze::default() {
+            Err(format!("--squeeze {}", self.squeeze.name()))
+        } else if self.sync_batch_norm {
+            Err("--sync-batch-norm".into())
+        } else if self.overlap == Overlap::Off {
+            Err("--overlap off".into())
+        } else {
+            Ok(())
+        }
     }
 
     /// Seconds after which a run of so many workers is saved, if it was not meanwhile; none for never.
@@ -296,38 +333,19 @@ impl Config {
         if self.carry == Carry::Nccl && self.device == Compute::Cpu {
             return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());
         }
-        if self.agree != Agree::ParameterServer {
-            if self.staleness != Staleness::default() {
-                return refuse(
-                    "--staleness is for parameter servers; type --agree parameter-server, or leave it out".into(),
-                );
-            }
-            return Ok(());
+        if let (Carry::Nccl, Err(flag)) = (self.carry, self.keeps_off_host()) {
+            return refuse(format!("{flag} needs gradients on the hosts, and --carry nccl keeps them off; leave --carry out"));
         }
-        if !self.steps_together() && self.checkpoint_minutes.is_some_and(|minutes| minutes > 0.0) {
-            return refuse(
-                "--checkpoint-minutes needs workers that are at the same step, and those of --staleness are not; type --checkpoint-every \
-                 with a number of steps"
-                    .into(),
-            );
-        }
-        if self.sync_batch_norm {
-            return refuse(
-                "--sync-batch-norm needs workers that add up numbers in the middle of a step, and those of a parameter server \
-                 do not hear of each other; type --agree all-reduce, or leave it out"
-                    .into(),
-            );
-        }
-        if self.clip_norm.is_some() || self.accumulate > 1 {
-            let flag = if self.clip_norm.is_some() { "--clip-norm" } else { "--accumulate" };
-            return refuse(format!(
-                "{flag} needs all gradients in one place, and servers have parts of them; type --agree all-reduce"
-            ));
-        }
-        if self.optimizer == Optimizer::Lars && self.servers > 1 {
-            return refuse("lars needs whole tensors, and several servers have parts of them; type --servers 1".into());
-        }
-        Ok(())
+        let demands = agree::Demands {
+            clips_norm: self.clip_norm.is_some(),
+            sync_batch_norm: self.sync_batch_norm,
+            whole_tensors: self.optimizer == Optimizer::Lars,
+            staleness: self.staleness != Staleness::default(),
+            saves_by_clock: self.checkpoint_minutes.is_some_and(|minutes| minutes > 0.0),
+            servers: self.servers,
+            options: self.agreement(false),
+        };
+        self.agree.recipe().refuses(&demands).map_or(Ok(()), refuse)
     }
 
     /// Whether so many workers can share a batch.
@@ -335,9 +353,6 @@ impl Config {
     /// # Errors
     /// When their parts would not be equal; the sentence says what to type.
     pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
-        if world > 1 && self.device != Compute::Cpu {
-            self.check_gpus()?;
-        }
         let unit = world * self.accumulate;
         if self.batch.is_multiple_of(unit) {
             return Ok(());
@@ -349,27 +364,6 @@ impl Config {
             "--batch {} cannot be shared equally by {world} workers{parts}; type --batch {what}",
             self.batch
         ))
-    }
-
-    /// Whether workers on GPUs can agree in the way asked for.
-    fn check_gpus(&self) -> Result<(), TrainError> {
-        if self.agree != Agree::AllReduce {
-            return refuse("parameter servers serve CPUs; type --agree all-reduce, or --device cpu".into());
-        }
-        if !matches!(self.carry, Carry::Auto | Carry::Nccl) {
-            let carry = self.carry.name();
-            return refuse(format!(
-                "--carry {carry} takes gradients from the memory of CPUs; with --device {} type --carry nccl, or leave it out",
-                self.device
-            ));
-        }
-        if self.sync_batch_norm {
-            return refuse(
-                "a GPU takes the statistics of a batch-norm over its own batch; leave --sync-batch-norm out, or type --device cpu"
-                    .into(),
-            );
-        }
-        Ok(())
     }
 
     /// Samples that are computed at once by all workers.
@@ -415,26 +409,33 @@ mod tests {
         let told = |minutes| Config { checkpoint_minutes: Some(minutes), ..Config::default() };
         assert_eq!((told(0.0).checkpoint_seconds(2), told(2.0).checkpoint_seconds(1)), (None, Some(120.0)));
         assert!(told(-1.0).check().is_err() && told(f64::NAN).check().is_err() && told(0.5).check().is_ok());
-        let apart = Config { agree: Agree::ParameterServer, staleness: Staleness(Some(3)), ..Config::default() };
+        let apart = Config { agree: "parameter-server".parse().unwrap(), staleness: Staleness(Some(3)), ..Config::default() };
         assert_eq!(apart.checkpoint_seconds(2), None);
         let error = Config { checkpoint_minutes: Some(1.0), ..apart }.check().unwrap_err().to_string();
         assert!(error.ends_with("type --checkpoint-every with a number of steps"), "{error}");
     }
 
     #[test]
-    fn workers_on_gpus_agree_by_nccl_and_say_what_to_type_otherwise() {
+    fn workers_on_gpus_agree_in_every_way_and_nccl_only_where_it_can() {
         let gpus = Config { device: Compute::Cuda(None), workers: 2, ..Config::default() };
-        assert!(gpus.check_world(2).is_ok());
-        assert!(Config { carry: Carry::Nccl, ..gpus.clone() }.check_world(2).is_ok());
-        let refused = [
-            (Config { carry: Carry::Tcp, ..gpus.clone() }, "with --device cuda type --carry nccl, or leave it out"),
-            (Config { agree: Agree::ParameterServer, ..gpus.clone() }, "type --agree all-reduce, or --device cpu"),
-            (Config { sync_batch_norm: true, ..gpus.clone() }, "leave --sync-batch-norm out"),
+        assert!(gpus.check().is_ok() && gpus.sums_on_devices());
+        let server = Config { agree: "parameter-server".parse().unwrap(), ..gpus.clone() };
+        let bf16 = Config { squeeze: "bf16".parse().unwrap(), ..gpus.clone() };
+        let hosted = [
+            (Config { carry: Carry::Tcp, ..gpus.clone() }, ""),
+            (server, "--agree parameter-server"),
+            (Config { sync_batch_norm: true, ..gpus.clone() }, "--sync-batch-norm"),
+            (bf16, "--squeeze bf16"),
+            (Config { overlap: Overlap::Off, ..gpus.clone() }, "--overlap off"),
         ];
-        for (config, sentence) in refused {
-            let error = config.check_world(2).unwrap_err().to_string();
-            assert!(error.contains(sentence), "{error}");
+        for (config, flag) in hosted {
+            assert!(config.check().is_ok() && !config.sums_on_devices(), "{config:?}");
+            if !flag.is_empty() {
+                let error = Config { carry: Carry::Nccl, ..config }.check().unwrap_err().to_string();
+                assert!(error.starts_with(&format!("{flag} needs gradients on the hosts")), "{error}");
+            }
         }
+        assert!(Config { carry: Carry::Nccl, ..gpus.clone() }.check().is_ok());
         let error = Config { carry: Carry::Nccl, ..Config::default() }.check().unwrap_err().to_string();
         assert_eq!(error, "--carry nccl is for GPUs; type --device cuda, or another --carry");
     }
@@ -452,7 +453,7 @@ mod tests {
     fn statistics_of_all_workers_need_workers_that_meet() {
         let mut config = Config { sync_batch_norm: true, workers: 2, ..Config::default() };
         assert!(config.check().is_ok());
-        config.agree = Agree::ParameterServer;
+        config.agree = "parameter-server".parse().unwrap();
         for staleness in [Some(0), Some(3), None] {
             config.staleness = Staleness(staleness);
             let error = config.check().unwrap_err().to_string();

@@ -11,15 +11,17 @@ use paceline_tensor::device::cuda::{Cuda, CudaError};
 use crate::compute::Compute;
 use crate::error::TrainError;
 
-/// The GPU that a process computes on, by number: `local` says which process of how many it is on its machine, and `found` how many GPUs
-/// it sees there.
+/// The GPU that a process computes on, by number: `local` says which process of how many it is on its machine, `shares` whether several
+/// may compute on one, which NCCL does not allow, and `found` how many GPUs it sees there.
 ///
 /// # Errors
-/// When two processes would get one GPU; the sentence says what to type.
-pub fn choose(device: Compute, local: Shard, found: usize) -> Result<Option<usize>, String> {
+/// When two processes would get one GPU and may not; the sentence says what to type.
+pub fn choose(device: Compute, (local, shares): (Shard, bool), found: usize) -> Result<Option<usize>, String> {
     let Shard { rank, world } = local;
     match device {
         Compute::Cpu => Ok(None),
+        Compute::Cuda(Some(number)) if shares => Ok(Some(number)),
+        Compute::Cuda(None) if shares => Ok(Some(rank % found.max(1))),
         Compute::Cuda(Some(number)) if world > 1 => Err(format!(
             "--device cuda:{number} is one GPU and {world} processes run on this machine; type --device cuda, which gives \
              each its own"
@@ -38,14 +40,17 @@ pub fn choose(device: Compute, local: Shard, found: usize) -> Result<Option<usiz
 ///
 /// # Errors
 /// When there are too few GPUs.
-pub fn enough(device: Compute, workers: usize, found: usize) -> Result<(), String> {
-    choose(device, Shard { rank: 0, world: workers }, found)?;
-    if device == Compute::Cpu || workers <= found.max(1) { Ok(()) } else { Err(too_few(workers, found)) }
+pub fn enough(device: Compute, (workers, shares): (usize, bool), found: usize) -> Result<(), String> {
+    choose(device, (Shard { rank: 0, world: workers }, shares), found)?;
+    if device == Compute::Cpu || shares || workers <= found.max(1) { Ok(()) } else { Err(too_few(workers, found)) }
 }
 
 fn too_few(world: usize, found: usize) -> String {
     let gpus = if found == 1 { "one GPU".to_owned() } else { format!("{found} GPUs") };
-    format!("{world} processes need a GPU each and this machine shows {gpus}; type --workers {found}, or --device cpu")
+    format!(
+        "{world} processes need a GPU each to add up by NCCL and this machine shows {gpus}; type --workers {found}, or --carry shm, by \
+         which processes can share a GPU"
+    )
 }
 
 /// What a rank says of itself.
@@ -178,8 +183,8 @@ fn refused(error: CudaError) -> TrainError {
 mod tests {
     use super::*;
 
-    fn local(rank: usize, world: usize) -> Shard {
-        Shard { rank, world }
+    fn local(rank: usize, world: usize) -> (Shard, bool) {
+        (Shard { rank, world }, false)
     }
 
     #[test]
@@ -190,6 +195,9 @@ mod tests {
         assert_eq!(gpus(2, 1).collect::<Result<Vec<_>, _>>(), Ok(vec![Some(0), Some(0)]));
         let error = gpus(3, 2).collect::<Result<Vec<_>, _>>().unwrap_err();
         assert!(error.contains("3 processes need a GPU each") && error.contains("2 GPUs; type --workers 2"), "{error}");
+        // Through hosts they share them.
+        let shared = |rank| choose(Compute::Cuda(None), (Shard { rank, world: 3 }, true), 2);
+        assert_eq!((0..3).map(shared).collect::<Result<Vec<_>, _>>(), Ok(vec![Some(0), Some(1), Some(0)]));
         assert_eq!(choose(Compute::Cpu, local(5, 6), 0), Ok(None));
     }
 
@@ -202,12 +210,12 @@ mod tests {
 
     #[test]
     fn too_many_processes_are_refused_before_they_are_started() {
-        assert_eq!(enough(Compute::Cuda(None), 2, 2), Ok(()));
-        assert_eq!(enough(Compute::Cuda(None), 1, 0), Ok(()));
-        assert_eq!(enough(Compute::Cpu, 64, 0), Ok(()));
-        let error = enough(Compute::Cuda(None), 2, 1).unwrap_err();
+        assert_eq!(enough(Compute::Cuda(None), (2, false), 2), Ok(()));
+        assert_eq!(enough(Compute::Cuda(None), (1, false), 0), Ok(()));
+        assert_eq!(enough(Compute::Cpu, (64, false), 0), Ok(()));
+        let error = enough(Compute::Cuda(None), (2, false), 1).unwrap_err();
         assert!(error.contains("this machine shows one GPU; type --workers 1"), "{error}");
-        assert!(enough(Compute::Cuda(Some(0)), 2, 2).is_err());
+        assert!(enough(Compute::Cuda(Some(0)), (2, false), 2).is_err());
     }
 
     fn card(nccl: u32, gpu: u8) -> Card {

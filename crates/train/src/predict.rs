@@ -16,6 +16,7 @@ use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::{MemoryUse, Precision};
 
 use crate::checkpoint::{Card, CheckedWeights};
+use crate::engine::Place;
 use crate::error::TrainError;
 use crate::metrics;
 use crate::replica::{Replica, ReplicaOptions};
@@ -76,8 +77,12 @@ impl Predictor {
             memory: MemoryUse::Normal,
             clip_norm: None,
             sync_batch_norm: false,
+            overlap: true,
+            hosted: false,
         };
-        let mut replica = Replica::for_evaluation(entry, options, (&Arc::new(Cpu::new(threads)), cuda))?;
+        let cpu = Arc::new(Cpu::new(threads));
+        let place = cuda.map_or_else(|| Place::Cpu(Arc::clone(&cpu)), |cuda| Place::Cuda(Arc::clone(&cpu), Arc::clone(cuda)));
+        let mut replica = Replica::for_evaluation(entry, options, &place)?;
         file.load(&mut replica, &[])?;
         let augment = evaluation_of(&card)?;
         Ok(Self { replica, card, augment, scratch: Scratch::default() })

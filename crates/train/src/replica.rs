@@ -1,42 +1,33 @@
-//! One copy of a model, ready to be trained and evaluated: graphs, memory, optimizer state. It knows nothing of data,
-//! files, and of other replicas only through an [`Agreement`].
-//!
-//! A step updates the weights during the backward pass, bucket by bucket as gradients become final, so that the gradients
-//! never exist all at once. Where something has to look at all of them first (a norm to clip to, parts of a batch to be
-//! summed) they are kept and the update follows at the end. The bits are the same.
+//! One copy of a model, ready to be trained and evaluated: what its tensors are, the engine that computes, and how its steps are made
+//! together with others'. It knows nothing of data and files.
 
-mod agreed;
-mod finite;
-pub mod guard;
-mod half;
-mod joined;
-mod on_gpu;
 mod rescue;
-pub(crate) mod room;
 
-use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
-use finite::{all_finite, is_finite};
-use half::{Half, Planned, updates};
-pub use on_gpu::Albums;
-use on_gpu::OnGpu;
 use paceline_data::batch::Batch;
-use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
+use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
 use paceline_parallel::Agreement;
+use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Votes};
+use paceline_parallel::squeeze;
+use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::device::cuda::{Cuda, CudaError};
-use paceline_tensor::execute::{Profile, Turn};
-use paceline_tensor::plan::{Bucket, Layout, Updates};
-use paceline_tensor::{Buffer, Device, Executor, MemoryUse, Pass, Plan, Precision, Store, Wanted};
+use paceline_tensor::execute::Profile;
+use paceline_tensor::plan::{Bucket, Updates};
+use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Wanted};
 use rescue::Boundary;
-use room::Sizes;
 
+use crate::engine::finite::is_finite;
+use crate::engine::sizes::Sizes;
+use crate::engine::{
+    Engine, Gradients, Halt, Inputs, Parts, Place, Planned, Slot, StepOutput, Weights, segments, updates,
+};
 use crate::error::TrainError;
+use crate::exchange::Exchange;
 use crate::metrics::Tally;
 use crate::phases::Phases;
 
@@ -51,8 +42,6 @@ const BUCKET_BYTES_LOCAL: usize = 4 << 20;
 /// A matrix whose gradient is larger is applied in parts. They are large enough that the product writes past the caches:
 /// the products of VGG's classifier took 52 ms with 32 MiB, 48 ms whole, and 140 ms in parts of 4 MiB.
 const PART_BYTES_MAX: usize = 32 << 20;
-
-const EVALUATES: &str = "a replica built for evaluation does not train";
 
 /// How a replica is built.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +68,10 @@ pub struct ReplicaOptions {
     pub clip_norm: Option<f64>,
     /// Whether batch normalisations take their statistics over all replicas.
     pub sync_batch_norm: bool,
+    /// Whether gradients travel while the backward pass goes on; otherwise all are kept and sent after it.
+    pub overlap: bool,
+    /// Whether gradients pass through the host's memory on their way to other replicas: then all devices have the same buckets.
+    pub hosted: bool,
 }
 
 /// What stopped a step: nothing was applied after it was seen.
@@ -94,50 +87,16 @@ pub enum NotFinite {
 #[derive(Debug)]
 pub struct Replica {
     options: ReplicaOptions,
-    device: Arc<Cpu>,
-    /// Where it computes, if not on the CPU.
-    gpu: Option<OnGpu>,
-    /// None if it only evaluates.
-    train: Option<Half>,
-    /// Runs in the arena of `train`, if there is one: they never run at the same time.
-    eval: Half,
-    /// Weights, running statistics and, where they are kept, gradients.
-    pub store: Store,
     /// What the parameters are.
     pub parameters: Vec<Parameter>,
     /// What the states are.
     pub states: Vec<State>,
-    /// The optimizer's buffers.
-    pub optimizer_state: Vec<Buffer>,
-    segments: Vec<Segment>,
-    buckets: Vec<Bucket>,
-    /// The sum of gradients over the parts of a batch; empty if there is one part.
-    accumulated: Buffer,
-    /// Working memory of the optimizer.
-    sums: Vec<f64>,
+    /// What computes, with the weights.
+    pub engine: Engine,
     /// With the other replicas.
-    agreement: Agreement,
-    /// What this replica's gradient counts for.
-    share: f32,
-    /// Decides dropout.
-    dropout_seed: u64,
-    /// The step whose gradients are not all applied.
-    pending: Option<Moment>,
+    exchange: Exchange,
     /// Where the last step ended, for whoever survives when another replica is lost.
     boundary: Boundary,
-    /// This replica's and then everybody's wishes.
-    pub votes: Votes,
-}
-
-/// Reasons to end the run after the step, or to save it, counted over replicas, so that all do it after the same one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Votes {
-    /// Somebody was asked to stop.
-    pub interrupted: u32,
-    /// Somebody's time is over.
-    pub time_limit: u32,
-    /// The first replica's run was not saved for too long.
-    pub checkpoint: u32,
 }
 
 /// What the plan of a network's step has to provide.
@@ -158,89 +117,68 @@ pub fn early(whole_tensors: bool) -> Updates {
 ///
 /// # Errors
 /// When a layer does not fit the input, which the error names.
-pub(crate) fn plan(model: &dyn Model, options: &ReplicaOptions) -> Result<(Plan, Vec<Segment>), TrainError> {
+pub(crate) fn plan(
+    model: &dyn Model,
+    options: &ReplicaOptions,
+) -> Result<(Plan, Vec<Parameter>, Vec<Segment>), TrainError> {
     let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = *options;
     let network = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
     let (updates, parameters) = (updates(&network, options, false), network.parameters.clone());
     let plan = Planned::new(network, updates, options, false).plan;
     let segments = segments(&parameters, plan.parameters());
-    Ok((plan, segments))
-}
-
-fn segments(parameters: &[Parameter], layout: &Layout) -> Vec<Segment> {
-    let both = parameters.iter().zip(layout.ranges());
-    both.map(|(parameter, range)| Segment { range: range.clone(), decay: parameter.decay }).collect()
+    Ok((plan, parameters, segments))
 }
 
 impl Replica {
-    /// Builds and plans a model's graphs, takes their memory and starts the weights.
+    /// Builds and plans a model's graphs, takes their memory and starts the weights, on the cores of this machine.
     ///
     /// # Errors
     /// When a layer does not fit the input, which the error names, or the plan does not fit the machine's memory.
-    pub fn new(model: &dyn Model, options: ReplicaOptions, device: &Arc<Cpu>) -> Result<Self, TrainError> {
-        let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
-        let train = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
-        Self::assemble(model, options, (device, None), Some(train))
+    pub fn new(model: &dyn Model, options: ReplicaOptions, cpu: &Arc<Cpu>) -> Result<Self, TrainError> {
+        Self::at(model, options, &Place::Cpu(Arc::clone(cpu)))
     }
 
-    /// As [`Replica::new`], to compute on a GPU: weights and optimizer live there, and [`Replica::fetch`] brings them to the host.
+    /// As [`Replica::new`], wherever it is to compute.
     ///
     /// # Errors
-    /// As [`Replica::new`], when the GPU's memory is too small or a layer cannot be computed there.
-    pub fn on_gpu(
-        model: &dyn Model,
-        options: ReplicaOptions,
-        device: &Arc<Cpu>,
-        cuda: &Arc<Cuda>,
-    ) -> Result<Self, TrainError> {
-        let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
-        let train = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
-        Self::assemble(model, options, (device, Some(cuda)), Some(train))
+    /// As [`Replica::new`], and when a GPU's memory is too small or a layer cannot be computed there.
+    pub fn at(model: &dyn Model, options: ReplicaOptions, place: &Place) -> Result<Self, TrainError> {
+        memory::caught(|| Self::take_memory(model, options, place, Mode::Train))?
     }
 
-    /// As [`Replica::new`], without the memory that only training needs; it can only evaluate, on the CPU or on a GPU.
+    /// As [`Replica::at`], without the memory that only training needs; it can only evaluate.
     ///
     /// # Errors
-    /// As [`Replica::new`] and [`Replica::on_gpu`].
-    pub fn for_evaluation(
-        model: &dyn Model,
-        options: ReplicaOptions,
-        (device, cuda): (&Arc<Cpu>, Option<&Arc<Cuda>>),
-    ) -> Result<Self, TrainError> {
-        Self::assemble(model, options, (device, cuda), None)
-    }
-
-    fn assemble(
-        model: &dyn Model,
-        options: ReplicaOptions,
-        place: (&Arc<Cpu>, Option<&Arc<Cuda>>),
-        train: Option<Network>,
-    ) -> Result<Self, TrainError> {
-        memory::caught(|| Self::take_memory(model, options, place, train))?
+    /// As [`Replica::at`].
+    pub fn for_evaluation(model: &dyn Model, options: ReplicaOptions, place: &Place) -> Result<Self, TrainError> {
+        memory::caught(|| Self::take_memory(model, options, place, Mode::Eval))?
     }
 
     fn take_memory(
         model: &dyn Model,
         options: ReplicaOptions,
-        (device, cuda): (&Arc<Cpu>, Option<&Arc<Cuda>>),
-        train: Option<Network>,
+        place: &Place,
+        mode: Mode,
     ) -> Result<Self, TrainError> {
-        let ReplicaOptions { input, classes, micro_batch, .. } = options;
+        let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
+        let on_gpu = place.is_gpu();
         let eval = Network::new(model, Mode::Eval, micro_batch, input, classes, 0.0)?;
         let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
+        let train = match mode {
+            Mode::Train => Some(Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?),
+            Mode::Eval => None,
+        };
         let train = train.map(|network| {
-            let updates = updates(&network, &options, cuda.is_some());
-            Planned::new(network, updates, &options, cuda.is_some())
+            let updates = updates(&network, &options, on_gpu);
+            Planned::new(network, updates, &options, on_gpu)
         });
-        let eval = Planned::new(eval, Updates::AtEnd, &options, cuda.is_some());
+        let eval = Planned::new(eval, Updates::AtEnd, &options, on_gpu);
         let plan = train.as_ref().map_or(&eval.plan, |train| &train.plan);
-        let (elements, trains) = (plan.parameters().length(), train.is_some());
-        let sizes = Sizes::of(train.as_ref().map(|train| &train.plan), &eval.plan, &options, cuda.is_some());
+        let elements = plan.parameters().length();
+        let sizes = Sizes::of(train.as_ref().map(|train| &train.plan), &eval.plan, &options, on_gpu);
         sizes.check(&Limits::look())?;
         let mut store = Store::new(plan);
-        let mut optimizer_state = if trains { options.rule.new_state(elements) } else { Vec::new() };
-        let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(&mut optimizer_state);
-        given.for_each(|buffer| device.pool().touch(buffer));
+        let optimizer = if train.is_some() { options.rule.new_state(elements) } else { Vec::new() };
         for (index, parameter) in parameters.iter().enumerate() {
             parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
         }
@@ -248,41 +186,15 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = segments(&parameters, store.layout());
-        let gpu = cuda.map(|cuda| OnGpu::new(cuda, train.as_ref(), &eval, (&segments, &options))).transpose()?;
-        let place = cuda.map_or_else(|| Device::Cpu(Arc::clone(device)), |cuda| Device::Cuda(Arc::clone(cuda)));
-        let borrows = trains || cuda.is_some();
-        Ok(Self {
-            optimizer_state,
-            accumulated: Buffer::zeroed_for(
-                "the gradients",
-                if trains && options.accumulate > 1 { elements } else { 0 },
-            ),
-            options,
-            device: Arc::clone(device),
-            buckets: plan.buckets().to_vec(),
-            eval: if borrows { Half::without_arena(eval, &place) } else { Half::new(eval, &place) },
-            train: train.map(|train| match cuda {
-                Some(_) => Half::without_arena(train, &place),
-                None => Half::new(train, &place),
-            }),
-            gpu,
-            store,
-            parameters,
-            states,
-            segments,
-            sums: Vec::new(),
-            agreement: Agreement::alone(),
-            share: 1.0,
-            dropout_seed: options.seed,
-            pending: None,
-            boundary: Boundary::default(),
-            votes: Votes::default(),
-        })
+        let parts = Parts { options, train, eval, weights: Weights { store, optimizer }, segments };
+        let engine = place.engine(parts)?;
+        let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
+        Ok(Self { options, parameters, states, engine, exchange, boundary })
     }
 
     /// The buckets of gradients.
     pub fn buckets(&self) -> &[Bucket] {
-        &self.buckets
+        self.plan().buckets()
     }
 
     /// The options it was built with.
@@ -292,17 +204,27 @@ impl Replica {
 
     /// The plan of the training step, or of an evaluation if it only evaluates.
     pub fn plan(&self) -> &Plan {
-        self.train.as_ref().unwrap_or(&self.eval).executor.plan()
+        self.engine.plan()
     }
 
     /// Every plan that it may run: of the training step, if it trains, and of an evaluation.
     pub fn plans(&self) -> impl Iterator<Item = &Plan> {
-        self.train.iter().chain([&self.eval]).map(|half| half.executor.plan())
+        [self.engine.plan(), self.engine.evaluation_plan()].into_iter()
     }
 
-    /// Where it runs.
+    /// The cores that do the host's part.
     pub fn device(&self) -> &Arc<Cpu> {
-        &self.device
+        self.engine.cpu()
+    }
+
+    /// The host's copy of weights and states.
+    pub fn store(&self) -> &Store {
+        &self.engine.weights().store
+    }
+
+    /// The host's copy of weights and states, to be changed; [`Engine::load`] follows.
+    pub fn store_mut(&mut self) -> &mut Store {
+        &mut self.engine.weights_mut().store
     }
 
     /// The number of trained elements.
@@ -310,144 +232,221 @@ impl Replica {
         self.parameters.iter().map(|parameter| parameter.shape.elements()).sum()
     }
 
-    /// One step: forward and backward pass over a whole batch, and an update of the weights unless it would spoil them. The tally
-    /// is of all replicas.
+    /// What an agreement has to know of the model: the same on all workers and servers.
+    pub fn shape(&self) -> Shape {
+        shape(self.plan(), &self.parameters, self.engine.weights().optimizer.len())
+    }
+
+    /// Trains together with others from now on.
     ///
     /// # Errors
-    /// When another replica, or the way to it, has failed.
+    /// When the engine has no memory for it.
+    pub fn agree(&mut self, mut agreement: Box<dyn Agreement>, clock: &Clock) -> Result<(), TrainError> {
+        if let Some(memory) = agreement.shared_weights() {
+            self.engine.use_shared(memory, agreement.rank().0 == 0);
+        }
+        if agreement.protocol().hears_of_gradients() {
+            self.engine.hear_of_gradients()?;
+        }
+        self.exchange = Exchange::new(agreement, clock);
+        Ok(())
+    }
+
+    /// Takes over the weights, states and optimizer of rank 0, after so many steps.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed, or begins with another step, other data or another model.
+    pub fn begin_together(&mut self, step: u64, identity: RunIdentity) -> Result<(), TrainError> {
+        self.exchange.open(&mut self.engine, identity)?;
+        self.begin_boundary(step);
+        Ok(())
+    }
+
+    /// How many replicas train together.
+    pub fn world(&self) -> usize {
+        self.exchange.workers()
+    }
+
+    /// This replica's wishes, and after a step everybody's.
+    pub fn votes(&self) -> Votes {
+        self.exchange.votes
+    }
+
+    /// Has these wishes from now on.
+    pub fn vote(&mut self, votes: Votes) {
+        self.exchange.votes = votes;
+    }
+
+    /// What micro-batch `part` of a batch is computed with.
+    fn inputs<'a>(&self, batch: &'a Batch, part: usize, moment: Moment) -> Inputs<'a> {
+        let ReplicaOptions { seed, accumulate, .. } = self.options;
+        let pass = Pass { seed: seed.wrapping_add((self.exchange.rank() as u64) << 32), step: moment.step * accumulate as u64 + part as u64 };
+        Inputs { batch, part, pass, seed: self.exchange.gradient_weight() / accumulate as f32, moment }
+    }
+
+    /// Micro-batches of a batch.
+    pub fn micro_batches(&self) -> usize {
+        self.options.accumulate
+    }
+
+    /// A step begins.
+    pub fn begin_step(&mut self, moment: Moment) {
+        self.mark_begin(moment.step);
+        self.exchange.begin(moment);
+    }
+
+    /// The forward pass over a micro-batch. Late sums of the step before are applied before they are read.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed, or the step would spoil the weights.
     ///
     /// # Panics
     /// When the replica was built for evaluation.
-    pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<Stepped, TrainError> {
-        self.step_before(batch, moment, phases, &mut || None)
+    pub fn forward(&mut self, batch: &Batch, part: usize) -> Result<(), Halt> {
+        let inputs = self.inputs(batch, part, self.exchange.moment());
+        self.engine.forward(Slot(0), &inputs, &mut self.exchange)
     }
 
-    /// As [`Replica::step`]; a GPU asks for the `next` batch while it computes, and has it copied. [`Replica::take_coming`] gives it back.
+    /// The backward pass over the same. Final buckets leave, and what came back is applied.
     ///
     /// # Errors
-    /// As [`Replica::step`].
+    /// As [`Replica::forward`].
     ///
     /// # Panics
-    /// As [`Replica::step`].
-    pub fn step_before(
+    /// As [`Replica::forward`].
+    pub fn backward(&mut self) -> Result<(), Halt> {
+        self.engine.backward(Slot(0), Gradients::All, &mut self.exchange)
+    }
+
+    /// Ends the step: its tally becomes that of all replicas, and gradients that were kept are applied.
+    ///
+    /// # Errors
+    /// As [`Replica::forward`].
+    pub fn close(&mut self) -> Result<StepOutput, Halt> {
+        let moment = self.exchange.moment();
+        let output = self.engine.close(moment, &mut self.exchange)?;
+        if output.updated.is_ok() {
+            self.exchange.exchange_weights(&mut self.engine, moment.step + 1)?;
+        }
+        Ok(output)
+    }
+
+    /// What a step came to, once it was closed or given up.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed.
+    pub fn end_step(
         &mut self,
-        batch: &Batch,
-        moment: Moment,
+        closed: Result<StepOutput, Halt>,
         phases: &mut Phases,
-        next: &mut dyn FnMut() -> Option<Batch>,
-    ) -> Result<Stepped, TrainError> {
-        if self.gpu.is_some() {
-            return self.step_on_gpu(batch, moment, phases, next);
-        }
-        let _bound = self.device.pool().enter();
-        self.begin_step(moment.step);
-        match (self.world(), self.plan().stores_gradients()) {
-            (1, true) => Ok(self.step_at_end(batch, moment, phases)),
-            (1, false) => Ok(self.step_early(batch, moment, phases)),
-            (_, true) => self.step_together(batch, moment, phases),
-            (_, false) => self.step_overlapped(batch, moment, phases),
-        }
-    }
-
-    fn step_at_end(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Stepped {
-        let tally = phases.time("compute", || self.compute(batch, moment.step));
-        self.finish_step(tally, moment, phases)
-    }
-
-    /// Clips and applies the gradients in the store.
-    fn finish_step(&mut self, tally: Tally, moment: Moment, phases: &mut Phases) -> Stepped {
-        let norm = self.options.clip_norm.map(|norm_max| phases.time("clip", || self.clip(norm_max)));
-        if !tally.loss.is_finite() {
-            return (tally, Err(NotFinite::Loss));
-        }
-        let finite = norm.map_or_else(|| all_finite(self.device.pool(), &self.store.gradients), f64::is_finite);
-        if !finite {
-            let spoiled = |&index: &usize| !is_finite(self.store.gradient(index));
-            let parameter = (0..self.parameters.len()).find(spoiled).unwrap_or(0);
-            return (tally, Err(NotFinite::Gradient(parameter)));
-        }
-        phases.time("update", || self.update(moment.step, moment.learning_rate));
-        (tally, Ok(()))
-    }
-
-    fn step_early(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Stepped {
-        let pass = Pass { seed: self.dropout_seed, step: moment.step };
-        let (Half { executor, ends }, store, mut updates) = split(self);
-        let tally = phases.time("compute", || {
-            ends.fill(executor, batch, 0, 1.0);
-            executor.forward(store, pass);
-            ends.answers(executor, batch, 0).1
-        });
-        if !tally.loss.is_finite() {
-            return (tally, Err(NotFinite::Loss));
-        }
-        let (mut result, mut update_s, clock) = (Ok(()), 0.0, phases.clock().clone());
-        let mut turn = |turn: Turn<'_>| {
-            let Turn::Apply { bucket, gradients, parameters } = turn else { return true };
-            let start = clock.seconds();
-            result = updates.apply(moment, (bucket, 0..gradients.len()), gradients, parameters);
-            update_s += clock.seconds() - start;
-            result.is_ok()
+    ) -> Result<StepOutput, TrainError> {
+        self.exchange.end(phases);
+        let output = match closed {
+            Ok(output) => output,
+            Err(halt) => StepOutput { tally: self.exchange.tally(), updated: Err(self.not_finite(halt)?) },
         };
-        phases.time("compute", || executor.backward(store, pass, &mut turn));
-        phases.shift("compute", "update", update_s);
-        (tally, result)
+        if output.updated.is_ok() {
+            self.end_update();
+        }
+        Ok(output)
     }
 
-    /// Forward and backward pass over a whole batch: leaves the gradient of the mean loss in the store. For replicas that
-    /// keep their gradients; [`Replica::step`] is for all.
+    /// What is not a number, if that ended a pass.
+    fn not_finite(&self, halt: Halt) -> Result<NotFinite, TrainError> {
+        match halt {
+            Halt::Failed(error) => Err(error),
+            Halt::NotFinite(what) => Ok(what),
+            Halt::RefusedElsewhere { bucket } => Ok(NotFinite::Gradient(self.buckets()[bucket].parameters.start)),
+        }
+    }
+
+    /// One step on a batch that is there: what [`crate::step::step`] does, without the data.
+    ///
+    /// # Errors
+    /// As [`Replica::end_step`].
+    ///
+    /// # Panics
+    /// As [`Replica::forward`].
+    pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<StepOutput, TrainError> {
+        self.begin_step(moment);
+        let closed = phases.time("compute", || {
+            for part in 0..self.micro_batches() {
+                self.forward(batch, part)?;
+                self.backward()?;
+            }
+            self.close()
+        });
+        self.end_step(closed, phases)
+    }
+
+    /// Waits until every gradient is applied: the weights can be looked at, and are the same everywhere.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed, or a gradient was not finite.
+    pub fn settle(&mut self) -> Result<Result<(), NotFinite>, TrainError> {
+        self.mark_boundary();
+        match self.exchange.settle(&mut self.engine) {
+            Ok(()) => Ok(Ok(())),
+            Err(halt) => self.not_finite(halt).map(Err),
+        }
+    }
+
+    /// Adds up a tally over all replicas, with their wishes.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
+        self.exchange.total(tally)
+    }
+
+    /// Forward and backward pass over a whole batch: leaves the gradient of the mean loss in the store. For replicas that keep their
+    /// gradients; [`Replica::step`] is for all.
+    ///
+    /// # Errors
+    /// When a device fails.
     ///
     /// # Panics
     /// When the replica was built for evaluation or applies gradients as they come.
-    pub fn compute(&mut self, batch: &Batch, step: u64) -> Tally {
-        let Ok(tally) = self.compute_with(batch, step, &mut |_| Ok::<_, Infallible>(()));
-        tally
+    pub fn compute(&mut self, batch: &Batch, step: u64) -> Result<Tally, TrainError> {
+        assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
+        self.begin_step(Moment { step, learning_rate: 0.0 });
+        for part in 0..self.micro_batches() {
+            let passed = self.forward(batch, part).and_then(|()| self.backward());
+            passed.map_err(|halt| match halt {
+                Halt::Failed(error) => error,
+                _ => TrainError::Refused("the loss is not a number".into()),
+            })?;
+        }
+        Ok(self.engine.tally())
     }
 
-    /// As [`Replica::compute`]; `add` adds up numbers over all replicas.
-    fn compute_with<E>(
-        &mut self,
-        batch: &Batch,
-        step: u64,
-        add: &mut dyn FnMut(&mut [f32]) -> Result<(), E>,
-    ) -> Result<Tally, E> {
-        assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
-        let (parts, seed) = (self.options.accumulate, self.dropout_seed);
-        let mut tally = Tally::default();
-        for part in 0..parts {
-            let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
-            ends.fill(executor, batch, part, self.share / parts as f32);
-            let pass = Pass { seed, step: step * parts as u64 + part as u64 };
-            let mut turn = |turn: Turn<'_>| if let Turn::Sum { numbers, .. } = turn { add(numbers) } else { Ok(()) };
-            executor.forward_with(&mut self.store, pass, &mut turn)?;
-            let mut result = Ok(());
-            executor.backward(&mut self.store, pass, &mut |at| {
-                result = turn(at);
-                result.is_ok()
-            });
-            result?;
-            tally.merge(&ends.answers(executor, batch, part).1);
-            if parts > 1 {
-                self.accumulate(part == 0, part + 1 == parts);
-            }
-        }
-        Ok(tally)
+    /// Scales the gradients that were kept down to a norm over all parameters, and returns the norm they had.
+    ///
+    /// # Panics
+    /// When it does not compute on the CPU.
+    pub fn clip(&mut self, norm_max: f64) -> f64 {
+        self.engine.cpu_mut().expect("gradients are kept in the host's memory").clip(norm_max)
+    }
+
+    /// One optimizer update from the gradients that were kept.
+    ///
+    /// # Panics
+    /// When it does not compute on the CPU.
+    pub fn update(&mut self, step: u64, learning_rate: f32) {
+        let engine = self.engine.cpu_mut().expect("gradients are kept in the host's memory");
+        engine.update(Moment { step, learning_rate });
     }
 
     /// As one part of a step, timing every node and applying nothing.
     ///
     /// # Errors
-    /// When the GPU does not answer.
+    /// When a device fails.
     ///
     /// # Panics
     /// When the replica was built for evaluation.
-    pub fn profile(&mut self, batch: &Batch, step: u64) -> Result<Profile, CudaError> {
-        if let Some(gpu) = &mut self.gpu {
-            return gpu.profile();
-        }
-        let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
-        ends.fill(executor, batch, 0, 1.0);
-        Ok(executor.profile(&mut self.store, Pass { seed: self.dropout_seed, step }))
+    pub fn profile(&mut self, batch: &Batch, step: u64) -> Result<Profile, TrainError> {
+        let inputs = self.inputs(batch, 0, Moment { step, learning_rate: 0.0 });
+        self.engine.profile(&inputs)
     }
 
     /// Where a step went wrong, as layer and operation: the first result that is not finite for this batch. Where later
@@ -456,14 +455,10 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64, seen: NotFinite) -> (String, &'static str) {
-        // Without the weights of a GPU that does not answer, nothing can be computed again.
-        let (fetched, seed) = (self.fetch().is_ok(), self.dropout_seed);
-        let parts = if fetched { self.options.accumulate } else { 0 };
-        let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
-        let found = (0..parts).find_map(|part| {
-            ends.fill(executor, batch, part, 1.0);
-            let pass = Pass { seed, step: step * parts as u64 + part as u64 };
-            executor.find_non_finite(&mut self.store, pass)
+        let moment = Moment { step, learning_rate: 0.0 };
+        let found = (0..self.micro_batches()).find_map(|part| {
+            let inputs = Inputs { seed: 1.0, ..self.inputs(batch, part, moment) };
+            self.engine.find_non_finite(&inputs)
         });
         found.unwrap_or_else(|| match seen {
             NotFinite::Loss => ("loss".into(), "cross_entropy"),
@@ -476,13 +471,13 @@ impl Replica {
 
     /// The first tensor that holds something that is not a number: a parameter, a state or a buffer of the optimizer.
     pub fn spoiled_tensor(&self) -> Option<String> {
+        let Weights { store, optimizer } = self.engine.weights();
         let named = |index: usize| self.parameters[index].name.clone();
-        let parameter = (0..self.parameters.len()).find(|&index| !is_finite(self.store.parameter(index)));
-        let state = || (0..self.states.len()).find(|&index| !is_finite(self.store.state(index)));
+        let parameter = (0..self.parameters.len()).find(|&index| !is_finite(store.parameter(index)));
+        let state = || (0..self.states.len()).find(|&index| !is_finite(store.state(index)));
         let slot = || {
-            let spoiled =
-                |range: &Range<usize>| self.optimizer_state.iter().any(|slot| !is_finite(&slot[range.clone()]));
-            self.store.layout().ranges().iter().position(spoiled)
+            let spoiled = |range: &Range<usize>| optimizer.iter().any(|slot| !is_finite(&slot[range.clone()]));
+            store.layout().ranges().iter().position(spoiled)
         };
         parameter
             .map(named)
@@ -490,101 +485,39 @@ impl Replica {
             .or_else(|| slot().map(named))
     }
 
-    /// Scales the gradients down to a norm over all parameters, and returns the norm they had.
-    pub fn clip(&mut self, norm_max: f64) -> f64 {
-        let mut tools = Tools { cpu: &self.device, sums: &mut self.sums };
-        let norm = optim::global_norm(&self.store.gradients, &self.segments, &mut tools);
-        if let Some(factor) = optim::clip_factor(norm, norm_max) {
-            optim::scale(&mut self.store.gradients, factor, &tools);
-        }
-        norm
-    }
-
-    /// One optimizer update from the gradients in the store.
-    pub fn update(&mut self, step: u64, learning_rate: f32) {
-        let Store { parameters: weights, gradients, .. } = &mut self.store;
-        let state = optim::state_of(&mut self.optimizer_state, 0..weights.len());
-        let buffers = Buffers { start: 0, weights, gradients, state };
-        let tools = &mut Tools { cpu: &self.device, sums: &mut self.sums };
-        self.options.rule.update(Moment { step, learning_rate }, &self.segments, buffers, tools);
-    }
-
     /// The logits of a batch in evaluation mode, for its `size` samples; it may be smaller than planned.
     ///
     /// # Errors
-    /// When a GPU does not answer.
+    /// When a device fails.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
-        if let Some(gpu) = &mut self.gpu {
-            return Ok(gpu.evaluate(batch, &self.store, &self.optimizer_state)?);
-        }
-        let Self { train, eval: Half { executor, ends }, store, .. } = self;
-        let mut run = |executor: &mut Executor| {
-            ends.fill(executor, batch, 0, 1.0);
-            executor.run(store, Pass::default());
-            let (logits, tally) = ends.answers(executor, batch, 0);
-            (logits.to_vec(), tally)
+        self.engine.evaluate(batch)
+    }
+}
+
+/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they hold.
+pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shape {
+    let bucket_shape = |bucket: &Bucket| BucketShape {
+        start: bucket.elements.start,
+        elements: bucket.elements.len(),
+        ready_after: bucket.ready_after,
+        needed_before: bucket.needed_before,
+    };
+    let layout = plan.parameters();
+    let segments = |bucket: &Bucket| {
+        let segment = |number: usize| {
+            let range = layout.range(number);
+            let held = range.start.max(bucket.elements.start)..range.end.min(bucket.elements.end);
+            let columns = parameters[number].shape.last().max(1);
+            let (start, rows) = (held.start - bucket.elements.start, held.len() / columns);
+            squeeze::Segment { start, rows, columns }
         };
-        Ok(match train {
-            Some(train) => train.executor.lend_arena(executor, run),
-            None => run(executor),
-        })
-    }
-
-    fn accumulate(&mut self, first: bool, last: bool) {
-        if first {
-            self.accumulated.copy_from_slice(&self.store.gradients);
-        } else {
-            let gradients = &self.store.gradients;
-            const CHUNK: usize = 1 << 16;
-            self.device.pool().chunks(&mut self.accumulated, CHUNK, |index, sums| {
-                sums.iter_mut().zip(&gradients[index * CHUNK..]).for_each(|(sum, gradient)| *sum += gradient);
-            });
-        }
-        if last {
-            self.store.gradients.copy_from_slice(&self.accumulated);
-        }
-    }
-}
-
-/// What a step came to: how good the answers were, and what kept it from being applied.
-pub type Stepped = (Tally, Result<(), NotFinite>);
-
-/// What applies gradients.
-struct Updating<'a> {
-    options: &'a ReplicaOptions,
-    device: &'a Cpu,
-    optimizer_state: &'a mut [Buffer],
-    segments: &'a [Segment],
-    buckets: &'a [Bucket],
-    sums: &'a mut Vec<f64>,
-}
-
-/// The parts of a replica that a step uses at the same time.
-fn split(replica: &mut Replica) -> (&mut Half, &mut Store, Updating<'_>) {
-    let Replica { options, device, store, optimizer_state, segments, buckets, sums, train, .. } = replica;
-    (train.as_mut().expect(EVALUATES), store, Updating { options, device, optimizer_state, segments, buckets, sums })
-}
-
-impl Updating<'_> {
-    /// Changes parameters, some of a bucket's, unless their gradients would spoil them.
-    fn apply(
-        &mut self,
-        moment: Moment,
-        (bucket, range): (usize, Range<usize>),
-        gradients: &mut [f32],
-        parameters: &mut [f32],
-    ) -> Result<(), NotFinite> {
-        let Self { options, device, optimizer_state, segments, buckets, sums } = self;
-        let Bucket { parameters: numbers, elements, .. } = &buckets[bucket];
-        let start = elements.start + range.start;
-        if all_finite(device.pool(), gradients) {
-            let state = optim::state_of(optimizer_state, start..elements.start + range.end);
-            let buffers = Buffers { start, weights: parameters, gradients, state };
-            options.rule.update(moment, &segments[numbers.clone()], buffers, &mut Tools { cpu: device, sums });
-            return Ok(());
-        }
-        let spoiled = start + gradients.iter().position(|x| !x.is_finite()).unwrap_or(0);
-        let parameter = numbers.clone().find(|&number| segments[number].range.contains(&spoiled));
-        Err(NotFinite::Gradient(parameter.unwrap_or(numbers.start)))
+        bucket.parameters.clone().map(segment).collect()
+    };
+    Shape {
+        buckets: plan.buckets().iter().map(bucket_shape).collect(),
+        segments: plan.buckets().iter().map(segments).collect(),
+        parameters: layout.length(),
+        states: plan.states().length(),
+        slots,
     }
 }

@@ -2,7 +2,7 @@
 //! against what they may use, and what to type where that is too little.
 //!
 //! The kernel kills whoever takes more than a control group allows, with no word to anybody, so the sum has to be known before. It is
-//! an upper bound: buffers are counted to the byte, and what is beside them by what was measured (see `replica/room.rs`).
+//! an upper bound: buffers are counted to the byte, and what is beside them by what was measured (see `engine/sizes.rs`).
 
 use paceline_nn::{Input, Model};
 use paceline_system::cores;
@@ -12,9 +12,9 @@ use paceline_tensor::{MemoryUse, Precision};
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::error::TrainError;
+use crate::engine::sizes::{BASE, Sizes};
 use crate::replica::BUCKET_BYTES_MAX;
-use crate::replica::room::{BASE, Sizes};
-use crate::together::{Agree, Carry};
+use crate::together::{Carry, Overlap, Squeeze};
 use crate::trainer::options;
 
 /// What a process maps beside what it holds: code, libraries, and ranges that the allocator sets aside. By itself none was short
@@ -42,7 +42,7 @@ impl Processes {
     /// So many processes of a run with so many workers in all. Servers are the last ranks: they are here if everybody is.
     /// Elsewhere every process counts as a worker, which takes more.
     pub fn here(config: &Config, workers: usize, processes: usize) -> Self {
-        let servers = if config.agree == Agree::ParameterServer && workers > 1 { config.servers } else { 0 };
+        let servers = if workers > 1 { config.server_count() } else { 0 };
         let all = processes == workers + servers;
         let servers = if all { servers } else { 0 };
         Self { workers: processes - servers, servers, all }
@@ -114,7 +114,7 @@ impl Candidate<'_> {
 
     /// What the processes of a run like this would take.
     fn need(&self, config: &Config) -> Result<Need, TrainError> {
-        let sizes = Sizes::plan(self.model, &options(config, self.workers, (self.input, self.classes))?)?;
+        let sizes = Sizes::plan(self.model, &options(config, (self.workers, false), (self.input, self.classes))?)?;
         let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
         let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
         let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;
@@ -132,31 +132,34 @@ impl Candidate<'_> {
         let once = largest + copy + if self.here.count() > 1 { BASE / 2 } else { 0 };
         let (message, mapped) = (2 * BUCKET_BYTES_MAX as u64, ADDRESSES[usize::from(self.workers > 1)]);
         let shared = config.carry == Carry::Shm || config.carry == Carry::Auto && self.here.all;
-        Ok(match config.agree {
-            _ if self.workers == 1 => {
+        let recipe = config.agree.recipe();
+        let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
+        let one_copy = recipe.keeps_one_copy() && whole && shared && sizes.by_elements;
+        Ok(match () {
+            () if self.workers == 1 => {
                 let worker = running + (1 + gradients + slots) * parameters;
                 Need { worker, server: 0, once, mapped }
             }
             // One copy of weights and optimizer, and every worker's gradients; before that, every worker's own weights.
-            Agree::AllReduce if shared && sizes.by_elements => Need {
+            () if one_copy => Need {
                 worker: running + parameters + if several_nodes() { optimizer } else { 0 },
                 once: once + parameters + optimizer,
                 mapped: mapped + self.here.workers as u64 * parameters,
                 server: 0,
             },
-            // Gradients that travel are copied into messages.
-            Agree::AllReduce => {
-                let worker = running + (2 + gradients + slots) * parameters + message;
-                let others = if shared { self.here.workers as u64 * parameters } else { 0 };
-                Need { worker, server: 0, once, mapped: mapped + others }
-            }
             // Servers step; the first worker has the optimizer's state while it saves it.
-            Agree::ParameterServer => Need {
+            () if recipe.has_servers() => Need {
                 worker: running + (2 + gradients) * parameters + message,
                 server: BASE + parameters + optimizer + message,
                 once: once + 2 * optimizer,
                 mapped,
             },
+            // Gradients that travel are copied into messages.
+            () => {
+                let worker = running + (2 + gradients + slots) * parameters + message;
+                let others = if shared { self.here.workers as u64 * parameters } else { 0 };
+                Need { worker, server: 0, once, mapped: mapped + others }
+            }
         })
     }
 

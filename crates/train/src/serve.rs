@@ -1,24 +1,26 @@
 //! A process that holds parameters: it computes nothing and applies what workers push. It sees no data; the first worker tells
 //! it the little that follows from them, and the weights.
 
+use std::time::Duration;
+
 use paceline_comm::error::Party;
 use paceline_comm::{CommError, Communicator};
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_nn::{Input, Model, zoo};
-use paceline_parallel::agree::parameter_server::server::{Keeper, Push, Shape, hear, serve};
-use paceline_parallel::agree::parameter_server::{Pace, Roles};
-use paceline_parallel::agree::{BucketShape, Facts};
+use paceline_parallel::agree::{self, Join, Push, Recipe, Roles, RunIdentity, ServerShard, Shape, receive_identity};
+use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
+use paceline_system::random;
 use paceline_tensor::Buffer;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::plan::Bucket;
 
 use crate::config::{Config, SIDE_MAX};
+use crate::engine::sizes::Sizes;
 use crate::error::TrainError;
-use crate::replica::room::Sizes;
-use crate::replica::{self, Replica, ReplicaOptions};
+use crate::replica::{self, ReplicaOptions};
 use crate::trainer::options;
 
 /// Channels, tokens in a sequence and classes above which a worker is not believed.
@@ -26,7 +28,7 @@ const COUNT_MAX: u64 = 1 << 24;
 
 /// What follows from the data and from where a run begins: all that a server has to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Start {
+pub struct ServerOptions {
     /// Steps that were made before.
     pub step: u64,
     /// Updates in one epoch.
@@ -35,23 +37,32 @@ pub struct Start {
     pub input: Input,
     /// Number of classes.
     pub classes: usize,
+    /// Tells models apart whose gradients would not fit together: see [`fingerprint`].
+    pub shape: u64,
 }
 
-impl Start {
+/// A number of 40 bits that differs where two ranks would send different buckets.
+pub fn fingerprint(shape: &Shape) -> u64 {
+    let buckets = shape.buckets.iter().flat_map(|bucket| [bucket.start as u64, bucket.elements as u64]);
+    let all: Vec<u64> = buckets.chain([shape.parameters, shape.states, shape.slots].map(|count| count as u64)).collect();
+    random::key(&all) >> 24
+}
+
+impl ServerOptions {
     /// As numbers.
-    pub fn facts(self) -> Facts {
-        let Self { step, steps_per_epoch, input, classes } = self;
+    pub fn identity(self) -> RunIdentity {
+        let Self { step, steps_per_epoch, input, classes, shape } = self;
         let input = match input {
             Input::Image { size: [height, width], channels } => [0, height, width, channels],
             Input::Tokens { sequence } => [1, sequence, 0, 0],
         };
         let [kind, first, second, third] = input.map(|number| number as u64);
-        [step, steps_per_epoch, kind, first, second, third, classes as u64, 0]
+        [step, steps_per_epoch, kind, first, second, third, classes as u64, shape]
     }
 
     /// Of numbers that somebody told; none if they make no sense.
-    pub fn from_facts(facts: Facts) -> Option<Self> {
-        let [step, steps_per_epoch, kind, first, second, third, classes, _] = facts;
+    pub fn from_identity(identity: RunIdentity) -> Option<Self> {
+        let [step, steps_per_epoch, kind, first, second, third, classes, shape] = identity;
         let side = |number: u64| (1..=SIDE_MAX as u64).contains(&number).then_some(number as usize);
         let count = |number: u64| (1..=COUNT_MAX).contains(&number).then_some(number as usize);
         let input = match kind {
@@ -59,86 +70,103 @@ impl Start {
             1 => Input::Tokens { sequence: count(first)? },
             _ => return None,
         };
-        Some(Self { step, steps_per_epoch, input, classes: count(classes)? })
+        Some(Self { step, steps_per_epoch, input, classes: count(classes)?, shape })
     }
 
-    /// Hears of it from the first worker.
+    /// Receives it from the first worker.
     ///
     /// # Errors
     /// When a worker, or the way to it, has failed, or says what makes no sense.
-    pub fn hear(communicator: &mut Communicator) -> Result<Self, CommError> {
-        let facts = hear(communicator)?;
-        Self::from_facts(facts).ok_or_else(|| {
-            let (rank, peer) = (communicator.rank(), Party::from(paceline_comm::Rank(0)));
-            let what = format!("a run of samples that do not exist: {facts:?}");
-            CommError::Protocol { rank, peer, phase: "parameter-server", what }
-        })
+    pub fn receive(communicator: &mut Communicator) -> Result<Self, CommError> {
+        let identity = receive_identity(communicator)?;
+        let what = || format!("a run of samples that do not exist: {identity:?}");
+        Self::from_identity(identity).ok_or_else(|| violation(communicator, what()))
     }
 }
 
-/// What an agreement has to know of a replica's buckets.
-pub fn bucket_shapes(replica: &Replica) -> Vec<BucketShape> {
-    shapes(replica.buckets())
+fn violation(communicator: &Communicator, what: String) -> CommError {
+    let (rank, peer) = (communicator.rank(), Party::from(paceline_comm::Rank(0)));
+    CommError::Protocol { rank, peer, phase: "serve", what }
 }
 
-/// The same of a plan's buckets.
-pub fn shapes(buckets: &[Bucket]) -> Vec<BucketShape> {
-    let shape = |bucket: &Bucket| BucketShape {
-        start: bucket.elements.start,
-        elements: bucket.elements.len(),
-        ready_after: bucket.ready_after,
-        needed_before: bucket.needed_before,
-    };
-    buckets.iter().map(shape).collect()
+/// Whom a server serves, and how long it waits for them.
+#[derive(Debug)]
+pub struct Serving {
+    /// How workers agree, with its options.
+    pub recipe: &'static dyn Recipe,
+    /// Its options.
+    pub options: agree::Options,
+    /// Which ranks do what.
+    pub roles: Roles,
+    /// To all of them.
+    pub communicator: Communicator,
+    /// How long to wait for an answer.
+    pub deadline: Duration,
+    /// What times are read from.
+    pub clock: Clock,
 }
 
-/// Serves the workers of a run until all have ended; how often a step ended so many steps ahead of the slowest other worker.
+/// Serves the workers of a run until all have ended; how often a step ended so many steps ahead of the slowest other worker. `hosted` says
+/// whether some of them compute on GPUs.
 ///
 /// # Errors
 /// When the model does not exist or fit, or a worker has failed.
-pub fn serve_parameters(
-    config: &Config,
-    mut communicator: Communicator,
-    (roles, pace): (Roles, Pace),
-) -> Result<Vec<u64>, TrainError> {
+pub fn serve_parameters(config: &Config, mut serving: Serving, hosted: bool) -> Result<Vec<u64>, TrainError> {
+    let workers = serving.roles.workers;
     config.check()?;
-    config.check_world(roles.workers)?;
+    config.check_world(workers)?;
     let entry = zoo::find(&config.model).map_err(|error| TrainError::Refused(error.to_string()))?;
-    let start = Start::hear(&mut communicator)?;
-    let options = options(config, roles.workers, (start.input, start.classes))?;
+    let told = ServerOptions::receive(&mut serving.communicator)?;
+    let options = options(config, (workers, hosted), (told.input, told.classes))?;
     let cpu = Cpu::placed(config.compute_threads(), config.pin);
-    let steps_per_epoch = start.steps_per_epoch;
+    let steps_per_epoch = told.steps_per_epoch;
     let total_steps = config.epochs.saturating_mul(steps_per_epoch);
     let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
-    serve_model(entry, (&options, cpu), communicator, (roles, pace), (&config.learning_rate, length, start.step))
+    let rates = Rates { learning_rate: &config.learning_rate, length, first_step: told.step };
+    serve_model(entry, (&options, cpu), serving, (told, rates))
 }
 
-/// As [`serve_parameters`], after [`Start::hear`], for a model of one's own: the learning rate over a run of this length, from a step on.
+/// The learning rate over a run of this length, from a step on.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates<'a> {
+    /// Over time.
+    pub learning_rate: &'a LearningRate,
+    /// The run's length.
+    pub length: RunLength,
+    /// Of this process: a resumed run goes on from a later one.
+    pub first_step: u64,
+}
+
+/// As [`serve_parameters`], after [`ServerOptions::receive`], for a model of one's own.
 ///
 /// # Errors
-/// When a layer does not fit the input, or a worker has failed.
+/// When a layer does not fit the input, or a worker has failed or another model.
 pub fn serve_model(
     model: &dyn Model,
     (options, cpu): (&ReplicaOptions, Cpu),
-    communicator: Communicator,
-    (roles, pace): (Roles, Pace),
-    (learning_rate, length, first_step): (&LearningRate, RunLength, u64),
+    serving: Serving,
+    (told, rates): (ServerOptions, Rates<'_>),
 ) -> Result<Vec<u64>, TrainError> {
-    let (plan, segments) = replica::plan(model, options)?;
-    let (parameters, slots) = (plan.parameters().length(), options.rule.optimizer().state_slots());
+    let (plan, parameters, segments) = replica::plan(model, options)?;
+    let (elements, slots) = (plan.parameters().length(), options.rule.optimizer().state_slots());
     // A server computes nothing, so it has no arena, and its workers keep the gradients.
     let sizes = Sizes::of(Some(&plan), &plan, options, true);
     Sizes { gradients: 0, ..sizes }.check(&Limits::look())?;
+    let shape = replica::shape(&plan, &parameters, slots);
+    let Serving { recipe, options: agreement, roles, communicator, deadline, clock } = serving;
+    if fingerprint(&shape) != told.shape {
+        return Err(violation(&communicator, "another model than this server has".into()).into());
+    }
     let buckets = plan.buckets().to_vec();
-    let shape = Shape { roles, pace, buckets: shapes(&buckets), parameters, states: plan.states().length(), slots };
     let (rule, optimizer_state, sums) =
-        (options.rule, memory::caught(|| options.rule.new_state(parameters))?, Vec::new());
-    let mut holder = Holder { rule, cpu, segments, buckets, optimizer_state, sums, learning_rate, length, first_step };
-    Ok(memory::caught(|| serve(communicator, shape, &mut holder))??)
+        (options.rule, memory::caught(|| options.rule.new_state(elements))?, Vec::new());
+    let mut shard = Shard { rule, cpu, segments, buckets, optimizer_state, sums, rates };
+    let join = Join { communicator, urgent: None, roles, shape: &shape, options: agreement, deadline, clock };
+    Ok(memory::caught(|| recipe.serve(join, &mut shard))??)
 }
 
 /// Applies pushes: the optimizer of a run and its state.
-struct Holder<'a> {
+struct Shard<'a> {
     rule: Rule,
     cpu: Cpu,
     segments: Vec<Segment>,
@@ -146,17 +174,15 @@ struct Holder<'a> {
     optimizer_state: Vec<Buffer>,
     /// Working memory of the optimizer.
     sums: Vec<f64>,
-    learning_rate: &'a LearningRate,
-    length: RunLength,
-    /// Of this process: a resumed run goes on from a later one.
-    first_step: u64,
+    rates: Rates<'a>,
 }
 
-impl Keeper for Holder<'_> {
+impl ServerShard for Shard<'_> {
     fn apply(&mut self, push: Push<'_>) {
         let Push { bucket, start, step, gradients, weights } = push;
-        let step = self.first_step + step;
-        let moment = Moment { step, learning_rate: self.learning_rate.rate(step, self.length) };
+        let Rates { learning_rate, length, first_step } = self.rates;
+        let step = first_step + step;
+        let moment = Moment { step, learning_rate: learning_rate.rate(step, length) };
         let state = optim::state_of(&mut self.optimizer_state, start..start + weights.len());
         let buffers = Buffers { start, weights, gradients, state };
         let segments = &self.segments[self.buckets[bucket].parameters.clone()];
@@ -179,20 +205,20 @@ mod tests {
     #[test]
     fn what_a_server_is_told_is_what_it_hears() {
         for input in [Input::Image { size: [32, 48], channels: 3 }, Input::Tokens { sequence: 128 }] {
-            let start = Start { step: 7, steps_per_epoch: 781, input, classes: 10 };
-            assert_eq!(Start::from_facts(start.facts()), Some(start));
+            let start = ServerOptions { step: 7, steps_per_epoch: 781, input, classes: 10, shape: 5 };
+            assert_eq!(ServerOptions::from_identity(start.identity()), Some(start));
         }
     }
 
     #[test]
     fn samples_that_do_not_exist_are_not_believed() {
         let image =
-            Start { step: 0, steps_per_epoch: 1, input: Input::Image { size: [8, 8], channels: 3 }, classes: 10 };
+            ServerOptions { step: 0, steps_per_epoch: 1, input: Input::Image { size: [8, 8], channels: 3 }, classes: 10, shape: 5 };
         let spoiled = [(2, 2), (3, 0), (4, 1 << 20), (5, 0), (6, 0), (6, 1 << 30)];
         for (index, value) in spoiled {
-            let mut facts = image.facts();
+            let mut facts = image.identity();
             facts[index] = value;
-            assert_eq!(Start::from_facts(facts), None, "{facts:?}");
+            assert_eq!(ServerOptions::from_identity(facts), None, "{facts:?}");
         }
     }
 }

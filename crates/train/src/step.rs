@@ -43,7 +43,7 @@ pub struct Stepped {
 /// Makes update number `step` (from 0) of the run with the next batch of `epoch`, or returns none at its end.
 ///
 /// # Errors
-/// When the data cannot be had.
+/// When the data cannot be had, or another rank, the way to it, or a device has failed.
 pub fn step(
     replica: &mut Replica,
     epoch: &mut Epoch<'_>,
@@ -53,19 +53,29 @@ pub fn step(
     let mut phases = Phases::start(rules.clock);
     rules.watch.enter("data", step);
 
-    // data: the loader has decoded and augmented ahead; usually the batch is waiting. On a GPU the step before has taken it, and it was
-    // copied meanwhile.
-    let coming = replica.take_coming().map(Ok);
-    let Some(batch) = phases.time("data", || coming.or_else(|| epoch.next())).transpose()? else { return Ok(None) };
+    // data: the loader has decoded and augmented ahead; usually the batch is waiting, on a GPU even there.
+    let Some(batch) = phases.time("data", || epoch.next()).transpose()? else { return Ok(None) };
 
-    // nn + tensor + parallel: the planned graph, forward and backward; gradients travel and are applied as they become final.
     let learning_rate = rules.learning_rate.rate(step, rules.length);
     rules.watch.enter("compute", step);
-    let mut next = || epoch.next_if_ready();
-    let (tally, updated) = replica.step_before(&batch, Moment { step, learning_rate }, &mut phases, &mut next)?;
+    replica.begin_step(Moment { step, learning_rate });
+    let closed = phases.time("compute", || {
+        for part in 0..replica.micro_batches() {
+            // nn, tensor: the planned graph. Late sums of the step before are applied just before they are read.
+            replica.forward(&batch, part)?;
+            // tensor -> parallel -> comm: final buckets leave, and what came back is applied.
+            replica.backward()?;
+        }
+        // The next batch travels to the device meanwhile.
+        if replica.engine.prefetches() {
+            replica.engine.prefetch(epoch.peek());
+        }
+        replica.close()
+    });
+    let output = replica.end_step(closed, &mut phases)?;
 
     let samples = batch.size as u64 * replica.world() as u64;
-    let not_finite = match updated {
+    let not_finite = match output.updated {
         Ok(()) => {
             epoch.recycle(batch);
             None
@@ -76,12 +86,12 @@ pub fn step(
     let event = Event::Step {
         step: step + 1,
         epoch: step / rules.length.steps_per_epoch.max(1),
-        loss: tally.mean_loss(),
-        accuracy: tally.accuracy(),
+        loss: output.tally.mean_loss(),
+        accuracy: output.tally.accuracy(),
         learning_rate: f64::from(learning_rate),
         samples,
         seconds,
         phases,
     };
-    Ok(Some(Stepped { event, tally, not_finite }))
+    Ok(Some(Stepped { event, tally: output.tally, not_finite }))
 }

@@ -22,12 +22,13 @@ use paceline_system::shell::quote;
 
 use crate::checkpoint::Checkpoints;
 use crate::config::Config;
+use crate::engine::guard::Limits;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::metrics::Tally;
-use crate::replica::guard::Limits;
-use crate::replica::{NotFinite, Replica};
+use crate::replica::{NotFinite, Replica, ReplicaOptions};
 use crate::run::{ResumeFrom, RunDir, read_config, read_id};
+use crate::serve::{ServerOptions, fingerprint};
 use crate::step::{Rules, Stepped, step};
 
 pub(crate) use setup::options;
@@ -155,7 +156,7 @@ impl Trainer {
         let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
         let samples = train.dataset().len() as u64;
         let mut journal = Journal::open(config, around, card, run, (length, samples))?;
-        journal.watch_gpu(replica.gpu());
+        journal.watch_gpu(replica.engine.gpu().map(|gpu| &**gpu));
         Ok(Self { replica, train, val, journal, notes })
     }
 
@@ -163,9 +164,13 @@ impl Trainer {
     ///
     /// # Errors
     /// When another rank, or the way to it, has failed.
-    pub fn agree(&mut self, agreement: Agreement) -> Result<(), TrainError> {
-        self.replica.agree(agreement);
-        self.replica.begin_together(self.journal.position.step, self.journal.length.steps_per_epoch)
+    pub fn agree(&mut self, agreement: Box<dyn Agreement>) -> Result<(), TrainError> {
+        let (step, steps_per_epoch) = (self.journal.position.step, self.journal.length.steps_per_epoch);
+        let ReplicaOptions { input, classes, .. } = *self.replica.options();
+        let shape = fingerprint(&self.replica.shape());
+        let identity = ServerOptions { step, steps_per_epoch, input, classes, shape }.identity();
+        self.replica.agree(agreement, &self.journal.clock)?;
+        self.replica.begin_together(step, identity)
     }
 
     /// Adds up gradients with the other ranks' GPUs by NCCL from now on; before [`Trainer::agree`].
@@ -181,7 +186,7 @@ impl Trainer {
         hosts: &[String],
         limits: &Limits,
     ) -> Result<(), TrainError> {
-        self.replica.join_gpus(communicator, hosts, limits)
+        self.replica.engine.cuda_mut().expect("a replica on a GPU").join_gpus(communicator, hosts, limits)
     }
 
     /// Adds a listener to the events of the run.
@@ -248,7 +253,7 @@ impl Trainer {
             }
             if !self.journal.is_evaluation_due() {
                 self.journal.end_epoch(None)?;
-                match self.journal.ends_after_epoch(self.replica.votes) {
+                match self.journal.ends_after_epoch(self.replica.votes()) {
                     None => continue,
                     Some(reason) => {
                         self.journal.save(&mut self.replica, false)?;
@@ -263,9 +268,9 @@ impl Trainer {
                 Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
                 tally => tally?,
             };
-            self.replica.votes = self.journal.votes();
+            self.replica.vote(self.journal.votes());
             let tally = self.replica.total(tally)?;
-            if self.replica.votes.interrupted > 0 {
+            if self.replica.votes().interrupted > 0 {
                 // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run evaluates first.
                 self.journal.save(&mut self.replica, false)?;
                 return Ok((Reason::Interrupted, evaluation));
@@ -273,7 +278,7 @@ impl Trainer {
             let best = self.journal.end_epoch(Some(&tally))?;
             evaluation = Some(tally);
             self.journal.save(&mut self.replica, best)?;
-            if let Some(reason) = self.journal.ends_after_epoch(self.replica.votes) {
+            if let Some(reason) = self.journal.ends_after_epoch(self.replica.votes()) {
                 return Ok((reason, evaluation));
             }
         }
@@ -287,11 +292,9 @@ impl Trainer {
         let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, watch: &watch };
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
-        // A batch that an epoch left behind belongs to none.
-        drop(replica.take_coming());
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
         loop {
-            replica.votes = journal.votes();
+            replica.vote(journal.votes());
             let stepped = match step(replica, &mut epoch, journal.position.step, &rules) {
                 // Ctrl-C while the data did not come: the position is that of the last whole step.
                 Err(TrainError::Data(DataError::Interrupted { .. })) => return Ok(Some(Reason::Interrupted)),
@@ -307,12 +310,12 @@ impl Trainer {
             }
             journal.after_step(event, &tally)?;
             if replica.world() == 1 {
-                replica.votes = journal.votes();
+                replica.vote(journal.votes());
             }
-            if let Some(reason) = journal.ends_inside_epoch(replica.votes) {
+            if let Some(reason) = journal.ends_inside_epoch(replica.votes()) {
                 return Ok(Some(reason));
             }
-            if let Some(how) = journal.checkpoint_due(replica.votes) {
+            if let Some(how) = journal.checkpoint_due(replica.votes()) {
                 settle(replica, journal)?;
                 match how {
                     Save::Now => journal.save(replica, false)?,

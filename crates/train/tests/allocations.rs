@@ -119,6 +119,8 @@ fn replica(case: Case) -> (Replica, Batch) {
         memory,
         clip_norm,
         sync_batch_norm: false,
+        overlap: true,
+        hosted: false,
     };
     (Replica::new(entry, options, &Arc::new(Cpu::new(2))).unwrap(), batch)
 }
@@ -140,7 +142,7 @@ fn a_step_takes_no_memory() {
         }
         let mut step = |number: u64| {
             let moment = Moment { step: number, learning_rate: 1e-4 };
-            replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap().1.unwrap();
+            replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap().updated.unwrap();
         };
         (0..2).for_each(&mut step);
         let mapped = address_space();

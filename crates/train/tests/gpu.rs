@@ -19,14 +19,15 @@ use paceline_system::disk::Disk;
 use paceline_tensor::Precision;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::session::Album;
+use paceline_train::engine::{Albums, Place, StepOutput};
 use paceline_train::phases::Phases;
-use paceline_train::replica::{Albums, NotFinite, Replica, ReplicaOptions};
+use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
 
 fn losses(replica: &mut Replica, rate: f32) -> Vec<f64> {
     let clock = Clock::real();
     let steps = (0..20).map(|step| {
         let moment = Moment { step, learning_rate: rate };
-        let (tally, result) = replica.step(&batch(step), moment, &mut Phases::start(&clock)).unwrap();
+        let StepOutput { tally, updated: result } = replica.step(&batch(step), moment, &mut Phases::start(&clock)).unwrap();
         assert_eq!(result, Ok(()));
         assert!(tally.top1 <= tally.top5 && tally.rows == BATCH as u64);
         tally.mean_loss()
@@ -43,7 +44,7 @@ fn compare_with(model: &str, options: ReplicaOptions, rate: f32, tolerance: f64)
     let (entry, cpu) = (zoo::find(model).unwrap(), Arc::new(Cpu::new(4)));
     let precision = options.precision;
     let mut here = Replica::new(entry, options, &cpu).unwrap();
-    let mut there = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
+    let mut there = on_gpu::replica(entry, options, &cpu, &cuda);
     let (expected, found) = (losses(&mut here, rate), losses(&mut there, rate));
     assert!(expected[19] < expected[0], "{model} learns: {expected:?}");
     for (step, (expected, found)) in expected.iter().zip(&found).enumerate() {
@@ -52,10 +53,10 @@ fn compare_with(model: &str, options: ReplicaOptions, rate: f32, tolerance: f64)
         let (apart, allowed) = ((found / expected - 1.0).abs(), if step < 3 { tolerance } else { 0.05 });
         assert!(apart < allowed, "{model} {precision}, step {step}: {found} on the GPU, {expected} on the CPU");
     }
-    there.fetch().unwrap();
+    there.engine.fetch().unwrap();
     let distance: f64 =
-        here.store.parameters.iter().zip(&there.store.parameters[..]).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-    let length: f64 = here.store.parameters.iter().map(|x| f64::from(*x).powi(2)).sum();
+        here.store().parameters.iter().zip(&there.store().parameters[..]).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    let length: f64 = here.store().parameters.iter().map(|x| f64::from(*x).powi(2)).sum();
     assert!(
         (distance / length).sqrt() < 0.2,
         "{model} {precision}: weights are {:e} apart",
@@ -90,7 +91,7 @@ fn a_first_layer_moves_as_on_the_cpu() {
     let [full, narrow] = [Precision::F32, Precision::Bf16].map(|precision| options(Optimizer::Momentum, precision));
     let exact = moves(&mut Replica::new(entry, full, &cpu).unwrap(), &[0, 1]);
     let here = moves(&mut Replica::new(entry, narrow, &cpu).unwrap(), &[0, 1]);
-    let there = moves(&mut Replica::on_gpu(entry, narrow, &cpu, &cuda).unwrap(), &[0, 1]);
+    let there = moves(&mut on_gpu::replica(entry, narrow, &cpu, &cuda), &[0, 1]);
     for index in 0..exact.len() {
         let [here, there] = [&here, &there].map(|moves| apart(&exact[index], &moves[index]));
         let text = format!("parameter {index}: {here:.4} apart from f32 on the CPU, {there:.4} on the GPU");
@@ -101,13 +102,13 @@ fn a_first_layer_moves_as_on_the_cpu() {
 
 /// By how much some parameters change in one step.
 fn moves(replica: &mut Replica, indices: &[usize]) -> Vec<Vec<f64>> {
-    let before: Vec<_> = indices.iter().map(|&index| replica.store.parameter(index).to_vec()).collect();
+    let before: Vec<_> = indices.iter().map(|&index| replica.store().parameter(index).to_vec()).collect();
     let moment = Moment { step: 0, learning_rate: 0.1 };
-    let (_, result) = replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
+    let StepOutput { updated: result, .. } = replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
     assert_eq!(result, Ok(()));
-    replica.fetch().unwrap();
+    replica.engine.fetch().unwrap();
     let moved = indices.iter().zip(&before).map(|(&index, before)| {
-        let after = replica.store.parameter(index).iter();
+        let after = replica.store().parameter(index).iter();
         after.zip(before).map(|(after, before)| f64::from(*after) - f64::from(*before)).collect()
     });
     moved.collect()
@@ -126,17 +127,17 @@ fn an_evaluation_between_steps_changes_nothing() {
     let (entry, cpu) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)));
     let options = options(Optimizer::Momentum, Precision::Bf16);
     let weights = [false, true].map(|evaluates| {
-        let mut replica = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
+        let mut replica = on_gpu::replica(entry, options, &cpu, &cuda);
         for step in 0..4 {
             let moment = Moment { step, learning_rate: 0.002 };
-            let (_, result) = replica.step(&batch(step), moment, &mut Phases::start(&Clock::real())).unwrap();
+            let StepOutput { updated: result, .. } = replica.step(&batch(step), moment, &mut Phases::start(&Clock::real())).unwrap();
             assert_eq!(result, Ok(()));
             if evaluates {
                 replica.evaluate(&batch(100 + step)).unwrap();
             }
         }
-        replica.fetch().unwrap();
-        (replica.store.parameters.to_vec(), replica.store.gradients.to_vec())
+        replica.engine.fetch().unwrap();
+        (replica.store().parameters.to_vec(), replica.store().gradients.to_vec())
     });
     assert!(weights[0] == weights[1]);
 }
@@ -158,7 +159,7 @@ fn lars_follows_the_cpu() {
     // A step of every parameter on its own: a wrong rate would show in the length of the step.
     let (entry, cpu) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)));
     let mut here = Replica::new(entry, options, &cpu).unwrap();
-    let mut there = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
+    let mut there = on_gpu::replica(entry, options, &cpu, &cuda);
     let all: Vec<usize> = (0..here.parameters.len()).collect();
     let (expected, found) = (moves(&mut here, &all), moves(&mut there, &all));
     for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
@@ -172,14 +173,14 @@ fn what_is_saved_on_a_gpu_goes_on_elsewhere() {
     let Some(cuda) = gpu("what_is_saved_on_a_gpu_goes_on_elsewhere") else { return };
     let (entry, cpu) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)));
     let options = options(Optimizer::Momentum, Precision::F32);
-    let mut first = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
+    let mut first = on_gpu::replica(entry, options, &cpu, &cuda);
     losses(&mut first, 0.02);
-    first.fetch().unwrap();
-    let mut second = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
-    second.store.parameters.copy_from_slice(&first.store.parameters);
-    second.store.states.copy_from_slice(&first.store.states);
-    second.optimizer_state[0].copy_from_slice(&first.optimizer_state[0]);
-    second.changed();
+    first.engine.fetch().unwrap();
+    let mut second = on_gpu::replica(entry, options, &cpu, &cuda);
+    second.store_mut().parameters.copy_from_slice(&first.store().parameters);
+    second.store_mut().states.copy_from_slice(&first.store().states);
+    second.engine.weights_mut().optimizer[0].copy_from_slice(&first.engine.weights().optimizer[0]);
+    second.engine.load();
     assert_eq!(losses(&mut first, 0.02), losses(&mut second, 0.02), "the same bits");
 }
 
@@ -187,15 +188,15 @@ fn what_is_saved_on_a_gpu_goes_on_elsewhere() {
 fn a_gradient_that_is_not_a_number_changes_nothing_on_a_gpu() {
     let Some(cuda) = gpu("a_gradient_that_is_not_a_number_changes_nothing_on_a_gpu") else { return };
     let (entry, cpu) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)));
-    let mut replica = Replica::on_gpu(entry, options(Optimizer::Momentum, Precision::F32), &cpu, &cuda).unwrap();
+    let mut replica = on_gpu::replica(entry, options(Optimizer::Momentum, Precision::F32), &cpu, &cuda);
     let index = replica.parameters.iter().position(|parameter| parameter.name == "fc.weight").unwrap();
-    replica.store.parameter_mut(index)[3] = f32::NAN;
-    let before: Vec<u32> = replica.store.parameters.iter().map(|x| x.to_bits()).collect();
+    replica.store_mut().parameter_mut(index)[3] = f32::NAN;
+    let before: Vec<u32> = replica.store().parameters.iter().map(|x| x.to_bits()).collect();
     let moment = Moment { step: 0, learning_rate: 0.1 };
-    let (_, result) = replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
+    let StepOutput { updated: result, .. } = replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
     assert_eq!(result, Err(NotFinite::Loss));
-    replica.fetch().unwrap();
-    assert!(replica.store.parameters.iter().map(|x| x.to_bits()).eq(before));
+    replica.engine.fetch().unwrap();
+    assert!(replica.store().parameters.iter().map(|x| x.to_bits()).eq(before));
 }
 
 /// Losses of steps whose batches come in three ways: copied before the step, copied while the step before computes, and looked at on the GPU.
@@ -215,20 +216,23 @@ fn batches_come_to_a_gpu_in_three_ways() {
     let albums = Albums { train: album(&train), val: album(&val) };
     let train = Arc::new(train);
     let run = |ahead: bool, albums: Option<Albums>| {
-        let mut replica = Replica::on_gpu(entry, options(Optimizer::Momentum, Precision::Bf16), &cpu, &cuda).unwrap();
+        let mut replica = on_gpu::replica(entry, options(Optimizer::Momentum, Precision::Bf16), &cpu, &cuda);
         let views = albums.is_some();
-        albums.into_iter().for_each(|albums| replica.hold(albums));
+        albums.into_iter().for_each(|albums| replica.engine.cuda_mut().unwrap().hold(albums));
         let options = LoaderOptions { views, threads: 2, ..LoaderOptions::training(BATCH, 3) };
         let mut loader = Loader::new(Arc::clone(&train), augment.clone(), options, clock.clone()).unwrap();
         let mut losses = Vec::new();
         for number in 0..2 {
             let mut epoch = loader.epoch(number, 0);
-            while let Some(batch) = replica.take_coming().or_else(|| epoch.next().map(Result::unwrap)) {
-                let moment = Moment { step: losses.len() as u64, learning_rate: 0.01 };
-                let mut next = || if ahead { epoch.next_if_ready() } else { None };
-                let (tally, result) =
-                    replica.step_before(&batch, moment, &mut Phases::start(&clock), &mut next).unwrap();
-                assert_eq!(result, Ok(()));
+            while let Some(batch) = epoch.next().map(Result::unwrap) {
+                replica.begin_step(Moment { step: losses.len() as u64, learning_rate: 0.01 });
+                replica.forward(&batch, 0).unwrap();
+                replica.backward().unwrap();
+                replica.engine.prefetch(if ahead { epoch.peek() } else { None });
+                let closed = replica.close();
+                let StepOutput { tally, updated } =
+                    replica.end_step(closed, &mut Phases::start(&clock)).unwrap();
+                assert_eq!(updated, Ok(()));
                 losses.push(tally.loss);
             }
         }
@@ -245,8 +249,8 @@ fn a_model_is_evaluated_on_a_gpu_as_on_the_cpu() {
     let Some(cuda) = gpu("a_model_is_evaluated_on_a_gpu_as_on_the_cpu") else { return };
     let (entry, cpu) = (zoo::find("resnet20").unwrap(), Arc::new(Cpu::new(4)));
     let options = options(Optimizer::Sgd, Precision::F32);
-    let mut there = Replica::for_evaluation(entry, options, (&cpu, Some(&cuda))).unwrap();
-    let mut here = Replica::for_evaluation(entry, options, (&cpu, None)).unwrap();
+    let mut there = Replica::for_evaluation(entry, options, &Place::Cuda(Arc::clone(&cpu), Arc::clone(&cuda))).unwrap();
+    let mut here = Replica::for_evaluation(entry, options, &Place::Cpu(cpu)).unwrap();
     let (found, expected) = (there.evaluate(&batch(1)).unwrap(), here.evaluate(&batch(1)).unwrap());
     let most = expected.0.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     assert!(found.0.iter().zip(&expected.0).all(|(a, b)| (a - b).abs() < 1e-4 * most), "{found:?} is not {expected:?}");
@@ -259,7 +263,7 @@ fn a_batch_that_does_not_fit_a_gpu_is_refused_with_one_that_does() {
     let input = Input::Image { size: [224, 224], channels: 3 };
     let options =
         |micro_batch: usize| ReplicaOptions { input, micro_batch, ..options(Optimizer::Momentum, Precision::F32) };
-    let error = Replica::on_gpu(entry, options(100_000), &cpu, &cuda).map(|_| ()).unwrap_err();
+    let error = Replica::at(entry, options(100_000), &Place::Cuda(Arc::clone(&cpu), Arc::clone(&cuda))).map(|_| ()).unwrap_err();
     let (error, refused) = (error.to_string(), error.is_refusal());
     let words = |text: &str, before: &str| {
         text.split_once(before).and_then(|(_, rest)| rest.split(' ').next()?.parse().ok()).unwrap_or(f64::NAN)
@@ -268,10 +272,10 @@ fn a_batch_that_does_not_fit_a_gpu_is_refused_with_one_that_does() {
     assert!(refused && error.starts_with("a step with a batch of 100000 needs ") && needed > free, "{error}");
     assert!((1.0..100_000.0).contains(&fits), "{error}");
     assert!((needed / 100_000.0 * fits) < free, "{error}");
-    let mut replica = Replica::on_gpu(entry, options(2), &cpu, &cuda).unwrap();
+    let mut replica = on_gpu::replica(entry, options(2), &cpu, &cuda);
     let images = (0..2 * 224 * 224 * 3).map(|pixel| (pixel % 251) as f32 / 125.0 - 1.0).collect();
     let batch = Batch { size: 2, images, targets: vec![1, 2], ..Batch::default() };
     let moment = Moment { step: 0, learning_rate: 0.001 };
-    let (tally, result) = replica.step(&batch, moment, &mut Phases::start(&Clock::real())).unwrap();
+    let StepOutput { tally, updated: result } = replica.step(&batch, moment, &mut Phases::start(&Clock::real())).unwrap();
     assert!(result.is_ok() && tally.rows == 2 && tally.loss.is_finite(), "{tally:?}");
 }

@@ -16,14 +16,15 @@ use paceline_data::batch::Batch;
 use paceline_nn::layer::{Conv, Window};
 use paceline_nn::optim::{Moment, Optimizer};
 use paceline_nn::{Net, zoo};
-use paceline_parallel::Agreement;
+use paceline_parallel::agree::{self, IDENTITY, Join, Recipe, Roles, Shape, all_reduce};
 use paceline_system::clock::Clock;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::nccl;
 use paceline_tensor::{GraphError, Precision, Value};
 use paceline_train::TrainError;
+use paceline_train::engine::StepOutput;
+use paceline_train::engine::guard::Limits;
 use paceline_train::phases::Phases;
-use paceline_train::replica::guard::Limits;
 use paceline_train::replica::{Replica, ReplicaOptions};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -60,7 +61,7 @@ fn losses_of(replica: &mut Replica, rate: f32, rank: usize, world: usize) -> Vec
     let clock = Clock::real();
     let steps = (0..20).map(|step| {
         let (moment, batch) = (Moment { step, learning_rate: rate }, part(&batch(step), rank, world));
-        let (tally, result) = replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap();
+        let StepOutput { tally, updated: result } = replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap();
         assert_eq!(result, Ok(()));
         assert!(tally.top1 <= tally.top5 && tally.rows == BATCH as u64);
         tally.mean_loss()
@@ -78,7 +79,7 @@ fn limits() -> Limits {
 }
 
 fn bits(replica: &Replica) -> Vec<u32> {
-    replica.store.parameters.iter().map(|x| x.to_bits()).collect()
+    replica.store().parameters.iter().map(|x| x.to_bits()).collect()
 }
 
 #[test]
@@ -95,12 +96,12 @@ fn alone_through_nccl_gives_the_same_bits_as_without() {
     for ((model, precision), parts) in models.into_iter().flat_map(|model| [(model, 1), (model, 2)]) {
         let options = in_parts(options(Optimizer::Momentum, precision), parts);
         let entry = zoo::find(model).unwrap();
-        let mut without = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
-        let mut with = Replica::on_gpu(entry, options, &cpu, &cuda).unwrap();
-        with.join_gpus(None, &[], &limits).unwrap_or_else(|error| panic!("{error}"));
+        let mut without = on_gpu::replica(entry, options, &cpu, &cuda);
+        let mut with = on_gpu::replica(entry, options, &cpu, &cuda);
+        with.engine.cuda_mut().unwrap().join_gpus(None, &[], &limits).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(losses(&mut without, 1e-3), losses(&mut with, 1e-3), "{model} in {parts}: the same losses");
-        without.fetch().unwrap();
-        with.fetch().unwrap();
+        without.engine.fetch().unwrap();
+        with.engine.fetch().unwrap();
         assert!(bits(&without) == bits(&with), "{model} in {parts}: the same weights");
     }
 }
@@ -110,13 +111,17 @@ fn one_of_two(mut communicator: Communicator, parts: usize, limits: &Limits) -> 
     let rank = communicator.rank().index();
     let cuda = gpu("one of two").expect("a GPU");
     let options = ReplicaOptions { micro_batch: BATCH / 2, ..options(Optimizer::Momentum, Precision::F32) };
-    let mut replica = Replica::on_gpu(&plain, in_parts(options, parts), &Arc::new(Cpu::new(2)), &cuda).unwrap();
+    let mut replica = on_gpu::replica(&plain, in_parts(options, parts), &Arc::new(Cpu::new(2)), &cuda);
     assert!(replica.buckets().len() >= 2, "sums overlap with the backward pass");
     let mut key = if rank == 0 { nccl::key().unwrap() } else { [0; nccl::KEY_BYTES] };
     communicator.broadcast_bytes(Rank(0), &mut key).unwrap();
-    replica.take_seat(key, nccl::Seat { number: rank, of: 2 }, limits).unwrap_or_else(|error| panic!("{error}"));
-    replica.agree(Agreement::all_reduce(communicator, &[], LONG).unwrap());
-    replica.begin_together(0, 20).unwrap();
+    let seat = nccl::Seat { number: rank, of: 2 };
+    replica.engine.cuda_mut().unwrap().take_seat(key, seat, limits).unwrap_or_else(|error| panic!("{error}"));
+    let (shape, options, clock) = (Shape::default(), agree::Options::default(), Clock::real());
+    let roles = Roles { workers: 2, servers: 0 };
+    let join = Join { communicator, urgent: None, roles, shape: &shape, options, deadline: LONG, clock };
+    replica.agree(all_reduce::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
+    replica.begin_together(0, [0; IDENTITY]).unwrap();
     replica
 }
 
@@ -179,7 +184,7 @@ fn child() {
 fn follow(replica: &mut Replica, rank: usize) -> (Vec<f64>, u64) {
     let losses = losses_of(replica, 1e-3, rank, 2);
     replica.settle().unwrap().unwrap();
-    replica.fetch().unwrap();
+    replica.engine.fetch().unwrap();
     let words = losses.iter().map(|loss| loss.to_bits()).chain(bits(replica).into_iter().map(u64::from));
     let digest = words.fold(0u64, |digest, word| (digest ^ word).wrapping_mul(0x100_0000_01b3).rotate_left(23));
     (losses, digest)
@@ -188,7 +193,7 @@ fn follow(replica: &mut Replica, rank: usize) -> (Vec<f64>, u64) {
 fn steps(replica: &mut Replica, rank: usize, numbers: std::ops::Range<u64>) -> Result<(), TrainError> {
     for step in numbers {
         let (moment, batch) = (Moment { step, learning_rate: 1e-3 }, part(&batch(step), rank, 2));
-        replica.step(&batch, moment, &mut Phases::start(&Clock::real()))?.1.unwrap();
+        replica.step(&batch, moment, &mut Phases::start(&Clock::real()))?.updated.unwrap();
     }
     Ok(())
 }
@@ -198,7 +203,7 @@ fn two_ranks_through_nccl_follow_one_process() {
     let test = "two_ranks_through_nccl_follow_one_process";
     let Some(cuda) = gpu(test).filter(|_| shares(test)) else { return };
     let options = options(Optimizer::Momentum, Precision::F32);
-    let mut alone = Replica::on_gpu(&plain, options, &Arc::new(Cpu::new(2)), &cuda).unwrap();
+    let mut alone = on_gpu::replica(&plain, options, &Arc::new(Cpu::new(2)), &cuda);
     let expected = losses(&mut alone, 1e-3);
     for (what, parts) in [("follow", 1), ("follow in parts", 2)] {
         let (mut other, communicator) = Other::start(what);

@@ -25,7 +25,7 @@ use paceline::train::replica::Replica;
 use serde_json::json;
 
 use super::super::{Outcome, plan, print, print_json};
-use super::{random_batch, replica};
+use super::{on_gpu, random_batch, replica};
 use crate::cli::BenchStep;
 use crate::failure::Failure;
 
@@ -79,13 +79,13 @@ struct Steps {
 
 impl Steps {
     fn compute(replica: &mut Replica, batch: &Batch) -> Result<Self, Failure> {
-        if replica.is_on_gpu() {
+        if replica.engine.gpu().is_some() {
             return Self::compute_on_gpu(replica, batch);
         }
-        let (loss, norm) = (replica.compute(batch, 0).mean_loss(), replica.clip(f64::INFINITY));
+        let (loss, norm) = (replica.compute(batch, 0)?.mean_loss(), replica.clip(f64::INFINITY));
         let rate = rate(norm);
         replica.update(0, rate);
-        let (next, next_norm) = (replica.compute(batch, 1).mean_loss(), replica.clip(f64::INFINITY));
+        let (next, next_norm) = (replica.compute(batch, 1)?.mean_loss(), replica.clip(f64::INFINITY));
         Ok(Self { losses: [loss, next], norms: [norm, next_norm], rate })
     }
 
@@ -93,11 +93,11 @@ impl Steps {
     fn compute_on_gpu(replica: &mut Replica, batch: &Batch) -> Result<Self, Failure> {
         let mut step = |step, learning_rate| -> Result<(f64, f64), Failure> {
             if step == 0 {
-                replica.changed();
-                replica.fill_gpu(batch)?;
+                replica.engine.load();
+                on_gpu(replica).fill_once(batch, 1.0)?;
             }
-            replica.start_on_gpu(Moment { step, learning_rate })?;
-            let found = replica.session().expect("it is on a GPU").finish().map_err(Failure::failed)?;
+            on_gpu(replica).start(Moment { step, learning_rate })?;
+            let found = on_gpu(replica).session().finish().map_err(Failure::failed)?;
             Ok((found.loss / batch.targets.len() as f64, found.norm))
         };
         let rate = rate(step(0, 0.0)?.1);
@@ -159,11 +159,12 @@ fn rate(norm: f64) -> f32 {
 fn calm(replica: &mut Replica) {
     let places: HashMap<String, usize> =
         replica.parameters.iter().enumerate().map(|(index, parameter)| (parameter.name.clone(), index)).collect();
-    let normalised = replica.states.iter().filter_map(|state| state.name.strip_suffix(".running_mean"));
+    let names: Vec<String> = replica.states.iter().map(|state| state.name.clone()).collect();
+    let normalised = names.iter().filter_map(|name| name.strip_suffix(".running_mean"));
     for (kind, start) in [("weight", 0.5), ("bias", 1.0)] {
         for layer in normalised.clone() {
             if let Some(&index) = places.get(&format!("{layer}.{kind}")) {
-                replica.store.parameter_mut(index).fill(start);
+                replica.store_mut().parameter_mut(index).fill(start);
             }
         }
     }
@@ -182,8 +183,8 @@ fn write(file: &Path, replica: &Replica, batch: &Batch, input: Input) -> Result<
     states.push(extra("check.targets", Shape::from([batch.targets.len()])));
     let numbers = |integers: &[i32]| Cow::Owned(integers.iter().map(|&integer| integer as f32).collect::<Vec<_>>());
     let values = |slot: Slot| match slot {
-        Slot::Parameter(index) => Cow::Borrowed(replica.store.parameter(index)),
-        Slot::State(index) if index < kept => Cow::Borrowed(replica.store.state(index)),
+        Slot::Parameter(index) => Cow::Borrowed(replica.store().parameter(index)),
+        Slot::State(index) if index < kept => Cow::Borrowed(replica.store().state(index)),
         Slot::State(index) if index > kept => numbers(&batch.targets),
         Slot::State(_) if batch.images.is_empty() => numbers(&batch.tokens),
         Slot::State(_) => Cow::Borrowed(&batch.images[..]),

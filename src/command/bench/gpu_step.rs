@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::super::{Outcome, plan, print, print_json};
 use super::profile::Profile;
-use super::{LEARNING_RATE, random_batch, replica};
+use super::{LEARNING_RATE, on_gpu, random_batch, replica};
 use crate::cli::BenchStep;
 use crate::failure::Failure;
 
@@ -37,7 +37,7 @@ pub fn run(arguments: &BenchStep) -> Outcome {
     for &size in &arguments.batch {
         let mut replica = replica(arguments, entry, input, (size, None))?;
         let batch = random_batch(input, size, arguments.classes);
-        replica.fill_gpu(&batch)?;
+        on_gpu(&mut replica).fill_once(&batch, 1.0)?;
         let mut times = time(&mut replica, arguments.steps, size)?;
         let profile = arguments.profile.then(|| Profile::take(&mut replica, &batch)).transpose()?;
         show(arguments, &mut replica, &mut times, &plan::describe(input), profile.as_ref());
@@ -52,11 +52,11 @@ fn time(replica: &mut Replica, repeats: usize, batch: usize) -> Result<Times, Fa
     for repeat in 0..=repeats {
         let (begin, busy) = (clock.seconds(), threads::cpu_seconds());
         for _ in 0..STEPS {
-            replica.start_on_gpu(Moment { step, learning_rate: LEARNING_RATE })?;
+            on_gpu(replica).start(Moment { step, learning_rate: LEARNING_RATE })?;
             step += 1;
         }
         let starting = (threads::cpu_seconds() - busy) / STEPS as f64;
-        let found = replica.session().expect("it is on a GPU").finish().map_err(Failure::failed)?;
+        let found = on_gpu(replica).session().finish().map_err(Failure::failed)?;
         let end = clock.seconds();
         if !found.loss_is_finite || !found.gradients_are_finite {
             return Err(Failure::failed(format!("step {step} is not a number: a time would mean nothing")));
@@ -76,7 +76,7 @@ fn show(arguments: &BenchStep, replica: &mut Replica, times: &mut Times, input: 
     let (median, starting) = (times.seconds[times.seconds.len() / 2], times.starting[times.starting.len() / 2]);
     let batch = replica.options().micro_batch;
     let report = replica.plan().report();
-    let session = replica.session().expect("it is on a GPU");
+    let session = on_gpu(replica).session();
     let (bytes, calls) = (session.bytes(), session.calls());
     let images_per_s = batch as f64 / median;
     if arguments.json {

@@ -44,7 +44,7 @@ fn time(replica: &mut Replica, batch: &Batch, steps: usize) -> Result<Vec<f64>, 
     for step in 0..UNTIMED + steps {
         let start = clock.seconds();
         let moment = Moment { step: step as u64, learning_rate: LEARNING_RATE };
-        let (_, updated) = replica.step(batch, moment, &mut Phases::start(&clock))?;
+        let updated = replica.step(batch, moment, &mut Phases::start(&clock))?.updated;
         if step >= UNTIMED {
             seconds.push(clock.seconds() - start);
         }

@@ -2,36 +2,144 @@
 //!
 //! The messages of a step follow a list ([`crate::schedule`]). Sums come back at any time; they are applied when the next forward pass
 //! needs the parameters, at the latest. After the first steps, rank 0's times decide the order for all ranks. Per rank 2(p−1)/p of
-//! the gradients' bytes are sent and received with a ring.
-
-use std::time::Duration;
+//! the gradients' bytes are sent and received with a ring. Ranks that share a machine's memory keep one copy of the weights instead
+//! (`shares.rs`).
 
 use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
 use paceline_system::clock::Clock;
 
-use super::courier::{Answer, BucketShape, Courier, Ends, Job};
+use super::courier::{Answer, Courier, CourierOptions, Ends, Job};
+use super::shares::Shares;
+use super::{
+    Agreement, BucketShape, Demands, Join, Protocol, Recipe, Settled, Shape, StepReport, Target, Wait,
+};
 use crate::schedule::{Expected, Message, Pace, schedule};
+use crate::squeeze::{self, Codec, Segment};
 
-/// Joins the agreement; all ranks have the same buckets.
-///
-/// # Errors
-/// When the operating system refuses a thread or memory.
-pub(super) fn start(
-    mut communicator: Communicator,
-    buckets: &[BucketShape],
-    deadline: Duration,
-) -> Result<Courier, CommError> {
-    let memory: Result<Vec<SharedBuffer>, CommError> =
-        buckets.iter().map(|bucket| communicator.shared_buffer(bucket.elements)).collect();
-    let who = (communicator.rank(), communicator.world(), "all-reduce");
-    let mut carrier = Carrier { communicator, buckets: buckets.to_vec(), clock: Clock::real() };
-    Courier::start(who, memory?, deadline, move |ends| carrier.run(ends))
+/// What the command line offers.
+#[derive(Debug)]
+pub struct AllReduce;
+
+/// The same.
+pub const RECIPE: AllReduce = AllReduce;
+
+impl Recipe for AllReduce {
+    fn name(&self) -> &'static str {
+        "all-reduce"
+    }
+
+    fn about(&self) -> &'static str {
+        "every worker gets the sum of all gradients and makes the same step"
+    }
+
+    fn sums_on_devices(&self) -> bool {
+        true
+    }
+
+    fn keeps_one_copy(&self) -> bool {
+        true
+    }
+
+    fn refuses(&self, demands: &Demands) -> Option<String> {
+        let sentence = "--staleness is for parameter servers; type --agree parameter-server, or leave it out";
+        demands.staleness.then(|| sentence.to_owned())
+    }
+
+    fn protocol(&self, shape: &Shape) -> Protocol {
+        Protocol::all_reduce(shape.buckets.len())
+    }
+
+    fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {
+        let protocol = self.protocol(join.shape);
+        if join.options.one_copy && join.communicator.shares_memory() {
+            return Ok(Box::new(Shares::start(join.communicator, join.shape, protocol)?));
+        }
+        let Join { mut communicator, urgent, shape, options, deadline, clock, .. } = join;
+        let memory: Result<Vec<SharedBuffer>, CommError> =
+            shape.buckets.iter().map(|bucket| communicator.shared_buffer(bucket.elements)).collect();
+        let (rank, world) = (communicator.rank(), communicator.world());
+        let mut carrier = Carrier {
+            communicator,
+            buckets: shape.buckets.clone(),
+            segments: shape.segments.clone(),
+            codec: options.squeeze.codec(),
+            message: squeeze::Message::default(),
+            clock: clock.clone(),
+        };
+        let courier = CourierOptions { rank, phase: "all-reduce", deadline, clock };
+        let courier = Courier::start(courier, memory?, move |ends| carrier.run(ends))?;
+        Ok(Box::new(Worker { courier, world, urgent, protocol }))
+    }
+}
+
+/// A worker's end.
+#[derive(Debug)]
+struct Worker {
+    courier: Courier,
+    world: usize,
+    /// For numbers that somebody waits for.
+    urgent: Option<Communicator>,
+    protocol: Protocol,
+}
+
+impl Agreement for Worker {
+    fn protocol(&self) -> &Protocol {
+        &self.protocol
+    }
+
+    fn rank(&self) -> Rank {
+        self.courier.rank()
+    }
+
+    fn workers(&self) -> usize {
+        self.world
+    }
+
+    fn broadcast_from_root(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        self.courier.broadcast_from_root(numbers)
+    }
+
+    fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        match &mut self.urgent {
+            Some(urgent) => urgent.all_reduce(numbers),
+            None => self.courier.sum(numbers),
+        }
+    }
+
+    fn begin_step(&mut self, report: StepReport) -> Result<(), CommError> {
+        self.courier.begin_step(report)
+    }
+
+    fn total(&mut self) -> Result<StepReport, CommError> {
+        self.courier.total()
+    }
+
+    fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError> {
+        self.courier.send(bucket, gradients)
+    }
+
+    fn settle(&mut self, bucket: usize, wait: Wait, target: &mut dyn Target) -> Result<Settled, CommError> {
+        let Some(sums) = self.courier.receive(bucket, wait)? else { return Ok(Settled::NotYet) };
+        if target.apply_sums(bucket, 0..sums.len(), sums).is_err() {
+            return Ok(Settled::Refused);
+        }
+        self.courier.applied();
+        Ok(Settled::Done)
+    }
+
+    fn has_stepped(&mut self, steps: u64) -> bool {
+        self.courier.has_applied(steps)
+    }
 }
 
 /// What the thread owns.
 struct Carrier {
     communicator: Communicator,
     buckets: Vec<BucketShape>,
+    segments: Vec<Vec<Segment>>,
+    codec: Box<dyn Codec>,
+    /// Encoded values.
+    message: squeeze::Message,
     clock: Clock,
 }
 
@@ -55,20 +163,21 @@ impl Carrier {
         while let Ok(job) = ends.jobs.recv() {
             match job {
                 Job::Reorder(ready) => step.order = self.reorder(ready, step.carried)?,
-                Job::Share(mut numbers) => {
-                    self.communicator.all_reduce(&mut numbers)?;
-                    ends.answer(Answer::Shared(numbers));
+                Job::Report(report) => {
+                    let mut words = report.to_words();
+                    self.communicator.all_reduce(&mut words)?;
+                    ends.answer(Answer::Total(StepReport::from_words(words)));
                     (step.next, step.carried) = (0, (0, 0.0));
                 }
                 Job::Sum(mut numbers) => {
                     self.communicator.all_reduce(&mut numbers)?;
                     ends.answer(Answer::Numbers(numbers));
                 }
-                Job::First(mut numbers) => {
+                Job::Broadcast(mut numbers) => {
                     self.communicator.broadcast(Rank(0), &mut numbers)?;
                     ends.answer(Answer::Numbers(numbers));
                 }
-                Job::State(state) => ends.answer(Answer::State(state)),
+                Job::Optimizer(state) => ends.answer(Answer::Optimizer(state)),
                 Job::Weights(weights) => ends.answer(Answer::Numbers(weights)),
                 Job::Bucket(bucket, memory) => step.buckets[bucket] = Some(memory),
             }
@@ -82,7 +191,9 @@ impl Carrier {
         let Some(Message { bucket, range }) = step.order.get(step.next) else { return Ok(false) };
         let Some(memory) = &mut step.buckets[*bucket] else { return Ok(false) };
         let start = self.clock.seconds();
-        self.communicator.all_reduce_shared(memory, range.clone())?;
+        let Self { communicator, codec, message, segments, .. } = self;
+        let segments = segments.get(*bucket).map_or(&[][..], Vec::as_slice);
+        squeeze::all_reduce(&mut **codec, communicator, (memory, range.clone()), segments, message)?;
         let seconds = self.clock.seconds() - start;
         step.carried = (step.carried.0 + range.len(), step.carried.1 + seconds);
         step.next += 1;

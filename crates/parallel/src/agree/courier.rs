@@ -12,28 +12,15 @@ use paceline_comm::{CommError, Rank, SharedBuffer};
 use paceline_system::clock::Clock;
 use paceline_system::threads;
 
-use super::Shared;
+use super::{StepReport, Wait};
 
 /// After how many steps the order of messages is made from measured times: the first ones warm caches and links up.
 const MEASURED_STEPS: u64 = 3;
 
-/// What is known of a bucket before the first step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BucketShape {
-    /// Where it begins among all parameters.
-    pub start: usize,
-    /// Its length.
-    pub elements: usize,
-    /// The node after which its gradients are final.
-    pub ready_after: usize,
-    /// The node before which its parameters are needed.
-    pub needed_before: usize,
-}
-
 /// What the carrying thread is given.
 pub(super) enum Job {
-    /// A step begins: numbers to be added up over all ranks.
-    Share(Shared),
+    /// A step begins: reports to be added up over all workers.
+    Report(StepReport),
     /// Final gradients.
     Bucket(usize, SharedBuffer),
     /// When each bucket was ready in the last step, in seconds.
@@ -41,19 +28,19 @@ pub(super) enum Job {
     /// Numbers to be added up over all ranks, which come here at the same point.
     Sum(Vec<f32>),
     /// Numbers between steps, to be replaced by those of rank 0.
-    First(Vec<f32>),
+    Broadcast(Vec<f32>),
     /// The optimizer's state, where it is not this rank's own.
-    State(Vec<Vec<f32>>),
+    Optimizer(Vec<Vec<f32>>),
     /// All weights as the servers have them, where those of this rank may be older.
     Weights(Vec<f32>),
 }
 
 /// What it gives back.
 pub(super) enum Answer {
-    Shared(Shared),
+    Total(StepReport),
     Bucket(usize, SharedBuffer),
     Numbers(Vec<f32>),
-    State(Vec<Vec<f32>>),
+    Optimizer(Vec<Vec<f32>>),
     Failed(CommError),
 }
 
@@ -78,18 +65,27 @@ enum Slot {
     Landed(SharedBuffer),
 }
 
+/// What a courier is started with.
+pub(super) struct CourierOptions {
+    pub rank: Rank,
+    /// The name in errors, and the thread's.
+    pub phase: &'static str,
+    /// How long to wait for an answer.
+    pub deadline: Duration,
+    pub clock: Clock,
+}
+
 /// A replica's end.
 #[derive(Debug)]
 pub(super) struct Courier {
-    pub rank: Rank,
-    pub world: usize,
+    rank: Rank,
     phase: &'static str,
     slots: Vec<Slot>,
-    shared: Option<Shared>,
+    total: Option<StepReport>,
     numbers: Option<Vec<f32>>,
     /// Memory for numbers that are added up: used again and again.
     spare: Vec<f32>,
-    state: Option<Vec<Vec<f32>>>,
+    optimizer: Option<Vec<Vec<f32>>>,
     jobs: Option<SyncSender<Job>>,
     answers: Receiver<Answer>,
     thread: Option<JoinHandle<()>>,
@@ -106,15 +102,14 @@ pub(super) struct Courier {
 impl Courier {
     /// Starts the thread: `carry` takes jobs until there are no more.
     pub fn start(
-        (rank, world, phase): (Rank, usize, &'static str),
+        CourierOptions { rank, phase, deadline, clock }: CourierOptions,
         memory: Vec<SharedBuffer>,
-        deadline: Duration,
         carry: impl FnOnce(&Ends) -> Result<(), CommError> + Send + 'static,
     ) -> Result<Self, CommError> {
         // A step has its numbers and its buckets; a new order goes with them.
         let bound = memory.len() + 2;
         let ((jobs, job_ends), (answer_ends, answers)) = (sync_channel(bound), sync_channel(bound));
-        let (clock, ready) = (Clock::real(), vec![0.0; memory.len()]);
+        let ready = vec![0.0; memory.len()];
         let ends = Ends { jobs: job_ends, answers: answer_ends };
         let body = move || {
             if let Err(error) = carry(&ends) {
@@ -125,13 +120,12 @@ impl Courier {
             threads::spawn(phase, body).map_err(|source| CommError::System { rank, what: "start a thread", source })?;
         Ok(Self {
             rank,
-            world,
             phase,
             slots: memory.into_iter().map(Slot::Home).collect(),
-            shared: None,
+            total: None,
             numbers: None,
             spare: Vec::new(),
-            state: None,
+            optimizer: None,
             jobs: Some(jobs),
             answers,
             thread: Some(thread),
@@ -144,22 +138,26 @@ impl Courier {
         })
     }
 
-    pub fn share(&mut self, numbers: Shared) -> Result<(), CommError> {
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    pub fn begin_step(&mut self, report: StepReport) -> Result<(), CommError> {
         if self.steps == MEASURED_STEPS {
             self.give(Job::Reorder(self.ready.clone()))?;
         }
         self.steps += 1;
         self.began = self.clock.seconds();
-        self.shared = None;
-        self.give(Job::Share(numbers))
+        self.total = None;
+        self.give(Job::Report(report))
     }
 
-    pub fn shared(&mut self) -> Result<Shared, CommError> {
+    pub fn total(&mut self) -> Result<StepReport, CommError> {
         loop {
-            if let Some(numbers) = self.shared {
-                return Ok(numbers);
+            if let Some(report) = self.total {
+                return Ok(report);
             }
-            self.hear(true)?;
+            self.take_answer(Wait::Block)?;
         }
     }
 
@@ -176,8 +174,8 @@ impl Courier {
     }
 
     /// What came back for a bucket, once.
-    pub fn take(&mut self, bucket: usize, wait: bool) -> Result<Option<&mut [f32]>, CommError> {
-        while matches!(self.slots[bucket], Slot::Away) && self.hear(wait)? {}
+    pub fn receive(&mut self, bucket: usize, wait: Wait) -> Result<Option<&mut [f32]>, CommError> {
+        while matches!(self.slots[bucket], Slot::Away) && self.take_answer(wait)? {}
         if !matches!(self.slots[bucket], Slot::Landed(_)) {
             return Ok(None);
         }
@@ -211,14 +209,14 @@ impl Courier {
     }
 
     /// Replaces numbers by those of rank 0.
-    pub fn of_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
-        let first = self.between(Job::First(numbers.to_vec()))?;
-        numbers.copy_from_slice(&first);
+    pub fn broadcast_from_root(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        let root = self.between(Job::Broadcast(numbers.to_vec()))?;
+        numbers.copy_from_slice(&root);
         Ok(())
     }
 
     /// Replaces weights by those that the servers have.
-    pub fn weights(&mut self, weights: &mut [f32]) -> Result<(), CommError> {
+    pub fn fetch_weights(&mut self, weights: &mut [f32]) -> Result<(), CommError> {
         let last = self.between(Job::Weights(weights.to_vec()))?;
         weights.copy_from_slice(&last);
         Ok(())
@@ -229,18 +227,18 @@ impl Courier {
         loop {
             match self.numbers.take() {
                 Some(numbers) => return Ok(numbers),
-                None => self.hear(true)?,
+                None => self.take_answer(Wait::Block)?,
             };
         }
     }
 
     /// The optimizer's state from wherever it is.
-    pub fn state(&mut self, buffers: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, CommError> {
-        self.give(Job::State(buffers))?;
+    pub fn fetch_optimizer(&mut self, buffers: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, CommError> {
+        self.give(Job::Optimizer(buffers))?;
         loop {
-            match self.state.take() {
+            match self.optimizer.take() {
                 Some(state) => return Ok(state),
-                None => self.hear(true)?,
+                None => self.take_answer(Wait::Block)?,
             };
         }
     }
@@ -251,15 +249,15 @@ impl Courier {
             return Ok(());
         }
         // The thread has ended and has said why.
-        while self.hear(true)? {}
+        while self.take_answer(Wait::Block)? {}
         Err(CommError::Broken { rank: self.rank, phase: self.phase })
     }
 
     /// Takes in one answer; whether there was one.
-    fn hear(&mut self, wait: bool) -> Result<bool, CommError> {
+    fn take_answer(&mut self, wait: Wait) -> Result<bool, CommError> {
         let (rank, phase) = (self.rank, self.phase);
         let broken = CommError::Broken { rank, phase };
-        let answer = if wait {
+        let answer = if wait == Wait::Block {
             self.answers.recv_timeout(self.deadline).map_err(|error| match error {
                 RecvTimeoutError::Disconnected => broken,
                 RecvTimeoutError::Timeout => {
@@ -274,10 +272,10 @@ impl Courier {
             }
         };
         match answer {
-            Answer::Shared(numbers) => self.shared = Some(numbers),
+            Answer::Total(report) => self.total = Some(report),
             Answer::Bucket(bucket, memory) => self.slots[bucket] = Slot::Landed(memory),
             Answer::Numbers(numbers) => self.numbers = Some(numbers),
-            Answer::State(state) => self.state = Some(state),
+            Answer::Optimizer(state) => self.optimizer = Some(state),
             Answer::Failed(error) => return Err(error),
         }
         Ok(true)

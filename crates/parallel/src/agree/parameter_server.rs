@@ -4,21 +4,26 @@
 //! of its own, with the weights as they are; with a bound on staleness nobody gets further ahead of the slowest worker than that.
 //! One server moves p·S bytes in and p·S out, p workers and S bytes of gradients; several servers share that equally.
 
-pub mod server;
-pub mod talk;
+mod header;
+mod server;
+mod talk;
 pub mod turns;
 mod worker;
 
-use std::time::Duration;
+use paceline_comm::CommError;
 
-use paceline_comm::{CommError, Communicator};
-pub use talk::Roles;
+use super::{Agreement, Demands, Join, Options, Protocol, Recipe, ServerShard, Shape};
 
-use super::courier::{BucketShape, Courier};
+/// What the command line offers.
+#[derive(Debug)]
+pub struct ParameterServer;
+
+/// The same.
+pub const RECIPE: ParameterServer = ParameterServer;
 
 /// When pushes are applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pace {
+enum Pace {
     /// All workers' together.
     #[default]
     Synchronous,
@@ -31,7 +36,7 @@ pub enum Pace {
 
 impl Pace {
     /// `--staleness`: 0 is synchronous.
-    pub fn from_staleness(staleness: Option<u64>) -> Self {
+    fn from_staleness(staleness: Option<u64>) -> Self {
         match staleness {
             Some(0) => Self::Synchronous,
             staleness => Self::Asynchronous { staleness },
@@ -39,53 +44,51 @@ impl Pace {
     }
 }
 
-/// What follows a worker's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Command {
-    /// The buckets of a step.
-    Step,
-    /// Nothing any more.
-    Goodbye,
-    /// Numbers to be added up over all workers.
-    Sum,
-    /// The optimizer's state goes to the first worker.
-    State,
-    /// The weights go to all workers.
-    Weights,
-}
-
-/// Where the count of exchanges between steps begins: apart from the steps' own.
-pub(super) const MEETS: u64 = 1 << 48;
-
-/// Which of the shared numbers says what follows.
-pub(super) const COMMAND: usize = super::SHARED - 1;
-
-impl Command {
-    fn number(self) -> f32 {
-        match self {
-            Self::Step => 0.0,
-            Self::Goodbye => 1.0,
-            Self::Sum => 2.0,
-            Self::State => 3.0,
-            Self::Weights => 4.0,
-        }
+impl Recipe for ParameterServer {
+    fn name(&self) -> &'static str {
+        "parameter-server"
     }
 
-    fn from_number(number: f32) -> Option<Self> {
-        let all = [Self::Step, Self::Goodbye, Self::Sum, Self::State, Self::Weights];
-        all.into_iter().find(|command| command.number() == number)
+    fn about(&self) -> &'static str {
+        "workers push gradients to servers, which make the steps; --staleness says how far apart workers may be"
     }
-}
 
-/// Joins as a worker; all ranks have the same buckets.
-///
-/// # Errors
-/// When the operating system refuses a thread.
-pub(super) fn join(
-    communicator: Communicator,
-    roles: Roles,
-    buckets: &[BucketShape],
-    deadline: Duration,
-) -> Result<Courier, CommError> {
-    worker::start(communicator, roles, buckets, deadline)
+    fn has_servers(&self) -> bool {
+        true
+    }
+
+    fn is_synchronous(&self, options: &Options) -> bool {
+        Pace::from_staleness(options.staleness) == Pace::Synchronous
+    }
+
+    fn refuses(&self, demands: &Demands) -> Option<String> {
+        let sentence = if !self.is_synchronous(&demands.options) && demands.saves_by_clock {
+            "--checkpoint-minutes needs workers that are at the same step, and those of --staleness are not; type \
+             --checkpoint-every with a number of steps"
+        } else if demands.sync_batch_norm {
+            "--sync-batch-norm needs workers that add up numbers in the middle of a step, and those of a parameter server \
+             do not hear of each other; type --agree all-reduce, or leave it out"
+        } else if demands.clips_norm {
+            "--clip-norm needs all gradients in one place, and servers have parts of them; type --agree all-reduce"
+        } else if demands.whole_tensors && demands.servers > 1 {
+            "lars needs whole tensors, and several servers have parts of them; type --servers 1"
+        } else {
+            return None;
+        };
+        Some(sentence.to_owned())
+    }
+
+    fn protocol(&self, shape: &Shape) -> Protocol {
+        Protocol::parameter_server(shape.buckets.len())
+    }
+
+    fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {
+        let protocol = self.protocol(join.shape);
+        Ok(Box::new(worker::Worker::start(join, protocol)?))
+    }
+
+    fn serve(&self, join: Join<'_>, shard: &mut dyn ServerShard) -> Result<Vec<u64>, CommError> {
+        let protocol = self.protocol(join.shape);
+        server::serve(join, protocol, shard)
+    }
 }

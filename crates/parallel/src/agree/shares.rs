@@ -17,8 +17,10 @@ use std::ops::Range;
 use paceline_comm::error::Party;
 use paceline_comm::{CommError, Common, Communicator, Rank, SharedBuffer};
 
-use super::courier::BucketShape;
-use super::{Apply, Brought, Elements, Memory, SHARED, Shared};
+use super::report::WORDS;
+use super::{
+    Agreement, BucketShape, Protocol, Settled, Shape, SharedWeights, StepReport, Target, Wait,
+};
 
 /// The stage of a rank that cannot go on: its step would have spoilt the weights.
 const SPOILT: u64 = u64::MAX;
@@ -74,17 +76,22 @@ pub(super) struct Shares {
     gradients_at: usize,
     weights: Common,
     /// What the replica is to use, until it takes it.
-    pub memory: Option<Memory>,
+    pub memory: Option<SharedWeights>,
     sums: Box<[f32]>,
+    /// Reports of a step.
     numbers: SharedBuffer,
-    /// How often numbers were shared.
+    /// How often there were reports.
     rounds: u64,
+    /// Whether this rank could not make a piece.
+    refused: bool,
+    protocol: Protocol,
 }
 
 impl Shares {
     /// Joins; all ranks have the same buckets.
-    pub fn start(mut communicator: Communicator, buckets: &[BucketShape], size: Elements) -> Result<Self, CommError> {
-        let Elements { parameters, slots } = size;
+    pub fn start(mut communicator: Communicator, shape: &Shape, protocol: Protocol) -> Result<Self, CommError> {
+        let Shape { buckets, parameters, slots, .. } = shape;
+        let (parameters, slots) = (*parameters, *slots);
         let mut needs: Vec<usize> = (0..buckets.len()).collect();
         needs.sort_by_key(|&index| buckets[index].needed_before);
         let bucket = |shape: &BucketShape| -> Result<Bucket, CommError> {
@@ -94,7 +101,7 @@ impl Shares {
         };
         let buckets = buckets.iter().map(bucket).collect::<Result<_, _>>()?;
         const SHARED_MEMORY: &str = "ranks share memory";
-        let (mut gradients, numbers) = (communicator.shared_buffer(parameters)?, communicator.shared_buffer(SHARED)?);
+        let (mut gradients, numbers) = (communicator.shared_buffer(parameters)?, communicator.shared_buffer(WORDS)?);
         let own = communicator.own_again(&mut gradients)?.expect(SHARED_MEMORY);
         let [weights, lent] = communicator.common(parameters)?.expect(SHARED_MEMORY);
         let mut optimizer = Vec::with_capacity(slots);
@@ -110,38 +117,13 @@ impl Shares {
             gradients,
             gradients_at: own.as_ptr().addr(),
             weights,
-            memory: Some(Memory { weights: lent, gradients: own, optimizer }),
+            memory: Some(SharedWeights { weights: lent, gradients: own, optimizer }),
             sums: vec![0.0; PIECE_ELEMENTS].into(),
             numbers,
             rounds: 0,
+            refused: false,
+            protocol,
         })
-    }
-
-    pub fn rank(&self) -> Rank {
-        self.communicator.rank()
-    }
-
-    pub fn world(&self) -> usize {
-        self.communicator.world()
-    }
-
-    /// Leaves this rank's numbers for the others.
-    pub fn share(&mut self, numbers: Shared) -> Result<(), CommError> {
-        self.numbers_at(2 * self.rounds)?;
-        self.rounds += 1;
-        self.numbers.as_mut_slice().copy_from_slice(&numbers);
-        self.communicator.come_to(&mut self.numbers, 2 * self.rounds - 1);
-        Ok(())
-    }
-
-    /// The sum of all ranks' numbers.
-    pub fn shared(&mut self) -> Result<Shared, CommError> {
-        let stage = 2 * self.rounds - 1;
-        self.numbers_at(stage)?;
-        let mut sums = [0.0; SHARED];
-        self.communicator.sum_here(&mut self.numbers, stage, &mut sums);
-        self.communicator.come_to(&mut self.numbers, stage + 1);
-        Ok(sums)
     }
 
     /// Waits until all others have come to a stage with the numbers.
@@ -155,7 +137,7 @@ impl Shares {
     }
 
     /// Puts the gradients of a bucket where all can read them, unless they were computed there.
-    pub fn send(&mut self, bucket: usize, gradients: &[f32]) {
+    fn publish(&mut self, bucket: usize, gradients: &[f32]) {
         let bucket = &mut self.buckets[bucket];
         assert!(bucket.at == At::Home, "a bucket is sent once, after its last step was seen to be done");
         let place = self.gradients_at + bucket.elements.start * size_of::<f32>();
@@ -165,18 +147,14 @@ impl Shares {
         (bucket.rounds, bucket.at) = (bucket.rounds + 1, At::Sent);
     }
 
-    /// Makes pieces of steps until the weights of a bucket are up to date, or, unless it is to `wait`, as many as are this rank's.
-    pub fn bring<E: From<CommError>>(
-        &mut self,
-        index: usize,
-        wait: bool,
-        apply: &mut Apply<'_, E>,
-    ) -> Result<Brought, E> {
-        let (world, Self { communicator, buckets, .. }) = (self.world(), &mut *self);
+    /// Makes pieces of steps until the weights of a bucket are up to date, or, unless it is to wait, as many as are this rank's.
+    fn make_pieces(&mut self, index: usize, wait: Wait, target: &mut dyn Target) -> Result<Settled, CommError> {
+        let wait = wait == Wait::Block;
+        let (world, Self { communicator, buckets, .. }) = (self.workers(), &mut *self);
         let bucket = &mut buckets[index];
         let (pieces, end, stage) = (bucket.pieces(), bucket.end(), bucket.rounds);
         let mut left = match bucket.at {
-            At::Home => return Ok(Brought::NotYet),
+            At::Home => return Ok(Settled::NotYet),
             At::Sent => {
                 communicator.come_to(&mut bucket.board, stage);
                 (bucket.at, self.last) = (At::Released, index);
@@ -191,19 +169,19 @@ impl Shares {
         loop {
             let Self { communicator, buckets, .. } = self;
             let board = &mut buckets[index].board;
-            if communicator.furthest(board) == SPOILT {
-                return Ok(Brought::Spoilt);
+            if self.refused || communicator.furthest(board) == SPOILT {
+                return Ok(Settled::Refused);
             }
             if communicator.finished(board) >= end {
                 buckets[index].at = At::Home;
-                return Ok(Brought::Done);
+                return Ok(Settled::Done);
             }
             if !wait {
-                if left == 0 || !self.work(index, apply)? {
-                    return Ok(Brought::NotYet);
+                if left == 0 || !self.work(index, target)? {
+                    return Ok(Settled::NotYet);
                 }
                 left -= 1;
-            } else if !self.work_on_any(index, apply)? {
+            } else if !self.work_on_any(index, target)? {
                 let Self { communicator, buckets, .. } = self;
                 communicator.watch(&mut buckets[index].board, (stage, end), &limit)?;
             }
@@ -218,13 +196,13 @@ impl Shares {
     }
 
     /// Makes a piece of this bucket's step, or of another's; whether there was one.
-    fn work_on_any<E: From<CommError>>(&mut self, first: usize, apply: &mut Apply<'_, E>) -> Result<bool, E> {
-        if self.work(first, apply)? {
+    fn work_on_any(&mut self, first: usize, target: &mut dyn Target) -> Result<bool, CommError> {
+        if self.work(first, target)? {
             return Ok(true);
         }
         for nth in 0..self.needs.len() {
             let index = self.needs[nth];
-            if self.buckets[index].at == At::Released && self.work(index, apply)? {
+            if self.buckets[index].at == At::Released && self.work(index, target)? {
                 return Ok(true);
             }
         }
@@ -232,7 +210,7 @@ impl Shares {
     }
 
     /// Makes a piece of a bucket's step; whether there was one left, and all have released it.
-    fn work<E: From<CommError>>(&mut self, index: usize, apply: &mut Apply<'_, E>) -> Result<bool, E> {
+    fn work(&mut self, index: usize, target: &mut dyn Target) -> Result<bool, CommError> {
         let Self { communicator, buckets, gradients, weights, sums, .. } = self;
         let bucket = &mut buckets[index];
         let (round, end, pieces, length) = (bucket.rounds, bucket.end(), bucket.pieces(), bucket.elements.len());
@@ -242,7 +220,7 @@ impl Shares {
         let Some(number) = communicator.take(&mut bucket.board, end) else { return Ok(false) };
         let Some(piece) = number.checked_sub(end - pieces) else {
             let (rank, what) = (communicator.rank(), "pieces were taken that there are not".to_owned());
-            return Err(CommError::Protocol { rank, peer: Party::Anyone, phase: "share", what }.into());
+            return Err(CommError::Protocol { rank, peer: Party::Anyone, phase: "share", what });
         };
         let start = piece as usize * PIECE_ELEMENTS;
         let range = start..(start + PIECE_ELEMENTS).min(length);
@@ -250,9 +228,10 @@ impl Shares {
         let here = bucket.elements.start + range.start..bucket.elements.start + range.end;
         communicator.sum_into(gradients, here.clone(), (&mut bucket.board, round), sums);
         let weights = &mut weights[here];
-        if let Err(error) = apply((index, range), sums, weights) {
+        if target.apply_shared(index, range, sums, weights).is_err() {
             buckets.iter_mut().for_each(|bucket| communicator.come_to(&mut bucket.board, SPOILT));
-            return Err(error);
+            self.refused = true;
+            return Ok(true);
         }
         communicator.finish(&mut bucket.board);
         Ok(true)
@@ -269,14 +248,64 @@ impl Shares {
             !under_way && !spoilt && communicator.finished(&mut bucket.board) == steps * bucket.pieces()
         })
     }
+}
 
-    /// Replaces numbers by their sum over all ranks, which come here at the same point.
-    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+impl Agreement for Shares {
+    fn protocol(&self) -> &Protocol {
+        &self.protocol
+    }
+
+    fn rank(&self) -> Rank {
+        self.communicator.rank()
+    }
+
+    fn workers(&self) -> usize {
+        self.communicator.world()
+    }
+
+    fn broadcast_from_root(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        self.communicator.broadcast(Rank(0), numbers)
+    }
+
+    fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
         self.communicator.all_reduce(numbers)
     }
 
-    /// Replaces numbers by those of rank 0.
-    pub fn of_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
-        self.communicator.broadcast(Rank(0), numbers)
+    fn begin_step(&mut self, report: StepReport) -> Result<(), CommError> {
+        self.numbers_at(2 * self.rounds)?;
+        self.rounds += 1;
+        self.numbers.as_mut_slice().copy_from_slice(&report.to_words());
+        self.communicator.come_to(&mut self.numbers, 2 * self.rounds - 1);
+        Ok(())
+    }
+
+    fn total(&mut self) -> Result<StepReport, CommError> {
+        let stage = 2 * self.rounds - 1;
+        self.numbers_at(stage)?;
+        let mut sums = [0.0; WORDS];
+        self.communicator.sum_here(&mut self.numbers, stage, &mut sums);
+        self.communicator.come_to(&mut self.numbers, stage + 1);
+        Ok(StepReport::from_words(sums))
+    }
+
+    fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError> {
+        self.publish(bucket, gradients);
+        Ok(())
+    }
+
+    fn settle(&mut self, bucket: usize, wait: Wait, target: &mut dyn Target) -> Result<Settled, CommError> {
+        self.make_pieces(bucket, wait, target)
+    }
+
+    fn has_stepped(&mut self, steps: u64) -> bool {
+        self.has_made(steps)
+    }
+
+    fn shared_weights(&mut self) -> Option<SharedWeights> {
+        self.memory.take()
+    }
+
+    fn has_one_copy(&self) -> bool {
+        true
     }
 }

@@ -100,15 +100,15 @@ impl CheckedWeights {
         let loaded = self.read(inventory, except)?;
         for (index, data) in loaded.parameters.into_iter().enumerate() {
             if let Some(data) = data {
-                replica.store.parameter_mut(index).copy_from_slice(&data);
+                replica.store_mut().parameter_mut(index).copy_from_slice(&data);
             }
         }
         for (index, data) in loaded.states.into_iter().enumerate() {
             if let Some(data) = data {
-                replica.store.state_mut(index).copy_from_slice(&data);
+                replica.store_mut().state_mut(index).copy_from_slice(&data);
             }
         }
-        replica.changed();
+        replica.engine.load();
         Ok(loaded.left_out)
     }
 }

@@ -50,11 +50,11 @@ impl<'a> Contents<'a> {
         Self {
             parameters: &replica.parameters,
             states: &replica.states,
-            layout: replica.store.layout(),
-            states_layout: replica.store.states_layout(),
-            weights: &replica.store.parameters,
-            kept: &replica.store.states,
-            optimizer: replica.optimizer_state.iter().map(|slot| &slot[..]).collect(),
+            layout: replica.store().layout(),
+            states_layout: replica.store().states_layout(),
+            weights: &replica.store().parameters,
+            kept: &replica.store().states,
+            optimizer: replica.engine.weights().optimizer.iter().map(|slot| &slot[..]).collect(),
         }
     }
 
@@ -118,19 +118,19 @@ impl Snapshot {
         Ok(Self {
             parameters: replica.parameters.clone(),
             states: replica.states.clone(),
-            layout: replica.store.layout().clone(),
-            states_layout: replica.store.states_layout().clone(),
-            weights: copy(&replica.store.parameters)?,
-            kept: copy(&replica.store.states)?,
-            optimizer: replica.optimizer_state.iter().map(|slot| copy(slot)).collect::<Result<_, _>>()?,
+            layout: replica.store().layout().clone(),
+            states_layout: replica.store().states_layout().clone(),
+            weights: copy(&replica.store().parameters)?,
+            kept: copy(&replica.store().states)?,
+            optimizer: replica.engine.weights().optimizer.iter().map(|slot| copy(slot)).collect::<Result<_, _>>()?,
         })
     }
 
     /// Fills it again, from the same replica.
     pub fn fill(&mut self, replica: &Replica) {
-        self.weights.copy_from_slice(&replica.store.parameters);
-        self.kept.copy_from_slice(&replica.store.states);
-        for (copy, slot) in self.optimizer.iter_mut().zip(&replica.optimizer_state) {
+        self.weights.copy_from_slice(&replica.store().parameters);
+        self.kept.copy_from_slice(&replica.store().states);
+        for (copy, slot) in self.optimizer.iter_mut().zip(&replica.engine.weights().optimizer) {
             copy.copy_from_slice(slot);
         }
     }

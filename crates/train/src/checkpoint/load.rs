@@ -50,7 +50,7 @@ impl Checkpoints {
 
     fn load_checked(&self, path: &Path, replica: &mut Replica) -> Result<Position, Unfit> {
         let Files { weights, state, position } = self.read_files(path)?;
-        let slots = optimizer_inventory(&replica.parameters, replica.optimizer_state.len());
+        let slots = optimizer_inventory(&replica.parameters, replica.engine.weights().optimizer.len());
         let inventory = Inventory { parameters: &slots, states: &[] };
         let loaded = weights::parse(&path.join(STATE), &state, inventory, &[]);
         let loaded = loaded.map_err(|error| unfit(path, error))?;
@@ -60,9 +60,9 @@ impl Checkpoints {
         })?;
         let count = replica.parameters.len();
         for (index, data) in loaded.parameters.into_iter().enumerate() {
-            let range = replica.store.layout().range(index % count);
+            let range = replica.store().layout().range(index % count);
             if let Some(data) = data {
-                replica.optimizer_state[index / count][range].copy_from_slice(&data);
+                replica.engine.weights_mut().optimizer[index / count][range].copy_from_slice(&data);
             }
         }
         Ok(position)

@@ -24,13 +24,13 @@ pub(super) struct Boundary {
 impl Replica {
     /// Training together begins, with so many steps done before.
     pub(super) fn begin_boundary(&mut self, step: u64) {
-        let states = || (step, self.store.states.to_vec());
+        let states = || (step, self.store().states.to_vec());
         let states = [states(), states()];
         self.boundary = Boundary { first_step: step, next_step: step, updated: step, states };
     }
 
     /// A step begins, after so many.
-    pub(super) fn begin_step(&mut self, steps: u64) {
+    pub(super) fn mark_begin(&mut self, steps: u64) {
         self.boundary.next_step = steps;
         self.mark_boundary();
         self.boundary.next_step = steps + 1;
@@ -43,7 +43,8 @@ impl Replica {
 
     /// Keeps the running statistics as they are after the last step.
     pub(super) fn mark_boundary(&mut self) {
-        let Self { boundary: Boundary { next_step, states, .. }, store, .. } = self;
+        let Self { boundary: Boundary { next_step, states, .. }, engine, .. } = self;
+        let store = &engine.weights().store;
         let (step, kept) = &mut states[(*next_step % 2) as usize];
         // Alone, nobody can be lost.
         if kept.len() == store.states.len() {
@@ -55,15 +56,17 @@ impl Replica {
     /// Goes back to where `step` steps had ended, after another replica was lost, if the weights and the optimizer are still those:
     /// then they may be saved, with this replica's own running statistics. Nothing more can be trained.
     pub fn rescue(&mut self, step: u64) -> bool {
-        let Self { boundary: Boundary { first_step, updated, states, .. }, store, .. } = self;
+        let Self { boundary: Boundary { first_step, updated, states, .. }, engine, exchange, .. } = self;
+        let (on_gpu, keeps_gradients) = (engine.gpu().is_some(), engine.plan().stores_gradients());
+        let store = &mut engine.weights_mut().store;
         let (marked, states) = &states[(step % 2) as usize];
-        if self.gpu.is_some() || *marked != step || step < *first_step || states.len() != store.states.len() {
+        if on_gpu || *marked != step || step < *first_step || states.len() != store.states.len() {
             return false;
         }
         // Where gradients are looked at all together, the update follows when nothing can be lost any more.
-        let whole = match self.train.as_ref().is_some_and(|train| train.executor.plan().stores_gradients()) {
+        let whole = match keeps_gradients {
             true => step == *updated,
-            false => self.agreement.has_stepped(step - *first_step),
+            false => exchange.agreement().has_stepped(step - *first_step),
         };
         if whole {
             store.states.copy_from_slice(states);

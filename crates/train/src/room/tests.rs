@@ -19,7 +19,7 @@ fn candidate(config: &Config) -> Candidate<'_> {
 }
 
 fn servers(config: &Config) -> bool {
-    config.agree == Agree::ParameterServer
+    config.agree.recipe().has_servers()
 }
 
 fn config(workers: usize, batch: usize) -> Config {
@@ -92,7 +92,7 @@ fn ulimit_counts_for_each_process_by_itself() {
 
 #[test]
 fn servers_count_too() {
-    let config = Config { agree: Agree::ParameterServer, ..config(2, 64) };
+    let config = Config { agree: "parameter-server".parse().unwrap(), ..config(2, 64) };
     let it = candidate(&config);
     assert_eq!(it.here, Processes { workers: 2, servers: 1, all: true });
     let need = it.need(&config).unwrap();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_data::folder::Damage;
 use paceline_nn::schedule::RunLength;
+use paceline_parallel::agree::Votes;
 use paceline_system::clock::{self, Clock};
 use paceline_system::disk::{Disk, DiskError};
 use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
@@ -21,7 +22,7 @@ use crate::checkpoint::{Card, Checkpoints, Contents, Label, Position, Purpose};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::metrics::Tally;
-use crate::replica::{Replica, Votes};
+use crate::replica::Replica;
 use crate::run::{RunDir, read_id};
 
 /// What a loss that is not a number usually calls for.
@@ -398,7 +399,7 @@ impl Journal {
             return Ok(false);
         }
         let step = self.position.step;
-        replica.fetch()?;
+        replica.engine.fetch()?;
         if let Some(layer) = replica.spoiled_tensor() {
             return Err(self.not_a_number(step, layer, "parameter"));
         }

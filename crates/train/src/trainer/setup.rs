@@ -23,11 +23,13 @@ use paceline_tensor::device::cuda::{self, Cuda, CudaError, Options};
 use crate::checkpoint::{Card, CheckedWeights, find_weights};
 use crate::compute::Compute;
 use crate::config::Config;
+use crate::engine::{Albums, Place};
 use crate::error::TrainError;
 use crate::gpus;
-use crate::replica::{Albums, Replica, ReplicaOptions};
+use crate::replica::{Replica, ReplicaOptions};
 use crate::room::{Candidate, Processes};
 use crate::sizing::{self, Sizing};
+use crate::together::Overlap;
 
 /// The world around a run.
 #[derive(Clone, Debug)]
@@ -50,6 +52,8 @@ pub struct Surroundings {
     pub folder: FolderBroadcast,
     /// The folder in which it is kept what was found out about this machine's devices.
     pub cache: Option<PathBuf>,
+    /// Whether gradients of GPUs pass through the hosts' memory: then all devices send the same buckets.
+    pub hosted: bool,
 }
 
 impl Default for Surroundings {
@@ -64,6 +68,7 @@ impl Default for Surroundings {
             watch: Watch::default(),
             folder: FolderBroadcast::default(),
             cache: None,
+            hosted: false,
         }
     }
 }
@@ -242,11 +247,16 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         memory: config.memory,
         clip_norm: None,
         sync_batch_norm: false,
+        overlap: true,
+        hosted: false,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     cpu.allow_winograd(config.winograd);
-    let gpu = open_gpu(config, around)?;
-    let mut replica = Replica::for_evaluation(entry, options, (&cpu, gpu.as_ref().map(|gpu| &gpu.cuda)))?;
+    let place = match open_gpu(config, around)? {
+        Some(gpu) => Place::Cuda(cpu, gpu.cuda),
+        None => Place::Cpu(cpu),
+    };
+    let mut replica = Replica::for_evaluation(entry, options, &place)?;
     file.load(&mut replica, &[])?;
     Ok(Examined { replica, val })
 }
@@ -282,7 +292,7 @@ fn assemble(
     let training = Augment::training(config.augment, &info, sizing.resize)?;
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
-    let options = options(config, around.shard.world, (sizing.input, info.classes))?;
+    let options = options(config, (around.shard.world, around.hosted), (sizing.input, info.classes))?;
     let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
     let (here, held_bytes) =
         (Processes::here(config, workers, around.local.world), train.held_bytes() + val.held_bytes());
@@ -293,16 +303,19 @@ fn assemble(
     let mut replica = match open_gpu(config, around)? {
         None => Replica::new(model, options, &cpu)?,
         Some(gpu) => {
-            let mut replica = Replica::on_gpu(model, options, &cpu, &gpu.cuda)?;
+            let mut replica = Replica::at(model, options, &Place::Cuda(Arc::clone(&cpu), Arc::clone(&gpu.cuda)))?;
             notes.extend(gpu.warning.clone());
             notes.extend(gpu.keep().err().map(|error| format!("what was chosen for the GPU is not kept: {error}")));
             let albums = albums(&gpu.cuda, [(&train, &training), (&val, &evaluation)])?;
-            albums.into_iter().for_each(|albums| replica.hold(albums));
+            if let (Some(albums), Some(engine)) = (albums, replica.engine.cuda_mut()) {
+                engine.hold(albums);
+            }
             replica
         }
     };
+    let holds_images = replica.engine.cuda_mut().is_some_and(|engine| engine.holds_images());
     let loader = |dataset: Dataset, augment, options: LoaderOptions| {
-        let (threads, shard, views) = (config.loader_threads, around.shard, replica.holds_images());
+        let (threads, shard, views) = (config.loader_threads, around.shard, holds_images);
         let options = LoaderOptions { threads, shard, views, stop: Some(around.stop.clone()), ..options };
         Loader::new(Arc::new(dataset), augment, options, around.clock.clone())
     };
@@ -333,7 +346,7 @@ fn open_gpu(config: &Config, around: &Surroundings) -> Result<Option<Kept>, Trai
         return Ok(None);
     }
     let found = cuda::count().unwrap_or(0);
-    let number = gpus::choose(config.device, around.local, found).map_err(TrainError::Refused)?.unwrap_or(0);
+    let number = gpus::choose(config.device, (around.local, around.hosted), found).map_err(TrainError::Refused)?.unwrap_or(0);
     let options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
     let opened = Kept::open(&around.disk, around.cache.as_deref(), number, options);
     opened.map(Some).map_err(|error| TrainError::Refused(error.to_string()))
@@ -361,7 +374,7 @@ fn albums(cuda: &Cuda, halves: [(&Dataset, &Augment); 2]) -> Result<Option<Album
 /// When the optimizer's constants do not fit it.
 pub(crate) fn options(
     config: &Config,
-    workers: usize,
+    (workers, hosted): (usize, bool),
     (input, classes): (Input, usize),
 ) -> Result<ReplicaOptions, TrainError> {
     let rule =
@@ -378,6 +391,8 @@ pub(crate) fn options(
         memory: config.memory,
         clip_norm: config.clip_norm,
         sync_batch_norm: config.sync_batch_norm,
+        overlap: workers == 1 || config.overlap == Overlap::On,
+        hosted,
     })
 }
 

@@ -2,7 +2,6 @@
 
 use super::Trainer;
 use crate::error::TrainError;
-use crate::together::Agree;
 
 impl Trainer {
     /// Saves the last whole step after another rank was lost; which step that was, or why nothing was saved, in words: the step that
@@ -21,10 +20,10 @@ impl Trainer {
                 return Ok(self.journal.save_after_loss(&mut self.replica)?.map(|()| step));
             }
         }
-        Ok(Err(match self.config().agree {
-            _ if self.replica.is_on_gpu() => "the weights are on the GPU that waits for it",
-            Agree::ParameterServer => "servers have the optimizer's state",
-            Agree::AllReduce => "the step under way has changed some weights",
+        Ok(Err(match () {
+            () if self.replica.engine.gpu().is_some() => "the weights are on the GPU that waits for it",
+            () if self.config().agree.recipe().has_servers() => "servers have the optimizer's state",
+            () => "the step under way has changed some weights",
         }))
     }
 

@@ -4,12 +4,14 @@ use std::io::Write;
 use std::sync::Arc;
 
 use paceline_data::batch::Batch;
-use paceline_nn::Input;
+use paceline_nn::{Input, Model};
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_system::random::Random;
+use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::{self, Cuda, Options};
 use paceline_tensor::{MemoryUse, Precision};
-use paceline_train::replica::ReplicaOptions;
+use paceline_train::engine::Place;
+use paceline_train::replica::{Replica, ReplicaOptions};
 
 const CLASSES: usize = 10;
 pub const BATCH: usize = 16;
@@ -35,6 +37,8 @@ pub fn options(optimizer: Optimizer, precision: Precision) -> ReplicaOptions {
         precision,
         memory: MemoryUse::Normal,
         sync_batch_norm: false,
+        overlap: true,
+        hosted: false,
         clip_norm: None,
     }
 }
@@ -48,4 +52,10 @@ pub fn batch(step: u64) -> Batch {
         (0..32 * 32 * 3).map(move |_| 0.3 * noise.normal() + target as f32 / 5.0 - 1.0)
     });
     Batch { size: BATCH, images: images.collect(), targets, ..Batch::default() }
+}
+
+/// A replica on the GPU.
+#[allow(dead_code)]
+pub fn replica(model: &dyn Model, options: ReplicaOptions, cpu: &Arc<Cpu>, cuda: &Arc<Cuda>) -> Replica {
+    Replica::at(model, options, &Place::Cuda(Arc::clone(cpu), Arc::clone(cuda))).unwrap()
 }

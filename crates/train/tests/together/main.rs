@@ -5,23 +5,26 @@ mod world;
 use std::ops::Range;
 use std::sync::Arc;
 
-use paceline_comm::{CommError, Communicator, Rank};
+use paceline_comm::Communicator;
 use paceline_data::batch::Batch;
 use paceline_nn::layer::{Conv, Window};
 use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_nn::{Input, Model, Net};
-use paceline_parallel::agree::parameter_server::{Pace, Roles};
-use paceline_parallel::agree::{BucketShape, Elements};
-use paceline_parallel::{Agreement, Brought};
+use paceline_parallel::agree::{
+    self, Agreement, BucketShape, Join, Recipe, Refusal, Roles, Settled, Shape, Target, Wait, all_reduce,
+    parameter_server,
+};
+use paceline_parallel::squeeze;
 use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
 use paceline_train::gpus::{Card, check, tell};
+use paceline_train::engine::StepOutput;
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
-use paceline_train::serve::{Start, bucket_shapes, serve_model};
+use paceline_train::serve::{Rates, ServerOptions, Serving, fingerprint, serve_model};
 use world::{Carry, TIMEOUT, communicators};
 
 const STEPS: u64 = 20;
@@ -58,7 +61,7 @@ fn normed(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> 
 }
 
 fn options(micro_batch: usize, case: Case) -> ReplicaOptions {
-    let Case { optimizer, clip_norm, accumulate, sync_batch_norm, .. } = case;
+    let Case { optimizer, clip_norm, accumulate, sync_batch_norm, overlap, .. } = case;
     let rule = optimizer.rule(&HyperParameters { weight_decay: Some(1e-3), ..HyperParameters::default() }).unwrap();
     let input = Input::Image { size: [8, 8], channels: 3 };
     let (classes, smoothing, seed) = (10, 0.1, 7);
@@ -75,6 +78,8 @@ fn options(micro_batch: usize, case: Case) -> ReplicaOptions {
         memory,
         clip_norm,
         sync_batch_norm,
+        overlap,
+        hosted: false,
     }
 }
 
@@ -113,14 +118,14 @@ fn train(mut replica: Replica, rank: usize, world: usize) -> Trained {
     let losses = (0..STEPS)
         .map(|step| {
             let moment = Moment { step, learning_rate: RATE };
-            let (tally, done) = replica.step(&batch(step, rank, world), moment, &mut Phases::start(&clock)).unwrap();
+            let StepOutput { tally, updated: done } = replica.step(&batch(step, rank, world), moment, &mut Phases::start(&clock)).unwrap();
             done.unwrap();
             tally.mean_loss()
         })
         .collect();
     replica.settle().unwrap().unwrap();
-    let optimizer_state = replica.optimizer_state.iter().map(|slot| slot.to_vec()).collect();
-    let (weights, states) = (replica.store.parameters.to_vec(), replica.store.states.to_vec());
+    let optimizer_state = replica.engine.weights().optimizer.iter().map(|slot| slot.to_vec()).collect();
+    let (weights, states) = (replica.store().parameters.to_vec(), replica.store().states.to_vec());
     Trained { losses, weights, states, optimizer_state }
 }
 
@@ -129,8 +134,8 @@ fn train(mut replica: Replica, rank: usize, world: usize) -> Trained {
 struct Case {
     carry: Carry,
     workers: usize,
-    /// With a parameter server.
-    servers: Option<(usize, Pace)>,
+    /// With so many parameter servers, and a bound on staleness.
+    servers: Option<(usize, Option<u64>)>,
     optimizer: Optimizer,
     clip_norm: Option<f64>,
     accumulate: usize,
@@ -139,24 +144,59 @@ struct Case {
     by_shares: bool,
     /// Sums of batch-norms have connections of their own.
     urgent: bool,
+    /// How messages are squeezed.
+    squeeze: &'static str,
+    /// Gradients travel while the backward pass goes on.
+    overlap: bool,
+}
+
+impl Case {
+    fn roles(self) -> Roles {
+        Roles { workers: self.workers, servers: self.servers.map_or(0, |(servers, _)| servers) }
+    }
+
+    fn recipe(self) -> &'static dyn Recipe {
+        if self.servers.is_some() { &parameter_server::RECIPE } else { &all_reduce::RECIPE }
+    }
+
+    fn agreement(self, one_copy: bool) -> agree::Options {
+        let staleness = self.servers.map_or(Some(0), |(_, staleness)| staleness);
+        agree::Options { staleness, squeeze: squeeze::find(self.squeeze).unwrap(), one_copy }
+    }
+}
+
+/// Joins an all-reduce.
+fn join(communicator: Communicator, shape: &Shape, one_copy: bool) -> Box<dyn Agreement> {
+    let roles = Roles { workers: communicator.world(), servers: 0 };
+    let options = agree::Options { one_copy, ..agree::Options::default() };
+    let (deadline, clock) = (TIMEOUT, Clock::real());
+    all_reduce::RECIPE.join(Join { communicator, urgent: None, roles, shape, options, deadline, clock }).unwrap()
 }
 
 /// A server, which hears of the run from the first worker.
-fn hold(case: Case, mut communicator: Communicator, (roles, pace): (Roles, Pace)) {
+fn hold(case: Case, mut communicator: Communicator) {
     let options = options(BATCH / case.workers, case);
-    let start = Start::hear(&mut communicator).unwrap();
+    let told = ServerOptions::receive(&mut communicator).unwrap();
     let ReplicaOptions { input, classes, .. } = options;
-    assert_eq!(start, Start { step: 0, steps_per_epoch: STEPS, input, classes });
+    assert_eq!(told, ServerOptions { step: 0, steps_per_epoch: STEPS, input, classes, shape: told.shape });
     let length = RunLength { total_steps: STEPS, steps_per_epoch: STEPS, global_batch: BATCH };
-    let rate = LearningRate::constant(RATE.into());
-    let with = (&options, Cpu::new(1));
-    serve_model(model(case), with, communicator, (roles, pace), (&rate, length, start.step)).unwrap();
+    let learning_rate = &LearningRate::constant(RATE.into());
+    let rates = Rates { learning_rate, length, first_step: told.step };
+    let serving = Serving {
+        recipe: case.recipe(),
+        options: case.agreement(false),
+        roles: case.roles(),
+        communicator,
+        deadline: TIMEOUT,
+        clock: Clock::real(),
+    };
+    serve_model(model(case), (&options, Cpu::new(1)), serving, (told, rates)).unwrap();
 }
 
 /// What every worker has trained.
 fn together(case: Case) -> Vec<Trained> {
-    let Case { carry, workers, servers, .. } = case;
-    let ranks = workers + servers.map_or(0, |(servers, _)| servers);
+    let Case { carry, workers, .. } = case;
+    let ranks = workers + case.roles().servers;
     std::thread::scope(|scope| {
         let urgents = communicators(Carry::Tcp, ranks).into_iter().map(|urgent| case.urgent.then_some(urgent));
         let threads: Vec<_> = communicators(carry, ranks)
@@ -165,31 +205,27 @@ fn together(case: Case) -> Vec<Trained> {
             .enumerate()
             .map(|(rank, (communicator, urgent))| {
                 scope.spawn(move || {
-                    if let Some((count, pace)) = servers.filter(|_| rank >= workers) {
-                        hold(case, communicator, (Roles { workers, servers: count }, pace));
+                    if rank >= workers {
+                        hold(case, communicator);
                         return None;
                     }
                     let mut replica = replica(BATCH / workers, case);
-                    let shapes = bucket_shapes(&replica);
-                    let Some((count, pace)) = servers else {
-                        let by_shares = case.by_shares && replica.steps_by_elements();
-                        let agreement = if by_shares {
-                            Agreement::shares(communicator, &shapes, replica.elements())
-                        } else {
-                            Agreement::all_reduce(communicator, &shapes, TIMEOUT)
-                        };
-                        let agreement = agreement.unwrap();
-                        replica.agree(match urgent {
-                            Some(urgent) => agreement.with_urgent(urgent),
-                            None => agreement,
-                        });
-                        replica.begin_together(0, STEPS).unwrap();
-                        return Some(train(replica, rank, workers));
-                    };
-                    let roles = Roles { workers, servers: count };
-                    let agreement = Agreement::parameter_server(communicator, (roles, pace), &shapes, TIMEOUT);
-                    replica.agree(agreement.unwrap());
-                    replica.begin_together(0, STEPS).unwrap();
+                    let shape = replica.shape();
+                    let one_copy = case.by_shares && replica.engine.steps_by_elements();
+                    let agreement = case.recipe().join(Join {
+                        communicator,
+                        urgent,
+                        roles: case.roles(),
+                        shape: &shape,
+                        options: case.agreement(one_copy),
+                        deadline: TIMEOUT,
+                        clock: Clock::real(),
+                    });
+                    replica.agree(agreement.unwrap(), &Clock::real()).unwrap();
+                    let ReplicaOptions { input, classes, .. } = *replica.options();
+                    let shape = fingerprint(&shape);
+                    let known = ServerOptions { step: 0, steps_per_epoch: STEPS, input, classes, shape };
+                    replica.begin_together(0, known.identity()).unwrap();
                     Some(train(replica, rank, workers))
                 })
             })
@@ -229,6 +265,8 @@ const MOMENTUM: Case = Case {
     sync_batch_norm: false,
     by_shares: false,
     urgent: false,
+    squeeze: "none",
+    overlap: true,
 };
 
 #[test]
@@ -267,63 +305,121 @@ fn by_shares_as_by_all(optimizers: &[Optimizer]) {
     }
 }
 
+/// What is stepped with, for weights that ranks share.
+struct Shared<'a>(&'a mut dyn FnMut(&mut [f32], &mut [f32]) -> Result<(), Refusal>);
+
+impl Target for Shared<'_> {
+    fn apply_sums(&mut self, _: usize, _: Range<usize>, _: &mut [f32]) -> Result<(), Refusal> {
+        Err(Refusal)
+    }
+
+    fn apply_shared(
+        &mut self,
+        _: usize,
+        _: Range<usize>,
+        sums: &mut [f32],
+        weights: &mut [f32],
+    ) -> Result<(), Refusal> {
+        (self.0)(sums, weights)
+    }
+
+    fn replace_weights(&mut self, _: usize, _: &[f32]) -> Result<(), Refusal> {
+        Err(Refusal)
+    }
+}
+
+/// A model of two buckets.
+fn two_buckets(elements: usize, second: usize) -> Shape {
+    let bucket = |start| BucketShape { start, elements, ready_after: 0, needed_before: 0 };
+    Shape { buckets: vec![bucket(0), bucket(second)], parameters: second + elements, ..Shape::default() }
+}
+
 #[test]
 fn a_share_that_cannot_be_stepped_with_is_known_to_all_ranks() {
-    let shape = |start| BucketShape { start, elements: 10, ready_after: 0, needed_before: 0 };
-    let (buckets, mut weights) = ([shape(0), shape(16)], [0.0; 10]);
-    let size = Elements { parameters: 26, slots: 0 };
-    let join = |communicator| Agreement::shares(communicator, &buckets, size).unwrap();
-    let mut ranks: Vec<Agreement> = communicators(Carry::Shm, 2).into_iter().map(join).collect();
+    let shape = two_buckets(10, 16);
+    let mut ranks: Vec<_> =
+        communicators(Carry::Shm, 2).into_iter().map(|communicator| join(communicator, &shape, true)).collect();
     for rank in &mut ranks {
         (0..2).for_each(|bucket| rank.send(bucket, &[1.0; 10]).unwrap());
     }
-    let mut step = |rank: &mut Agreement, bucket, works: bool| {
-        rank.bring(bucket, false, &mut weights, &mut |_, sums, _| {
+    let step = |rank: &mut Box<dyn Agreement>, bucket, works: bool| {
+        let apply = &mut |sums: &mut [f32], _: &mut [f32]| {
             assert!(sums == [2.0; 10]);
-            if works { Ok(()) } else { Err(CommError::Broken { rank: Rank(1), phase: "test" }) }
-        })
+            if works { Ok(()) } else { Err(Refusal) }
+        };
+        rank.settle(bucket, Wait::Poll, &mut Shared(apply)).unwrap()
     };
-    assert_eq!(step(&mut ranks[0], 0, true).unwrap(), Brought::NotYet, "the other may still read the weights");
-    step(&mut ranks[1], 0, false).unwrap_err();
-    assert_eq!(step(&mut ranks[0], 0, true).unwrap(), Brought::Spoilt);
-    assert_eq!(step(&mut ranks[0], 1, true).unwrap(), Brought::Spoilt);
+    assert_eq!(step(&mut ranks[0], 0, true), Settled::NotYet, "the other may still read the weights");
+    assert_eq!(step(&mut ranks[1], 0, false), Settled::Refused);
+    assert_eq!(step(&mut ranks[0], 0, true), Settled::Refused);
+    assert_eq!(step(&mut ranks[0], 1, true), Settled::Refused);
 }
 
 #[test]
 fn a_rank_that_waits_makes_the_steps_of_one_that_is_behind() {
     const ELEMENTS: usize = 300_000;
-    let shape = |start| BucketShape { start, elements: ELEMENTS, ready_after: 0, needed_before: 0 };
-    let buckets = [shape(0), shape(ELEMENTS)];
-    let size = Elements { parameters: 2 * ELEMENTS, slots: 0 };
-    let join = |communicator| Agreement::shares(communicator, &buckets, size).unwrap();
-    let mut ranks: Vec<Agreement> = communicators(Carry::Shm, 2).into_iter().map(join).collect();
-    let memory: Vec<_> = ranks.iter_mut().map(|rank| rank.memory().unwrap()).collect();
+    let shape = two_buckets(ELEMENTS, ELEMENTS);
+    let mut ranks: Vec<_> =
+        communicators(Carry::Shm, 2).into_iter().map(|communicator| join(communicator, &shape, true)).collect();
+    let memory: Vec<_> = ranks.iter_mut().map(|rank| rank.shared_weights().unwrap()).collect();
     let mut made = [0, 0];
-    let mut bring = |ranks: &mut [Agreement], rank: usize, bucket, wait| {
+    let mut settle = |ranks: &mut [Box<dyn Agreement>], rank: usize, bucket, wait| {
         let made = &mut made[rank];
-        let apply = &mut |_: (usize, Range<usize>), sums: &mut [f32], weights: &mut [f32]| {
+        let apply = &mut |sums: &mut [f32], weights: &mut [f32]| {
             *made += sums.len();
             weights.iter_mut().zip(sums).for_each(|(weight, sum)| *weight -= *sum);
-            Ok::<_, CommError>(())
+            Ok(())
         };
-        ranks[rank].bring(bucket, wait, &mut [], apply).unwrap()
+        ranks[rank].settle(bucket, wait, &mut Shared(apply)).unwrap()
     };
     // Rank 0 has released both buckets before rank 1 comes to the first, which therefore leaves it to rank 0.
     for (rank, bucket) in [(0, 0), (0, 1), (1, 0)] {
         ranks[rank].send(bucket, &vec![1.0 + rank as f32; ELEMENTS]).unwrap();
-        assert_eq!(bring(&mut ranks, rank, bucket, false), Brought::NotYet);
+        assert_eq!(settle(&mut ranks, rank, bucket, Wait::Poll), Settled::NotYet);
     }
-    assert_eq!(bring(&mut ranks, 0, 0, true), Brought::Done);
+    assert_eq!(settle(&mut ranks, 0, 0, Wait::Block), Settled::Done);
     // It is level now, and makes its share of the second.
     ranks[1].send(1, &vec![2.0; ELEMENTS]).unwrap();
-    assert_eq!(bring(&mut ranks, 1, 1, false), Brought::NotYet);
-    assert_eq!(bring(&mut ranks, 0, 1, true), Brought::Done);
-    (0..2).for_each(|bucket| assert_eq!(bring(&mut ranks, 1, bucket, true), Brought::Done));
+    assert_eq!(settle(&mut ranks, 1, 1, Wait::Poll), Settled::NotYet);
+    assert_eq!(settle(&mut ranks, 0, 1, Wait::Block), Settled::Done);
+    (0..2).for_each(|bucket| assert_eq!(settle(&mut ranks, 1, bucket, Wait::Block), Settled::Done));
     assert!(
         memory.iter().all(|memory| memory.weights.iter().all(|&weight| weight == -3.0)),
         "each weight is stepped once"
     );
     assert!(made[1] > 0 && made[1] <= 3 * (64 << 10) && made[0] + made[1] == 2 * ELEMENTS, "{made:?}");
+}
+
+#[test]
+fn gradients_that_travel_after_the_backward_pass_are_the_same_step() {
+    for carry in Carry::ALL {
+        assert_like_alone(Case { carry, overlap: false, ..MOMENTUM });
+        assert_like_alone(Case { carry, overlap: false, servers: Some((1, Some(0))), ..MOMENTUM });
+    }
+}
+
+#[test]
+fn parts_of_a_batch_are_added_up_before_they_are_pushed() {
+    assert_like_alone(Case { accumulate: 2, servers: Some((2, Some(0))), ..MOMENTUM });
+    assert_like_alone(Case { carry: Carry::Tcp, accumulate: 2, ..MOMENTUM });
+}
+
+/// Half of the bits of every message: near the exact run, the same on all ranks, and not the exact run itself.
+#[test]
+fn squeezed_messages_stay_near_the_exact_ones() {
+    let exact = train(replica(BATCH, MOMENTUM), 0, 1);
+    let length = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    for (carry, servers) in Carry::ALL.into_iter().flat_map(|carry| [(carry, None), (carry, Some((2, Some(0))))]) {
+        let all = together(Case { carry, servers, squeeze: "bf16", ..MOMENTUM });
+        for found in &all {
+            assert!(found.weights == all[0].weights, "{carry:?} {servers:?}: all ranks have the same bits");
+            let apart = length(&mut found.weights.iter().zip(&exact.weights).map(|(a, b)| a - b));
+            let apart = apart / length(&mut exact.weights.iter().copied());
+            assert!(apart > 0.0 && apart < 1e-3, "{carry:?} {servers:?}: {apart:e} apart");
+            let (last, expected) = (found.losses[STEPS as usize - 1], exact.losses[STEPS as usize - 1]);
+            assert!((last / expected - 1.0).abs() < 0.05, "{carry:?} {servers:?}: {last} for {expected}");
+        }
+    }
 }
 
 #[test]
@@ -366,7 +462,7 @@ fn any_number_of_synchronous_parameter_servers_is_training_alone() {
 fn synchronous_servers(numbers: &[(usize, usize)]) {
     for carry in Carry::ALL {
         for &(workers, servers) in numbers {
-            assert_like_alone(Case { carry, workers, servers: Some((servers, Pace::Synchronous)), ..MOMENTUM });
+            assert_like_alone(Case { carry, workers, servers: Some((servers, Some(0))), ..MOMENTUM });
         }
     }
 }
@@ -375,9 +471,7 @@ fn synchronous_servers(numbers: &[(usize, usize)]) {
 fn workers_of_an_asynchronous_parameter_server_learn() {
     for (staleness, servers) in [(None, 1), (Some(1), 2), (Some(4), 1)] {
         for carry in [Carry::Thread, Carry::Shm, Carry::Tcp] {
-            let pace = Pace::Asynchronous { staleness };
-            let optimizer = Optimizer::Momentum;
-            let all = together(Case { carry, workers: 3, servers: Some((servers, pace)), optimizer, ..MOMENTUM });
+            let all = together(Case { carry, workers: 3, servers: Some((servers, staleness)), ..MOMENTUM });
             for Trained { losses, weights, .. } in &all {
                 assert!(weights.iter().all(|weight| weight.is_finite()));
                 assert!(weights == &all[0].weights, "{carry:?} {staleness:?}: all end with the servers' weights");
@@ -419,16 +513,16 @@ fn ranks_whose_gradients_travel_elsewhere_still_agree_on_the_rest() {
     for carry in Carry::ALL {
         let totals = ranks(carry, 3, |communicator| {
             let rank = communicator.rank().0 as f32;
-            let mut agreement = Agreement::all_reduce(communicator, &[], TIMEOUT).unwrap();
+            let mut agreement = join(communicator, &Shape::default(), false);
             let mut weights = [rank; 5];
-            agreement.of_first(&mut weights).unwrap();
+            agreement.broadcast_from_root(&mut weights).unwrap();
             let mut sum = 0.0;
             for step in 0..10 {
                 let mut numbers = [rank, step as f32];
                 agreement.sum(&mut numbers).unwrap();
                 sum += numbers[0] + numbers[1];
             }
-            (weights, agreement.weight(), sum)
+            (weights, agreement.gradient_weight(), sum)
         });
         assert!(totals.iter().all(|total| *total == ([0.0; 5], 1.0 / 3.0, 165.0)), "{carry:?}: {totals:?}");
     }

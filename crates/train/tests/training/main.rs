@@ -78,8 +78,8 @@ fn resume(run: &Path) -> Result<(Trainer, Outcome), TrainError> {
 
 /// All that a run carries from step to step, as bits: weights, running statistics, optimizer state.
 fn bits(replica: &Replica) -> Vec<u32> {
-    let store = &replica.store;
-    let optimizer = replica.optimizer_state.iter().flat_map(|slot| slot.iter());
+    let store = &replica.store();
+    let optimizer = replica.engine.weights().optimizer.iter().flat_map(|slot| slot.iter());
     store.parameters.iter().chain(store.states.iter()).chain(optimizer).map(|x| x.to_bits()).collect()
 }
 

@@ -89,9 +89,9 @@ fn clipped_gradients_move_weights_less() {
         let config = Config { max_steps: Some(1), optimizer: Optimizer::Sgd, clip_norm, ..config() };
         let path = folder.path().join(name);
         let mut trainer = Trainer::start_with(&small, config, Surroundings::default(), Some(path)).unwrap();
-        let before = trainer.replica().store.parameters.to_vec();
+        let before = trainer.replica().store().parameters.to_vec();
         trainer.run().unwrap();
-        let after = &trainer.replica().store.parameters;
+        let after = &trainer.replica().store().parameters;
         before.iter().zip(after.iter()).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
     };
     let (free, clipped) = (moved(None, "free"), moved(Some(0.01), "clipped"));
@@ -126,8 +126,8 @@ fn another_run_starts_from_weights_with_a_new_head() {
     assert!(error.is_refusal() && error.to_string().contains("--except fc"), "{error}");
     assert!(!second.exists(), "a refused run leaves no folder");
     let pupil = start(Config { weights_except: vec!["fc".into()], ..other }).unwrap();
-    assert_eq!(pupil.replica().store.parameter(0), teacher.replica().store.parameter(0));
-    assert_eq!(pupil.replica().store.state(0), teacher.replica().store.state(0));
+    assert_eq!(pupil.replica().store().parameter(0), teacher.replica().store().parameter(0));
+    assert_eq!(pupil.replica().store().state(0), teacher.replica().store().state(0));
     assert_ne!(bits(pupil.replica()).len(), bits(teacher.replica()).len());
 }
 

@@ -44,7 +44,7 @@ fn a_batch_in_parts_learns_as_a_whole_one() {
         let path = folder.path().join(accumulate.to_string());
         let mut trainer = Trainer::start_with(&plain, config, Surroundings::default(), Some(path)).unwrap();
         trainer.run().unwrap();
-        trainer.replica().store.parameters.to_vec()
+        trainer.replica().store().parameters.to_vec()
     };
     let whole = run(1);
     for parts in [2, 4] {

@@ -9,6 +9,7 @@ use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{MemoryUse, Precision};
+use paceline_train::engine::StepOutput;
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
 
@@ -43,6 +44,8 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
         memory,
         clip_norm,
         sync_batch_norm: false,
+        overlap: true,
+        hosted: false,
     };
     let cpu = Arc::new(Cpu::new(2));
     let mut replica = Replica::new(zoo::find("resnet20").unwrap(), options, &cpu).unwrap();
@@ -54,7 +57,7 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
     (0..STEPS)
         .map(|step| {
             let moment = Moment { step, learning_rate: 0.005 };
-            let (tally, updated) = replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap();
+            let StepOutput { tally, updated } = replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap();
             updated.unwrap();
             tally.mean_loss()
         })

@@ -10,6 +10,7 @@ use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
+use paceline_train::engine::StepOutput;
 use paceline_train::phases::Phases;
 use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
 
@@ -63,6 +64,8 @@ fn replica_with(
         memory,
         clip_norm,
         sync_batch_norm: false,
+        overlap: true,
+        hosted: false,
     };
     Replica::new(model, options, &Arc::new(Cpu::new(2))).unwrap()
 }
@@ -77,7 +80,7 @@ fn batch(size: usize, seed: u64) -> Batch {
 fn step(replica: &mut Replica, batch: &Batch, moment: Moment) -> Result<(), NotFinite> {
     let clock = Clock::real();
     let mut phases = Phases::start(&clock);
-    let (_, updated) = replica.step(batch, moment, &mut phases).unwrap();
+    let StepOutput { updated, .. } = replica.step(batch, moment, &mut phases).unwrap();
     let (_, laps) = phases.finish();
     assert!(updated.is_err() || (laps["update"] > 0.0 && laps["compute"] > 0.0), "{laps:?}");
     updated
@@ -87,7 +90,7 @@ fn step(replica: &mut Replica, batch: &Batch, moment: Moment) -> Result<(), NotF
 fn twenty_steps_give_the_bits_of_updates_at_the_end() {
     for optimizer in Optimizer::ALL {
         let mut replicas = [None, Some(f64::INFINITY)].map(|clip_norm| replica(&varied, optimizer, clip_norm, 4));
-        assert!(replicas[0].store.gradients.is_empty() && !replicas[1].store.gradients.is_empty());
+        assert!(replicas[0].store().gradients.is_empty() && !replicas[1].store().gradients.is_empty());
         for number in 0..20 {
             let (batch, moment) = (batch(4, number), Moment { step: number, learning_rate: 0.01 });
             for replica in &mut replicas {
@@ -131,18 +134,18 @@ fn a_gradient_that_is_no_number_stops_the_updates_and_is_named() {
     let mut replica = replica(&two_layers, Optimizer::Sgd, None, 1);
     let index = |name: &str| replica.parameters.iter().position(|parameter| parameter.name == name).unwrap();
     let (first, last) = (index("block.first.weight"), index("last.weight"));
-    replica.store.parameters.fill(0.0);
+    replica.store_mut().parameters.fill(0.0);
     // Class 0 against all others: the gradient before the last layer is twice what a number can be.
-    let columns = replica.store.parameter(last).len() / 10;
-    replica.store.parameter_mut(last).fill(-3e38);
-    replica.store.parameter_mut(last)[..columns].fill(3e38);
+    let columns = replica.store().parameter(last).len() / 10;
+    replica.store_mut().parameter_mut(last).fill(-3e38);
+    replica.store_mut().parameter_mut(last)[..columns].fill(3e38);
     let mut batch = batch(1, 0);
     batch.targets[0] = 0;
     // A decay of 0.01 at a rate of 100 takes the weights to zero, so that the same batch is finite afterwards.
     let moment = Moment { step: 0, learning_rate: 100.0 };
     let Err(NotFinite::Gradient(seen)) = step(&mut replica, &batch, moment) else { panic!("a gradient is infinite") };
-    assert!(replica.store.parameter(last).iter().all(|x| x.abs() < 1e38), "what was final before was applied");
-    assert!(replica.store.parameter(first).iter().all(|&x| x == 0.0), "nothing was applied after it");
+    assert!(replica.store().parameter(last).iter().all(|x| x.abs() < 1e38), "what was final before was applied");
+    assert!(replica.store().parameter(first).iter().all(|&x| x == 0.0), "nothing was applied after it");
     assert!(replica.parameters[seen].name.starts_with("block.second"), "{}", replica.parameters[seen].name);
     assert_eq!(replica.find_non_finite(&batch, 0, NotFinite::Gradient(seen)), ("block.second".to_owned(), "gradient"));
 }
@@ -151,11 +154,11 @@ fn a_gradient_that_is_no_number_stops_the_updates_and_is_named() {
 fn a_loss_that_is_no_number_leaves_the_weights() {
     let mut replica = replica(&varied, Optimizer::Adam, None, 4);
     let index = replica.parameters.iter().position(|parameter| parameter.name == "fc3.bias").unwrap();
-    replica.store.parameter_mut(index)[3] = f32::NAN;
-    let before = replica.store.parameters.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    replica.store_mut().parameter_mut(index)[3] = f32::NAN;
+    let before = replica.store().parameters.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let moment = Moment { step: 0, learning_rate: 0.1 };
     assert_eq!(step(&mut replica, &batch(4, 0), moment), Err(NotFinite::Loss));
-    assert!(replica.store.parameters.iter().map(|x| x.to_bits()).eq(before));
+    assert!(replica.store().parameters.iter().map(|x| x.to_bits()).eq(before));
     assert_eq!(replica.find_non_finite(&batch(4, 0), 0, NotFinite::Loss), ("fc3".to_owned(), "matmul"));
 }
 

@@ -1,71 +1,21 @@
 //! A server: answers workers one conversation after the other, until all have said goodbye.
 //!
 //! Which push is served next is decided by [`super::turns`]; this is the thin shell around it. What a push does to the weights is the
-//! [`Keeper`]'s affair.
+//! [`ServerShard`]'s affair.
 
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank};
 use paceline_system::memory;
 
-use super::super::courier::BucketShape;
-use super::super::{FACTS, Facts, OPENING, Opening, SHARED, facts};
-use super::talk::{Call, Roles, all_of_server, length_of_words};
+use super::super::report::WORDS;
+use super::super::{
+    Between, BucketShape, Join, Opening, Protocol, Push, Roles, ServerShard, Shape, StepReport, Votes,
+};
+use super::Pace;
+use super::header::{Command, HEADER, Header, MEETS};
+use super::talk::{Call, all_of_server};
 use super::turns::{Event, Turns};
-use super::{COMMAND, Command, MEETS, Pace};
-
-/// Gradients that a server was given.
-#[derive(Debug)]
-pub struct Push<'a> {
-    /// Of which bucket.
-    pub bucket: usize,
-    /// Where its first element is among all parameters.
-    pub start: usize,
-    /// Steps that were made before.
-    pub step: u64,
-    /// The sum over workers, or one worker's.
-    pub gradients: &'a mut [f32],
-    /// What they are the gradients of.
-    pub weights: &'a mut [f32],
-}
-
-/// Has the optimizer and its state.
-pub trait Keeper {
-    /// Changes the weights.
-    fn apply(&mut self, push: Push<'_>);
-
-    /// Takes over the state that a run is resumed with: buffer `slot`, of all parameters.
-    fn resume(&mut self, slot: usize, state: &[f32]);
-
-    /// Buffer `slot` of the state, of all parameters.
-    fn state(&mut self, slot: usize) -> &mut [f32];
-}
-
-/// What a server has to know of a run.
-#[derive(Clone, Debug)]
-pub struct Shape {
-    /// Who is who.
-    pub roles: Roles,
-    /// When pushes are applied.
-    pub pace: Pace,
-    /// In the order in which they are pushed.
-    pub buckets: Vec<BucketShape>,
-    /// Elements of all parameters.
-    pub parameters: usize,
-    /// Elements of all states.
-    pub states: usize,
-    /// Buffers of the optimizer's state.
-    pub slots: usize,
-}
-
-/// What rank 0 says of the run: the first that a server hears.
-///
-/// # Errors
-/// When a worker, or the way to it, has failed.
-pub fn hear(communicator: &mut Communicator) -> Result<Facts, CommError> {
-    let mut words = facts::to_words([0; FACTS]);
-    communicator.broadcast(Rank(0), &mut words)?;
-    Ok(facts::from_words(words))
-}
+use crate::squeeze::{self, Codec, Message};
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +24,8 @@ enum Doing {
     Idle,
     /// This call of a step is next.
     Step(usize),
-    /// It has said what follows, and waits until all others have.
-    Waits(Command),
+    /// It has said what follows between steps, and waits until all others have.
+    Waits(Between),
     Gone,
 }
 
@@ -84,37 +34,43 @@ fn zeros(length: usize) -> Vec<f32> {
     memory::zeros(length, "the weights of a server").unwrap_or_else(|refused| refused.unwind())
 }
 
-/// Serves, after [`hear`], until every worker has ended; how often a step ended so many steps ahead of the slowest other worker.
-///
-/// # Errors
-/// When a worker, or the way to it, has failed.
-pub fn serve(communicator: Communicator, shape: Shape, keeper: &mut dyn Keeper) -> Result<Vec<u64>, CommError> {
-    let workers = shape.roles.workers;
+/// Serves until every worker has ended; how often a step ended so many steps ahead of the slowest other worker.
+pub(super) fn serve(
+    join: Join<'_>,
+    protocol: Protocol,
+    shard: &mut dyn ServerShard,
+) -> Result<Vec<u64>, CommError> {
+    let Join { communicator, roles, shape, options, .. } = join;
+    let workers = roles.workers;
     let server = communicator.rank().index() - workers;
-    let lengths: Vec<usize> = shape.buckets.iter().map(|bucket| bucket.elements).collect();
+    let pace = Pace::from_staleness(options.staleness);
     // The first server lets workers begin a step; the others follow, so that no two can wait for each other.
-    let staleness = match shape.pace {
+    let staleness = match pace {
         Pace::Asynchronous { staleness } if server == 0 => staleness,
         _ => None,
     };
     let mut run = Run {
         communicator,
+        roles,
         server,
-        calls: Call::of_step(&lengths),
-        keeper,
+        calls: Call::of_step(&protocol, shape),
+        protocol,
+        shape,
+        shard,
+        codec: options.squeeze.codec(),
+        message: Message::default(),
         turns: Turns::new(workers, staleness),
         doing: vec![Doing::Idle; workers],
-        numbers: vec![[0.0; SHARED]; workers],
+        headers: vec![Header::new(Command::Step); workers],
         tags: vec![0; workers],
         meets: MEETS,
         weights: zeros(shape.parameters),
         steps: vec![0; workers],
         room: Vec::new(),
-        votes: [0.0; 2],
-        shape,
+        votes: Votes::default(),
     };
     run.begin()?;
-    match run.shape.pace {
+    match pace {
         Pace::Synchronous => run.together()?,
         Pace::Asynchronous { .. } => run.apart()?,
     }
@@ -123,13 +79,18 @@ pub fn serve(communicator: Communicator, shape: Shape, keeper: &mut dyn Keeper) 
 
 struct Run<'a> {
     communicator: Communicator,
-    shape: Shape,
+    protocol: Protocol,
+    shape: &'a Shape,
+    roles: Roles,
     server: usize,
     calls: Vec<Call>,
-    keeper: &'a mut dyn Keeper,
+    shard: &'a mut dyn ServerShard,
+    codec: Box<dyn Codec>,
+    message: Message,
     turns: Turns,
     doing: Vec<Doing>,
-    numbers: Vec<[f32; SHARED]>,
+    /// What each worker said last.
+    headers: Vec<Header>,
     /// Counts exchanges with each worker, and those between steps, which all ranks count together.
     tags: Vec<u64>,
     meets: u64,
@@ -139,14 +100,14 @@ struct Run<'a> {
     steps: Vec<u64>,
     /// What comes in, then what goes out.
     room: Vec<f32>,
-    /// Wishes to end the run, of all workers.
-    votes: [f32; 2],
+    /// Wishes of all workers.
+    votes: Votes,
 }
 
 impl Run<'_> {
-    /// Hears the states, weights and optimizer of the first worker.
+    /// Receives the states, weights and optimizer of the first worker, as the protocol lists them.
     fn begin(&mut self) -> Result<(), CommError> {
-        for opening in OPENING {
+        for opening in self.protocol.opening.clone() {
             match opening {
                 // Nobody asks a server for them.
                 Opening::States if self.shape.states > 0 => {
@@ -158,7 +119,7 @@ impl Run<'_> {
                     let mut state = zeros(self.shape.parameters);
                     for slot in 0..self.shape.slots {
                         self.communicator.broadcast(Rank(0), &mut state)?;
-                        self.keeper.resume(slot, &state);
+                        self.shard.resume(slot, &state);
                     }
                 }
             }
@@ -170,16 +131,17 @@ impl Run<'_> {
     fn together(&mut self) -> Result<(), CommError> {
         loop {
             let command = self.hear_all()?;
-            if command == Command::Goodbye {
-                return Ok(());
-            }
-            self.answer_all()?;
-            if command != Command::Step {
-                self.between(command)?;
-                continue;
+            match command {
+                Command::Goodbye => return Ok(()),
+                Command::Step => self.answer_all()?,
+                Command::Between(between) => {
+                    self.answer_all()?;
+                    self.between(between)?;
+                    continue;
+                }
             }
             for call in 0..self.calls.len() {
-                self.call(call, 0..self.shape.roles.workers)?;
+                self.call(call, 0..self.roles.workers)?;
                 self.apply(call, self.steps[0]);
             }
             self.steps.iter_mut().for_each(|steps| *steps += 1);
@@ -194,7 +156,7 @@ impl Run<'_> {
                 Doing::Step(_) => true,
                 Doing::Waits(_) | Doing::Gone => false,
             };
-            let peers: Vec<Rank> = (0..self.shape.roles.workers).filter(open).map(Rank::at).collect();
+            let peers: Vec<Rank> = (0..self.roles.workers).filter(open).map(Rank::at).collect();
             if peers.is_empty() {
                 self.meet()?;
                 continue;
@@ -211,48 +173,52 @@ impl Run<'_> {
     /// All workers that are left have come to the same point between steps.
     fn meet(&mut self) -> Result<(), CommError> {
         let waiting = self.doing.iter().filter_map(|doing| match doing {
-            Doing::Waits(command) => Some(*command),
+            Doing::Waits(between) => Some(*between),
             _ => None,
         });
-        let commands: Vec<Command> = waiting.collect();
-        let same = commands.windows(2).all(|pair| pair[0] == pair[1]);
-        let everybody = commands.len() == self.shape.roles.workers;
-        let (Some(&command), true, true) = (commands.first(), same, everybody) else {
+        let all: Vec<Between> = waiting.collect();
+        let same = all.windows(2).all(|pair| pair[0] == pair[1]);
+        let (Some(&between), true, true) = (all.first(), same, all.len() == self.roles.workers) else {
             return Err(self.violation("workers do different things between steps"));
         };
-        self.sum_numbers();
+        self.sum_reports();
         self.answer_all()?;
-        self.between(command)?;
+        self.between(between)?;
         self.doing.fill(Doing::Idle);
         Ok(())
     }
 
     /// Hears what a worker does next.
     fn hear(&mut self, worker: usize) -> Result<(), CommError> {
-        let step = worker as u32;
-        let list = [Transfer { step, action: Action::Receive, peer: Rank::at(worker), start: 0, length: SHARED }];
-        self.with_worker(worker, &list, SHARED)?;
-        self.numbers[worker].copy_from_slice(&self.room[..SHARED]);
-        let Some(command) = Command::from_number(self.numbers[worker][COMMAND]) else {
-            return Err(self.violation("a command that does not exist"));
-        };
-        match command {
+        match self.receive_header(worker)? {
             Command::Step => {
-                self.vote(worker);
+                self.votes = self.votes.merge(self.headers[worker].report.votes);
+                self.headers[worker].report.votes = self.votes;
                 self.answer(worker)?;
                 self.doing[worker] = Doing::Step(0);
-                Ok(())
             }
             Command::Goodbye => {
                 self.doing[worker] = Doing::Gone;
                 self.turns = self.turns.clone().after(Event::Left(worker));
-                Ok(())
             }
-            command => {
-                self.doing[worker] = Doing::Waits(command);
-                Ok(())
-            }
+            Command::Between(between) => self.doing[worker] = Doing::Waits(between),
         }
+        Ok(())
+    }
+
+    fn receive_header(&mut self, worker: usize) -> Result<Command, CommError> {
+        let (step, peer) = (worker as u32, Rank::at(worker));
+        let list = [Transfer { step, action: Action::Receive, peer, start: 0, length: HEADER }];
+        self.with_worker(worker, &list, HEADER)?;
+        let mut words = [0.0; HEADER];
+        words.copy_from_slice(&self.room[..HEADER]);
+        let header = Header::from_words(&words).filter(|header| match header.command {
+            Command::Between(between) => self.protocol.allows(between),
+            Command::Step | Command::Goodbye => true,
+        });
+        let Some(header) = header else { return Err(self.violation("a command that does not exist")) };
+        self.headers[worker] = header;
+        Ok(header.command)
     }
 
     /// Serves a call of a worker's step.
@@ -271,122 +237,112 @@ impl Run<'_> {
 
     /// Exchanges a call's gradients and weights with some workers.
     fn call(&mut self, call: usize, workers: std::ops::Range<usize>) -> Result<(), CommError> {
-        let [takes, gives] = self.calls[call].server_elements(self.shape.roles, self.server);
+        let [takes, gives] = self.calls[call].server_elements(self.roles, self.server);
         self.room_for(takes + gives + 1);
         if call > 0 {
             let weights = self.part(call - 1);
             self.room[takes..takes + gives].copy_from_slice(&self.weights[weights]);
         }
-        let list = self.calls[call].server(self.shape.roles, self.server, workers.clone());
-        self.exchange(workers, &list, takes + gives + 1)
+        let list = self.calls[call].server(self.roles, self.server, workers.clone());
+        let tag = self.next_tag(workers);
+        let Self { communicator, codec, message, room, .. } = self;
+        let values = &mut room[..takes + gives + 1];
+        squeeze::exchange(&mut **codec, communicator, (&list, tag), values, message)
     }
 
     /// Changes the weights by what came with a call.
     fn apply(&mut self, call: usize, step: u64) {
-        let [takes, _] = self.calls[call].server_elements(self.shape.roles, self.server);
+        let [takes, _] = self.calls[call].server_elements(self.roles, self.server);
         if takes == 0 {
             return;
         }
         let part = self.part(call);
         let (gradients, weights) = (&mut self.room[..takes], &mut self.weights[part.clone()]);
-        self.keeper.apply(Push { bucket: call, start: part.start, step, gradients, weights });
+        self.shard.apply(Push { bucket: call, start: part.start, step, gradients, weights });
     }
 
     /// This server's part of a bucket, among all parameters.
     fn part(&self, bucket: usize) -> std::ops::Range<usize> {
         let BucketShape { start, elements, .. } = self.shape.buckets[bucket];
-        let part = self.shape.roles.part(elements, self.server);
+        let part = self.roles.part(elements, self.server);
         start + part.start..start + part.end
     }
 
-    /// What follows the numbers, between steps.
-    fn between(&mut self, command: Command) -> Result<(), CommError> {
-        let workers = self.shape.roles.workers;
-        match command {
-            Command::Sum => {
-                let words = (self.numbers[0][0], self.numbers[0][1]);
-                let length = length_of_words(words, workers);
+    /// What follows between steps.
+    fn between(&mut self, between: Between) -> Result<(), CommError> {
+        let workers = self.roles.workers;
+        match between {
+            Between::Sum => {
+                let length = self.headers[0].length;
                 // A worker says how long; nothing that is added up is longer than what both ends know of.
-                if length > self.shape.parameters.max(self.shape.states).max(SHARED) {
+                let same = self.headers.iter().all(|header| header.length == length);
+                if !same || length > self.shape.parameters.max(self.shape.states).max(HEADER) {
                     return Err(self.violation("numbers to add up that are longer than the model"));
                 }
                 let [push, pull] = Call::pair(length);
-                let [takes, _] = push.server_elements(self.shape.roles, self.server);
+                let [takes, _] = push.server_elements(self.roles, self.server);
                 self.room_for(takes + 1);
                 for call in [push, pull] {
-                    let list = call.server(self.shape.roles, self.server, 0..workers);
+                    let list = call.server(self.roles, self.server, 0..workers);
                     self.meets += 1;
                     self.communicator.exchange(&list, self.meets, &mut self.room[..takes + 1])?;
                 }
                 Ok(())
             }
-            Command::State => {
-                let list = all_of_server(self.shape.roles, &self.shape.buckets, self.server, 0..1);
+            Between::Optimizer => {
+                let list = all_of_server(self.roles, &self.shape.buckets, self.server, 0..1);
                 for slot in 0..self.shape.slots {
                     self.meets += 1;
-                    self.communicator.exchange(&list, self.meets, self.keeper.state(slot))?;
+                    self.communicator.exchange(&list, self.meets, self.shard.state(slot))?;
                 }
                 Ok(())
             }
-            Command::Weights => {
-                let list = all_of_server(self.shape.roles, &self.shape.buckets, self.server, 0..workers);
+            Between::Weights => {
+                let list = all_of_server(self.roles, &self.shape.buckets, self.server, 0..workers);
                 self.meets += 1;
                 self.communicator.exchange(&list, self.meets, &mut self.weights)
             }
-            Command::Step | Command::Goodbye => Ok(()),
         }
     }
 
-    /// Hears the numbers of all workers, who all say the same follows.
+    /// Receives the headers of all workers, who all say the same follows.
     fn hear_all(&mut self) -> Result<Command, CommError> {
-        let workers = self.shape.roles.workers;
-        for worker in 0..workers {
-            let step = worker as u32;
-            let list = [Transfer { step, action: Action::Receive, peer: Rank::at(worker), start: 0, length: SHARED }];
-            self.with_worker(worker, &list, SHARED)?;
-            self.numbers[worker].copy_from_slice(&self.room[..SHARED]);
+        for worker in 0..self.roles.workers {
+            self.receive_header(worker)?;
         }
-        let command = Command::from_number(self.numbers[0][COMMAND]);
-        let same = self.numbers.iter().all(|numbers| Command::from_number(numbers[COMMAND]) == command);
-        let (Some(command), true) = (command, same) else {
+        let command = self.headers[0].command;
+        if self.headers.iter().any(|header| header.command != command) {
             return Err(self.violation("workers do different things at the same step"));
-        };
-        self.sum_numbers();
+        }
+        self.sum_reports();
         Ok(command)
     }
 
-    /// Gives every worker the sum of all numbers.
-    fn sum_numbers(&mut self) {
-        let mut sums = [0.0; SHARED];
-        for numbers in &self.numbers {
-            sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+    /// Every worker is given the sum of all reports.
+    fn sum_reports(&mut self) {
+        let mut sums = [0.0; WORDS];
+        for header in &self.headers {
+            sums.iter_mut().zip(header.report.to_words()).for_each(|(sum, word)| *sum += word);
         }
-        self.numbers.fill(sums);
-    }
-
-    /// Remembers a worker's wishes, and tells it those of all.
-    fn vote(&mut self, worker: usize) {
-        for (vote, number) in self.votes.iter_mut().zip(&mut self.numbers[worker][5..7]) {
-            *vote = vote.max(*number);
-            *number = *vote;
-        }
+        let total = StepReport::from_words(sums);
+        self.headers.iter_mut().for_each(|header| header.report = total);
     }
 
     fn answer_all(&mut self) -> Result<(), CommError> {
-        (0..self.shape.roles.workers).try_for_each(|worker| self.answer(worker))
+        (0..self.roles.workers).try_for_each(|worker| self.answer(worker))
     }
 
-    /// The first server answers with the numbers.
+    /// The first server answers with the sum of reports.
     fn answer(&mut self, worker: usize) -> Result<(), CommError> {
         if self.server > 0 {
             // The others count it.
             self.tags[worker] += 1;
             return Ok(());
         }
-        self.room_for(SHARED);
-        self.room[..SHARED].copy_from_slice(&self.numbers[worker]);
+        self.room_for(WORDS);
+        self.room[..WORDS].copy_from_slice(&self.headers[worker].report.to_words());
         let (step, peer) = (worker as u32, Rank::at(worker));
-        self.with_worker(worker, &[Transfer { step, action: Action::Send, peer, start: 0, length: SHARED }], SHARED)
+        self.with_worker(worker, &[Transfer { step, action: Action::Send, peer, start: 0, length: WORDS }], WORDS)
     }
 
     fn with_worker(&mut self, worker: usize, list: &[Transfer], elements: usize) -> Result<(), CommError> {
@@ -400,9 +356,14 @@ impl Run<'_> {
         elements: usize,
     ) -> Result<(), CommError> {
         self.room_for(elements);
+        let tag = self.next_tag(workers);
+        self.communicator.exchange(list, tag, &mut self.room[..elements])
+    }
+
+    fn next_tag(&mut self, workers: std::ops::Range<usize>) -> u64 {
         let tag = self.tags[workers.start] + 1;
         self.tags[workers].fill(tag);
-        self.communicator.exchange(list, tag, &mut self.room[..elements])
+        tag
     }
 
     fn room_for(&mut self, elements: usize) {

@@ -11,30 +11,9 @@
 use std::ops::Range;
 
 use paceline_comm::Rank;
-use paceline_comm::transfer::{Action, Transfer, chunk};
+use paceline_comm::transfer::{Action, Transfer};
 
-use super::super::courier::BucketShape;
-
-/// Who is who.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Roles {
-    /// Ranks from 0.
-    pub workers: usize,
-    /// Ranks behind them.
-    pub servers: usize,
-}
-
-impl Roles {
-    /// The rank of a server.
-    pub fn server(&self, index: usize) -> Rank {
-        Rank::at(self.workers + index)
-    }
-
-    /// A server's part of so many elements.
-    pub fn part(&self, elements: usize, server: usize) -> Range<usize> {
-        chunk(elements, self.servers, server)
-    }
-}
+use super::super::{BucketShape, Exchange, Protocol, Roles, Shape};
 
 /// One call: elements that are pushed, and elements whose weights come back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,11 +25,14 @@ pub struct Call {
 }
 
 impl Call {
-    /// The calls of a step, without its numbers: one more than there are buckets.
-    pub fn of_step(buckets: &[usize]) -> Vec<Self> {
-        let pushes = buckets.iter().copied().chain([0]);
-        let pulls = [0].into_iter().chain(buckets.iter().copied());
-        pushes.zip(pulls).map(|(push, pull)| Self { push, pull }).collect()
+    /// The calls of a step, behind its report, as the protocol lists them.
+    pub fn of_step(protocol: &Protocol, shape: &Shape) -> Vec<Self> {
+        let elements = |bucket: Option<usize>| bucket.map_or(0, |bucket| shape.buckets[bucket].elements);
+        let call = |exchange: &Exchange| match *exchange {
+            Exchange::PushPull { push, pull } => Some(Self { push: elements(push), pull: elements(pull) }),
+            Exchange::Report | Exchange::AllReduce { .. } => None,
+        };
+        protocol.in_step.iter().filter_map(call).collect()
     }
 
     /// A call that asks and is answered at once, in two calls.
@@ -111,17 +93,6 @@ impl Call {
     }
 }
 
-/// A length as two numbers that `f32` holds exactly.
-pub(super) fn length_words(length: usize) -> (f32, f32) {
-    ((length >> 20) as f32, (length & 0xF_FFFF) as f32)
-}
-
-/// The length again, of words that were added up over so many workers.
-pub(super) fn length_of_words((high, low): (f32, f32), workers: usize) -> usize {
-    let word = |sum: f32| (f64::from(sum) / workers as f64) as usize;
-    word(high).saturating_mul(1 << 20).saturating_add(word(low))
-}
-
 /// A worker's part when weights or the optimizer's state come whole: every server's part of every bucket, where it belongs.
 pub(super) fn all_of_worker(roles: Roles, buckets: &[BucketShape], worker: usize) -> Vec<Transfer> {
     let from = |server| parts(roles, buckets, server, (worker as u32, Action::Receive, roles.server(server)));
@@ -159,11 +130,17 @@ fn transfer(step: u32, action: Action, peer: Rank, range: Range<usize>) -> Optio
 mod tests {
     use super::*;
 
+    fn of_step(lengths: &[usize]) -> Vec<Call> {
+        let bucket = |&elements: &usize| BucketShape { start: 0, elements, ready_after: 0, needed_before: 0 };
+        let shape = Shape { buckets: lengths.iter().map(bucket).collect(), ..Shape::default() };
+        Call::of_step(&Protocol::parameter_server(lengths.len()), &shape)
+    }
+
     #[test]
     fn both_ends_of_every_call_fit() {
         for (workers, servers) in [(1, 1), (2, 1), (3, 2), (6, 1), (4, 4), (2, 5)] {
             let roles = Roles { workers, servers };
-            for call in Call::of_step(&[1000, 1, 0, 77]) {
+            for call in of_step(&[1000, 1, 0, 77]) {
                 for server in 0..servers {
                     let heard = call.server(roles, server, 0..workers);
                     for worker in 0..workers {
@@ -184,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_step_pushes_and_pulls_every_bucket_once() {
-        let calls = Call::of_step(&[5, 6, 7]);
+        let calls = of_step(&[5, 6, 7]);
         assert_eq!(calls.iter().map(|call| call.push).collect::<Vec<_>>(), [5, 6, 7, 0]);
         assert_eq!(calls.iter().map(|call| call.pulled().len()).collect::<Vec<_>>(), [0, 5, 6, 7]);
     }

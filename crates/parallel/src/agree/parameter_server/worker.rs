@@ -1,35 +1,126 @@
-//! A worker's thread: pushes each bucket as it becomes ready, and takes back weights.
-
-use std::time::Duration;
+//! A worker's end, and its thread: pushes each bucket as it becomes ready, and takes back weights.
 
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
 use paceline_system::memory::zeros;
 
-use super::super::courier::{Answer, BucketShape, Courier, Ends, Job};
-use super::super::{SHARED, Shared};
-use super::talk::{Call, Roles, all_of_worker, length_words};
-use super::{COMMAND, Command, MEETS};
+use super::super::courier::{Answer, Courier, CourierOptions, Ends, Job};
+use super::super::report::WORDS;
+use super::super::{
+    Agreement, Between, BucketShape, Join, Protocol, Roles, Settled, StepReport, Target, Wait,
+};
+use super::Pace;
+use super::header::{Command, HEADER, Header, MEETS};
+use super::talk::{Call, all_of_worker};
+use crate::squeeze::{self, Codec, Message};
 
-pub(super) fn start(
-    communicator: Communicator,
-    roles: Roles,
-    buckets: &[BucketShape],
-    deadline: Duration,
-) -> Result<Courier, CommError> {
-    let lengths: Vec<usize> = buckets.iter().map(|bucket| bucket.elements).collect();
-    let zeros = |&length: &usize| zeros(length, "messages").unwrap_or_else(|refused| refused.unwind());
-    let memory = lengths.iter().map(zeros).map(SharedBuffer::Heap).collect();
-    let rank = communicator.rank();
-    let calls = Call::of_step(&lengths);
-    let room = calls.iter().map(|call| call.worker_elements(roles)).max().unwrap_or(0).max(2 * SHARED);
-    let (buckets, worker) = (buckets.to_vec(), rank.index());
-    let mut carrier =
-        Carrier { communicator, roles, worker, calls, buckets, room: vec![0.0; room], tag: 0, meets: MEETS };
-    Courier::start((rank, roles.workers, "parameter-server"), memory, deadline, move |ends| {
-        let ended = carrier.run(ends);
-        if ended.is_ok() { carrier.tell(Command::Goodbye, [0.0; SHARED]) } else { ended }
-    })
+/// A worker's end.
+#[derive(Debug)]
+pub(super) struct Worker {
+    courier: Courier,
+    workers: usize,
+    pace: Pace,
+    /// Whether pulled weights are the servers' own bits.
+    is_exact: bool,
+    protocol: Protocol,
+}
+
+impl Worker {
+    pub fn start(join: Join<'_>, protocol: Protocol) -> Result<Self, CommError> {
+        let Join { communicator, roles, shape, options, deadline, clock, .. } = join;
+        let zeros = |bucket: &BucketShape| {
+            zeros(bucket.elements, "messages").unwrap_or_else(|refused| refused.unwind())
+        };
+        let memory = shape.buckets.iter().map(zeros).map(SharedBuffer::Heap).collect();
+        let rank = communicator.rank();
+        let calls = Call::of_step(&protocol, shape);
+        let room = calls.iter().map(|call| call.worker_elements(roles)).max().unwrap_or(0).max(HEADER);
+        let codec = options.squeeze.codec();
+        let is_exact = codec.is_identity();
+        let mut carrier = Carrier {
+            communicator,
+            roles,
+            worker: rank.index(),
+            calls,
+            buckets: shape.buckets.clone(),
+            codec,
+            message: Message::default(),
+            room: vec![0.0; room],
+            tag: 0,
+            meets: MEETS,
+        };
+        let goodbye = protocol.closing.is_some();
+        let courier = CourierOptions { rank, phase: "parameter-server", deadline, clock };
+        let courier = Courier::start(courier, memory, move |ends| {
+            carrier.run(ends)?;
+            if goodbye { carrier.tell(Header::new(Command::Goodbye)) } else { Ok(()) }
+        })?;
+        let pace = Pace::from_staleness(options.staleness);
+        Ok(Self { courier, workers: roles.workers, pace, is_exact, protocol })
+    }
+}
+
+impl Agreement for Worker {
+    fn protocol(&self) -> &Protocol {
+        &self.protocol
+    }
+
+    fn rank(&self) -> Rank {
+        self.courier.rank()
+    }
+
+    fn workers(&self) -> usize {
+        self.workers
+    }
+
+    fn gradient_weight(&self) -> f32 {
+        match self.pace {
+            Pace::Synchronous => 1.0 / self.workers as f32,
+            Pace::Asynchronous { .. } => 1.0,
+        }
+    }
+
+    fn broadcast_from_root(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        self.courier.broadcast_from_root(numbers)
+    }
+
+    fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        self.courier.sum(numbers)
+    }
+
+    fn begin_step(&mut self, report: StepReport) -> Result<(), CommError> {
+        self.courier.begin_step(report)
+    }
+
+    fn total(&mut self) -> Result<StepReport, CommError> {
+        self.courier.total()
+    }
+
+    fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError> {
+        self.courier.send(bucket, gradients)
+    }
+
+    fn settle(&mut self, bucket: usize, wait: Wait, target: &mut dyn Target) -> Result<Settled, CommError> {
+        let Some(weights) = self.courier.receive(bucket, wait)? else { return Ok(Settled::NotYet) };
+        match target.replace_weights(bucket, weights) {
+            Ok(()) => Ok(Settled::Done),
+            Err(_) => Ok(Settled::Refused),
+        }
+    }
+
+    fn fetch_weights(&mut self, weights: &mut [f32]) -> Result<(), CommError> {
+        // Those of the last pull are the servers', where all workers push together and nothing is rounded.
+        if self.pace == Pace::Synchronous && self.is_exact {
+            return Ok(());
+        }
+        self.courier.fetch_weights(weights)
+    }
+
+    fn fetch_optimizer(&mut self, state: &mut [&mut [f32]]) -> Result<(), CommError> {
+        let found = self.courier.fetch_optimizer(state.iter().map(|slot| slot.to_vec()).collect())?;
+        state.iter_mut().zip(found).for_each(|(slot, found)| slot.copy_from_slice(&found));
+        Ok(())
+    }
 }
 
 struct Carrier {
@@ -39,6 +130,8 @@ struct Carrier {
     /// Of a step.
     calls: Vec<Call>,
     buckets: Vec<BucketShape>,
+    codec: Box<dyn Codec>,
+    message: Message,
     /// What goes out, then what comes in.
     room: Vec<f32>,
     /// Counts exchanges of steps, and those between steps, which all ranks count together.
@@ -57,16 +150,17 @@ impl Carrier {
             match job {
                 // Buckets go in the order in which they are ready: the servers have nothing to choose from.
                 Job::Reorder(_) => {}
-                Job::Share(numbers) => {
-                    ends.answer(Answer::Shared(self.numbers(Command::Step, numbers)?));
+                Job::Report(report) => {
+                    let header = Header { report, ..Header::new(Command::Step) };
+                    ends.answer(Answer::Total(self.announce(header)?));
                     next = 0;
                 }
                 Job::Sum(numbers) => ends.answer(Answer::Numbers(self.sum(numbers)?)),
-                Job::First(mut numbers) => {
+                Job::Broadcast(mut numbers) => {
                     self.communicator.broadcast(Rank(0), &mut numbers)?;
                     ends.answer(Answer::Numbers(numbers));
                 }
-                Job::State(state) => ends.answer(Answer::State(self.state(state)?)),
+                Job::Optimizer(state) => ends.answer(Answer::Optimizer(self.optimizer(state)?)),
                 Job::Weights(weights) => ends.answer(Answer::Numbers(self.weights(weights)?)),
                 Job::Bucket(bucket, buffer) => memory[bucket] = Some(buffer),
             }
@@ -79,7 +173,7 @@ impl Carrier {
                 if let Some(now) = &now {
                     self.room[..call.push].copy_from_slice(now.as_slice());
                 }
-                self.exchange(&call.worker(self.roles, self.worker), call.worker_elements(self.roles))?;
+                self.push_pull(call)?;
                 if let Some(mut before) = std::mem::replace(&mut pushed, now) {
                     before.as_mut_slice().copy_from_slice(&self.room[call.pulled()]);
                     ends.answer(Answer::Bucket(next - 1, before));
@@ -90,41 +184,47 @@ impl Carrier {
         Ok(())
     }
 
+    /// Pushes gradients and pulls weights.
+    fn push_pull(&mut self, call: Call) -> Result<(), CommError> {
+        let list = call.worker(self.roles, self.worker);
+        let Self { communicator, codec, message, room, .. } = self;
+        self.tag += 1;
+        let values = &mut room[..call.worker_elements(self.roles)];
+        squeeze::exchange(&mut **codec, communicator, (&list, self.tag), values, message)
+    }
+
     fn exchange(&mut self, list: &[Transfer], elements: usize) -> Result<(), CommError> {
         self.tag += 1;
         self.communicator.exchange(list, self.tag, &mut self.room[..elements])
     }
 
     /// Says what follows.
-    fn tell(&mut self, command: Command, numbers: Shared) -> Result<(), CommError> {
-        self.room[..SHARED].copy_from_slice(&numbers);
-        self.room[COMMAND] = command.number();
+    fn tell(&mut self, header: Header) -> Result<(), CommError> {
+        self.room[..HEADER].copy_from_slice(&header.to_words());
         let send = |server: usize| Transfer {
             step: self.worker as u32,
             action: Action::Send,
             peer: self.roles.server(server),
             start: 0,
-            length: SHARED,
+            length: HEADER,
         };
         let list: Vec<Transfer> = (0..self.roles.servers).map(send).collect();
-        self.exchange(&list, SHARED)
+        self.exchange(&list, HEADER)
     }
 
-    /// Says what follows, and hears the sum of all workers' numbers from the first server.
-    fn numbers(&mut self, command: Command, numbers: Shared) -> Result<Shared, CommError> {
-        self.tell(command, numbers)?;
+    /// Says what follows, and receives the sum of all workers' reports from the first server.
+    fn announce(&mut self, header: Header) -> Result<StepReport, CommError> {
+        self.tell(header)?;
         let (step, peer) = (self.worker as u32, self.roles.server(0));
-        self.exchange(&[Transfer { step, action: Action::Receive, peer, start: 0, length: SHARED }], SHARED)?;
-        let mut sums = [0.0; SHARED];
-        sums.copy_from_slice(&self.room[..SHARED]);
-        Ok(sums)
+        self.exchange(&[Transfer { step, action: Action::Receive, peer, start: 0, length: WORDS }], WORDS)?;
+        let mut words = [0.0; WORDS];
+        words.copy_from_slice(&self.room[..WORDS]);
+        Ok(StepReport::from_words(words))
     }
 
-    fn sum(&mut self, numbers: Vec<f32>) -> Result<Vec<f32>, CommError> {
+    fn sum(&mut self, mut numbers: Vec<f32>) -> Result<Vec<f32>, CommError> {
         let length = numbers.len();
-        let mut words = [0.0; SHARED];
-        (words[0], words[1]) = length_words(length);
-        self.numbers(Command::Sum, words)?;
+        self.announce(Header { length, ..Header::new(Command::Between(Between::Sum)) })?;
         let room = length + self.roles.servers;
         if self.room.len() < room {
             self.room.resize(room, 0.0);
@@ -135,12 +235,13 @@ impl Carrier {
             let list = call.worker(self.roles, self.worker);
             self.communicator.exchange(&list, self.meets, &mut self.room[..room])?;
         }
-        Ok(self.room[..length].to_vec())
+        numbers.copy_from_slice(&self.room[..length]);
+        Ok(numbers)
     }
 
     /// The first worker gets the optimizer's state, for a checkpoint; the others keep theirs, which nobody looks at.
-    fn state(&mut self, mut state: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, CommError> {
-        self.numbers(Command::State, [0.0; SHARED])?;
+    fn optimizer(&mut self, mut state: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, CommError> {
+        self.announce(Header::new(Command::Between(Between::Optimizer)))?;
         for slot in &mut state {
             self.meets += 1;
             if self.worker == 0 {
@@ -153,7 +254,7 @@ impl Carrier {
 
     /// Every worker gets the weights: all have pushed all they had by now.
     fn weights(&mut self, mut weights: Vec<f32>) -> Result<Vec<f32>, CommError> {
-        self.numbers(Command::Weights, [0.0; SHARED])?;
+        self.announce(Header::new(Command::Between(Between::Weights)))?;
         self.meets += 1;
         let list = all_of_worker(self.roles, &self.buckets, self.worker);
         self.communicator.exchange(&list, self.meets, &mut weights)?;

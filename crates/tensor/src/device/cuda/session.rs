@@ -225,6 +225,11 @@ impl Session {
         &self.cuda
     }
 
+    /// Rows of answers that count in the batch that was filled in last.
+    pub fn rows(&self) -> usize {
+        self.rows as usize
+    }
+
     /// Calls in a training step.
     pub fn calls(&self) -> usize {
         self.train.as_ref().map_or(0, |half| half.programs().map(Program::calls).sum())

@@ -1,4 +1,5 @@
-//! A replica on a GPU among others on theirs: it takes its seat in the group, and its steps are watched.
+//! A GPU among others: it joins their group, by which gradients are summed inside the step's graph, and its steps are watched. The one
+//! thing that an engine holds of others.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use paceline_comm::{CommError, Communicator, Rank};
 use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::device::cuda::nccl::{Group, Key, Seat};
 
-use super::Replica;
+use super::cuda::CudaEngine;
 use super::guard::{Guard, Limits, within};
 use crate::error::TrainError;
 use crate::gpus::meet;
@@ -20,55 +21,46 @@ fn failed(rank: Rank, phase: &'static str, CudaError(what): CudaError) -> TrainE
     CommError::Failed { rank, phase, what }.into()
 }
 
-impl Replica {
+impl CudaEngine {
     /// Adds up its gradients with those of the other ranks' GPUs by NCCL, from now on; ranks meet through `communicator`, and without one
-    /// the replica is alone with its GPU. Beside this, ranks agree on everything else as always.
+    /// this GPU is alone. Beside this, ranks agree on everything else as always.
     ///
     /// # Errors
     /// When the GPUs cannot train together (a refusal), or another rank, or the way to it, has failed.
-    ///
-    /// # Panics
-    /// When the replica is not on a GPU.
     pub fn join_gpus(
         &mut self,
         communicator: Option<&mut Communicator>,
         hosts: &[String],
         limits: &Limits,
     ) -> Result<(), TrainError> {
-        let (key, seat) = meet(communicator, self.gpu().expect("a replica on a GPU"), hosts)?;
+        let (key, seat) = meet(communicator, self.gpu(), hosts)?;
         self.take_seat(key, seat, limits)
     }
 
-    /// The second half of [`Replica::join_gpus`], for those who have met already: waits until all seats are taken.
+    /// The second half of [`CudaEngine::join_gpus`], for those who have met already: waits until all have joined.
     ///
     /// # Errors
     /// When another rank, or the way to it, has failed.
-    ///
-    /// # Panics
-    /// When the replica is not on a GPU.
     pub fn take_seat(&mut self, key: Key, seat: Seat, limits: &Limits) -> Result<(), TrainError> {
-        let gpu = self.gpu.as_mut().expect("a replica on a GPU");
-        let (cuda, rank) = (Arc::clone(gpu.session.cuda()), Rank::at(seat.number));
+        let (cuda, rank) = (Arc::clone(self.session.cuda()), Rank::at(seat.number));
         let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, seat))?;
         let group = Arc::new(joined.map_err(|error| failed(rank, JOIN, error))?);
         let (looked_at, left) = (Arc::clone(&group), Arc::clone(&group));
         let look = move || looked_at.state().err().map(|error| error.to_string());
         let guard = Guard::start(rank, limits, look, move || left.abort())?;
-        guard.during(JOIN, || gpu.session.join(group).map_err(|error| failed(rank, JOIN, error)))?;
-        gpu.guard = Some(guard);
+        guard.during(JOIN, || self.session.join(group).map_err(|error| failed(rank, JOIN, error)))?;
+        self.guard = Some(guard);
         Ok(())
     }
 
     /// Does something that may wait for the other GPUs, where there are some.
     pub(super) fn watched<T>(
         &mut self,
-        work: impl FnOnce(&mut Self) -> Result<T, TrainError>,
+        work: impl FnOnce(&mut Self) -> Result<T, CudaError>,
     ) -> Result<T, TrainError> {
-        let Some(guard) = self.gpu.as_mut().and_then(|gpu| gpu.guard.take()) else { return work(self) };
-        let done = guard.during(STEP, || work(self));
-        if let Some(gpu) = &mut self.gpu {
-            gpu.guard = Some(guard);
-        }
+        let Some(guard) = self.guard.take() else { return Ok(work(self)?) };
+        let done = guard.during(STEP, || work(self).map_err(TrainError::from));
+        self.guard = Some(guard);
         done
     }
 }

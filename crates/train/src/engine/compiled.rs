@@ -1,26 +1,29 @@
-//! One of a replica's two graphs, for training or for evaluation: its executor and the names of its ends.
+//! One of a replica's two graphs, for training or for evaluation: its executor, and the values by which it is fed and read.
 
 use paceline_data::batch::Batch;
 use paceline_nn::Network;
 use paceline_tensor::plan::Updates;
 use paceline_tensor::{Device, Executor, Plan, Precision, Value, Wanted};
 
-use super::{ReplicaOptions, early, wanted};
 use crate::metrics::Tally;
+use crate::replica::{ReplicaOptions, early, wanted};
 
 /// A network whose plan is made and whose memory is not yet taken.
-pub(super) struct Planned {
+pub(crate) struct Planned {
     pub plan: Plan,
-    pub ends: Ends,
+    pub bindings: Bindings,
 }
 
 impl Planned {
     /// For the CPU or, if `on_gpu`, with the fusions that a GPU computes.
     pub fn new(network: Network, updates: Updates, options: &ReplicaOptions, on_gpu: bool) -> Self {
         let seed = network.gradients.as_ref().map(|(seed, _)| *seed);
-        let ends = Ends { x: network.x, targets: network.targets, logits: network.logits, seed };
+        let bindings = Bindings { x: network.x, targets: network.targets, logits: network.logits, seed };
         let ReplicaOptions { precision, memory, sync_batch_norm, .. } = *options;
-        let wanted = wanted(&network, updates);
+        // Gradients that pass through hosts have the buckets of a CPU's plan, on every device.
+        let buckets = if on_gpu && options.hosted { self::updates(&network, options, false) } else { updates };
+        let bucket_bytes_max = wanted(&network, buckets).bucket_bytes_max;
+        let wanted = Wanted { bucket_bytes_max, ..wanted(&network, updates) };
         // In bf16 a step is faster with a pass for the statistics, which reads half as much (docs/performance.md).
         let narrow = precision == Precision::Bf16;
         let moments_from = if on_gpu || narrow { usize::MAX } else { wanted.moments_from };
@@ -28,53 +31,53 @@ impl Planned {
         let narrow_inputs = if on_gpu { vec![network.x] } else { Vec::new() };
         let (beside, shares_statistics) = (on_gpu, sync_batch_norm);
         let wanted = Wanted { narrow_inputs, precision, memory, shares_statistics, moments_from, beside, ..wanted };
-        Self { plan: Plan::new(network.graph, &wanted), ends }
+        Self { plan: Plan::new(network.graph, &wanted), bindings }
     }
 }
 
 /// When the gradients of a network are applied.
-pub(super) fn updates(network: &Network, options: &ReplicaOptions, on_gpu: bool) -> Updates {
+pub(crate) fn updates(network: &Network, options: &ReplicaOptions, on_gpu: bool) -> Updates {
     if on_gpu {
         return Updates::FromArena;
     }
     let Some((_, gradients)) = network.gradients.as_ref() else { return Updates::AtEnd };
     let all = network.graph.parameters().iter().all(|&parameter| gradients.of(parameter).is_some());
-    if options.clip_norm.is_none() && options.accumulate == 1 && all {
-        early(options.rule.needs_whole_tensors())
+    if options.clip_norm.is_none() && options.accumulate == 1 && options.overlap && all {
+        early(options.rule.needs_whole_tensors() || options.hosted)
     } else {
         Updates::AtEnd
     }
 }
 
-/// A graph on a device, with the names of its ends.
+/// A graph on a device.
 #[derive(Debug)]
-pub(super) struct Half {
+pub(super) struct CompiledGraph {
     pub executor: Executor,
-    pub ends: Ends,
+    pub bindings: Bindings,
 }
 
-impl Half {
+impl CompiledGraph {
     /// With memory of its own.
     pub fn new(planned: Planned, device: &Device) -> Self {
-        Self { executor: Executor::new(device, planned.plan), ends: planned.ends }
+        Self { executor: Executor::new(device, planned.plan), bindings: planned.bindings }
     }
 
     /// To run in the memory of another.
     pub fn without_arena(planned: Planned, device: &Device) -> Self {
-        Self { executor: Executor::without_arena(device, planned.plan), ends: planned.ends }
+        Self { executor: Executor::without_arena(device, planned.plan), bindings: planned.bindings }
     }
 }
 
 /// The values by which a graph is fed and read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
+pub(crate) struct Bindings {
     pub x: Value,
     pub targets: Value,
     pub logits: Value,
     pub seed: Option<Value>,
 }
 
-impl Ends {
+impl Bindings {
     /// Writes part `part` of a batch into the inputs, with zeros where the batch is smaller than planned.
     pub fn fill(&self, executor: &mut Executor, batch: &Batch, part: usize, grad_seed: f32) {
         let elements = executor.plan().graph().shape(self.x).elements();

@@ -5,9 +5,9 @@ use paceline_system::limits::{Limits, in_words};
 use paceline_tensor::Plan;
 use paceline_tensor::plan::Updates;
 
-use super::ReplicaOptions;
-use super::half::{Planned, updates};
+use super::compiled::{Planned, updates};
 use crate::error::TrainError;
+use crate::replica::ReplicaOptions;
 
 /// Bytes of a process that does nothing yet, of code, stacks and small things: from 12 to 32 MB were measured.
 pub(crate) const BASE: u64 = 32 << 20;

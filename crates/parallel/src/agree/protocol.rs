@@ -1,0 +1,211 @@
+//! What an agreement sends, as a value: one list for each part of a run, from which workers and servers both derive what they send and
+//! what they expect. Two ends that walk one list cannot expect different things.
+
+use paceline_comm::Rank;
+
+/// What travels between the ranks of a run, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Protocol {
+    /// The name on the command line.
+    pub name: &'static str,
+    /// Broadcast by rank 0 to all workers and servers before the first step, in this order, after the run's identity.
+    pub opening: Vec<Opening>,
+    /// Who makes the steps.
+    pub steps: Steps,
+    /// The exchanges of one step, in order.
+    pub in_step: Vec<Exchange>,
+    /// What workers may ask for between two steps.
+    pub between: Vec<Between>,
+    /// What a worker says at the end.
+    pub closing: Option<Closing>,
+    /// What the loss of a peer means for the others.
+    pub lost_peer: LostPeer,
+    /// What somebody who joins later is sent.
+    pub joiner: Vec<Opening>,
+}
+
+/// A tensor, or several, that all ranks are given by rank 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// What is kept and not trained: running statistics.
+    States,
+    /// The parameters.
+    Weights,
+    /// Every buffer of the optimizer's state.
+    Optimizer,
+}
+
+/// What all agreements begin with.
+pub const OPENING: [Opening; 3] = [Opening::States, Opening::Weights, Opening::Optimizer];
+
+/// Who makes the steps, and with what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steps {
+    /// Every worker, with its own gradients. Weights are exchanged after every `every`-th step, or never.
+    Local {
+        /// Steps between two exchanges of weights.
+        every: Option<u64>,
+    },
+    /// Every worker, with the sum of all gradients.
+    Sums,
+    /// Servers; their weights replace the workers'.
+    Servers,
+}
+
+/// One exchange of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// The step's reports are added up.
+    Report,
+    /// The gradients of a bucket are added up over all workers.
+    AllReduce {
+        /// Its number.
+        bucket: usize,
+    },
+    /// Gradients go to the servers while the weights of an earlier bucket come back: both directions of a link are busy.
+    PushPull {
+        /// The bucket whose gradients are pushed.
+        push: Option<usize>,
+        /// The bucket whose weights are pulled.
+        pull: Option<usize>,
+    },
+}
+
+/// What workers may do together between two steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Between {
+    /// Add up numbers: running statistics, an evaluation's counts.
+    Sum,
+    /// Fetch all weights.
+    Weights,
+    /// Fetch the optimizer's state, to be saved by rank 0.
+    Optimizer,
+}
+
+/// How a worker leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// It tells the servers, which wait for it no longer.
+    Goodbye,
+}
+
+/// What the others do when a peer is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LostPeer {
+    /// The run ends, and a survivor saves the last whole step.
+    End,
+    /// They go on without it.
+    GoOn,
+}
+
+impl Protocol {
+    /// Nothing travels: one worker, which makes its own steps.
+    pub const fn alone() -> Self {
+        Self {
+            name: "alone",
+            opening: Vec::new(),
+            steps: Steps::Local { every: None },
+            in_step: Vec::new(),
+            between: Vec::new(),
+            closing: None,
+            lost_peer: LostPeer::End,
+            joiner: Vec::new(),
+        }
+    }
+
+    /// Sums of gradients, bucket by bucket.
+    pub fn all_reduce(buckets: usize) -> Self {
+        let sums = (0..buckets).map(|bucket| Exchange::AllReduce { bucket });
+        Self {
+            name: "all-reduce",
+            opening: OPENING.to_vec(),
+            steps: Steps::Sums,
+            in_step: [Exchange::Report].into_iter().chain(sums).collect(),
+            between: vec![Between::Sum],
+            closing: None,
+            lost_peer: LostPeer::End,
+            joiner: OPENING.to_vec(),
+        }
+    }
+
+    /// Gradients to servers and weights back, one bucket behind.
+    pub fn parameter_server(buckets: usize) -> Self {
+        let push_pull = |index: usize| Exchange::PushPull {
+            push: (index < buckets).then_some(index),
+            pull: index.checked_sub(1),
+        };
+        Self {
+            name: "parameter-server",
+            opening: OPENING.to_vec(),
+            steps: Steps::Servers,
+            in_step: [Exchange::Report].into_iter().chain((0..=buckets).map(push_pull)).collect(),
+            between: vec![Between::Sum, Between::Weights, Between::Optimizer],
+            closing: Some(Closing::Goodbye),
+            lost_peer: LostPeer::End,
+            joiner: OPENING.to_vec(),
+        }
+    }
+
+    /// Whether gradients of a step leave a worker's device by the host.
+    pub fn hears_of_gradients(&self) -> bool {
+        self.in_step.iter().any(|exchange| !matches!(exchange, Exchange::Report))
+    }
+
+    /// Whether workers may do this between two steps.
+    pub fn allows(&self, between: Between) -> bool {
+        self.between.contains(&between)
+    }
+}
+
+/// Ranks by what they do: workers first, then servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Roles {
+    /// Ranks from 0.
+    pub workers: usize,
+    /// Ranks behind them.
+    pub servers: usize,
+}
+
+impl Roles {
+    /// The rank of a server.
+    pub fn server(&self, index: usize) -> Rank {
+        Rank::at(self.workers + index)
+    }
+
+    /// A server's part of so many elements.
+    pub fn part(&self, elements: usize, server: usize) -> std::ops::Range<usize> {
+        paceline_comm::transfer::chunk(elements, self.servers, server)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bucket_is_pushed_once_and_pulled_once_later() {
+        for buckets in 0..5 {
+            let protocol = Protocol::parameter_server(buckets);
+            let mut pushed = Vec::new();
+            let mut pulled = Vec::new();
+            for exchange in &protocol.in_step {
+                let Exchange::PushPull { push, pull } = exchange else { continue };
+                if let Some(bucket) = pull {
+                    assert!(pushed.contains(bucket), "weights come back after their gradients went");
+                    pulled.push(*bucket);
+                }
+                pushed.extend(push);
+            }
+            let all: Vec<usize> = (0..buckets).collect();
+            assert_eq!((pushed, pulled), (all.clone(), all));
+        }
+    }
+
+    #[test]
+    fn what_all_get_at_the_opening_is_what_a_joiner_is_sent() {
+        for protocol in [Protocol::all_reduce(3), Protocol::parameter_server(3)] {
+            assert_eq!(protocol.opening, protocol.joiner);
+            assert_eq!(protocol.in_step[0], Exchange::Report);
+        }
+    }
+}

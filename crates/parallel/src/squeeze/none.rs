@@ -1,0 +1,42 @@
+//! Messages are the values themselves.
+
+use super::{Codec, Message, Number, Round, Segment, Squeeze};
+
+/// What the command line offers.
+#[derive(Debug)]
+pub struct None;
+
+/// The same.
+pub const SQUEEZE: None = None;
+
+impl Squeeze for None {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn about(&self) -> &'static str {
+        "32-bit numbers, as they are"
+    }
+
+    fn codec(&self) -> Box<dyn Codec> {
+        Box::new(Self)
+    }
+}
+
+impl Codec for None {
+    fn rounds(&self) -> &'static [Round] {
+        &[Round::Sum(Number::F32)]
+    }
+
+    fn is_identity(&self) -> bool {
+        true
+    }
+
+    fn bytes_max(&self, elements: usize) -> usize {
+        elements * Number::F32.bytes()
+    }
+
+    fn encode(&mut self, _: usize, _: &[Segment], _: &[f32], _: &mut Message) {}
+
+    fn decode(&mut self, _: usize, _: &[Segment], _: (&Message, usize), _: &mut [f32]) {}
+}

@@ -1,0 +1,303 @@
+//! The engine on the cores of this machine: an executor over one arena, and the optimizer's arithmetic as gradients become final.
+
+use std::sync::Arc;
+
+use paceline_data::batch::Batch;
+use paceline_nn::optim::{self, Buffers, Moment, Segment, Tools};
+use paceline_parallel::agree::SharedWeights;
+use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::execute::{Profile, Turn};
+use paceline_tensor::plan::Bucket;
+use paceline_tensor::{Buffer, Device, Executor, Pass, Plan, Store};
+
+use super::compiled::CompiledGraph;
+use super::finite::{all_finite, is_finite};
+use super::update::{HostTarget, KeptTarget, Updates};
+use super::{Event, Gradients, Halt, Inputs, Listener, Parts, Slot, StepOutput, Weights};
+use crate::error::TrainError;
+use crate::metrics::Tally;
+use crate::replica::{NotFinite, ReplicaOptions};
+
+pub(super) const EVALUATES: &str = "a replica built for evaluation does not train";
+
+/// A model on the cores of this machine.
+#[derive(Debug)]
+pub struct CpuEngine {
+    pub(super) weights: Weights,
+    options: ReplicaOptions,
+    device: Arc<Cpu>,
+    /// None if it only evaluates.
+    train: Option<CompiledGraph>,
+    /// Runs in the arena of `train`, if there is one: they never run at the same time.
+    eval: CompiledGraph,
+    segments: Vec<Segment>,
+    buckets: Vec<Bucket>,
+    /// The sum of gradients over the parts of a batch; empty if there is one part.
+    accumulated: Buffer,
+    /// Working memory of the optimizer.
+    sums: Vec<f64>,
+    /// The micro-batch whose answers are in the slot.
+    pass: Pass,
+    part: usize,
+    /// Of the parts so far.
+    pub(super) tally: Tally,
+}
+
+impl CpuEngine {
+    pub(crate) fn new(parts: Parts, device: &Arc<Cpu>) -> Self {
+        let Parts { options, train, eval, mut weights, segments } = parts;
+        let Weights { store, optimizer } = &mut weights;
+        let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(optimizer);
+        given.for_each(|buffer| device.pool().touch(buffer));
+        let buckets = train.as_ref().map_or(&eval.plan, |train| &train.plan).buckets().to_vec();
+        let elements = if train.is_some() && options.accumulate > 1 { weights.store.parameters.len() } else { 0 };
+        let place = Device::Cpu(Arc::clone(device));
+        Self {
+            weights,
+            accumulated: Buffer::zeroed_for("the gradients", elements),
+            options,
+            device: Arc::clone(device),
+            eval: match train {
+                Some(_) => CompiledGraph::without_arena(eval, &place),
+                None => CompiledGraph::new(eval, &place),
+            },
+            train: train.map(|train| CompiledGraph::new(train, &place)),
+            segments,
+            buckets,
+            sums: Vec::new(),
+            pass: Pass::default(),
+            part: 0,
+            tally: Tally::default(),
+        }
+    }
+
+    pub(super) fn forward(&mut self, slot: Slot, inputs: &Inputs<'_>, on: &mut dyn Listener) -> Result<(), Halt> {
+        assert_eq!(slot, Slot(0), "this engine keeps one micro-batch alive");
+        let cpu = Arc::clone(&self.device);
+        let _bound = cpu.pool().enter();
+        let Inputs { batch, part, pass, seed, .. } = *inputs;
+        (self.pass, self.part) = (pass, part);
+        if part == 0 {
+            self.tally = Tally::default();
+        }
+        let keeps = self.keeps_gradients();
+        let (CompiledGraph { executor, bindings }, store, mut updates) = self.split();
+        bindings.fill(executor, batch, part, seed);
+        executor.forward_with(store, pass, &mut |turn| match turn {
+            Turn::Need { bucket, parameters } if !keeps => {
+                let target = &mut HostTarget { updates: &mut updates, parameters };
+                on.on(Event::BeforeRead { bucket, target })
+            }
+            Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
+            _ => Ok(()),
+        })?;
+        let tally = bindings.answers(executor, batch, part).1;
+        self.tally.merge(&tally);
+        if keeps { Ok(()) } else { on.on(Event::Forwarded { tally }) }
+    }
+
+    pub(super) fn backward(&mut self, slot: Slot, which: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
+        assert_eq!((slot, which), (Slot(0), Gradients::All), "this engine computes all gradients at once");
+        let cpu = Arc::clone(&self.device);
+        let _bound = cpu.pool().enter();
+        let (keeps, pass, mut result) = (self.keeps_gradients(), self.pass, Ok(()));
+        let (CompiledGraph { executor, .. }, store, mut updates) = self.split();
+        executor.backward(store, pass, &mut |turn| {
+            result = match turn {
+                Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
+                _ if keeps => Ok(()),
+                Turn::Send { bucket, gradients } => on.on(Event::Final { bucket, gradients }),
+                Turn::Apply { bucket, gradients, parameters } => {
+                    let target = &mut HostTarget { updates: &mut updates, parameters };
+                    on.on(Event::MayApply { bucket, gradients: Some(gradients), target })
+                }
+                Turn::Need { bucket, parameters } => {
+                    let target = &mut HostTarget { updates: &mut updates, parameters };
+                    on.on(Event::MayApply { bucket, gradients: None, target })
+                }
+            };
+            result.is_ok()
+        });
+        result?;
+        if keeps && self.options.accumulate > 1 {
+            self.accumulate();
+        }
+        Ok(())
+    }
+
+    pub(super) fn close(&mut self, moment: Moment, on: &mut dyn Listener) -> Result<StepOutput, Halt> {
+        let cpu = Arc::clone(&self.device);
+        let _bound = cpu.pool().enter();
+        let (mut tally, keeps, mut replaced) = (self.tally, self.keeps_gradients(), false);
+        if keeps {
+            on.on(Event::Forwarded { tally })?;
+            let Self { weights: Weights { store: Store { gradients, parameters, .. }, .. }, buckets, .. } = self;
+            for (index, bucket) in buckets.iter().enumerate() {
+                on.on(Event::Final { bucket: index, gradients: &gradients[bucket.elements.clone()] })?;
+            }
+            for (index, bucket) in buckets.iter().enumerate() {
+                let (gradients, parameters) =
+                    (&mut gradients[bucket.elements.clone()], &mut parameters[bucket.elements.clone()]);
+                let target = &mut KeptTarget { gradients, parameters, replaced: &mut replaced };
+                on.on(Event::Settle { bucket: index, target })?;
+            }
+        }
+        on.on(Event::Total { tally: &mut tally })?;
+        let updated = match tally.loss.is_finite() {
+            false => Err(NotFinite::Loss),
+            true if keeps && !replaced => self.update_all(moment),
+            true => Ok(()),
+        };
+        Ok(StepOutput { tally, updated })
+    }
+
+    /// Clips and applies the gradients that were kept, unless they would spoil the weights.
+    fn update_all(&mut self, moment: Moment) -> Result<(), NotFinite> {
+        let norm = self.options.clip_norm.map(|norm_max| self.clip(norm_max));
+        let store = &self.weights.store;
+        let finite = norm.map_or_else(|| all_finite(self.device.pool(), &store.gradients), f64::is_finite);
+        if !finite {
+            let spoiled = |&index: &usize| !is_finite(store.gradient(index));
+            let parameter = (0..self.segments.len()).find(spoiled).unwrap_or(0);
+            return Err(NotFinite::Gradient(parameter));
+        }
+        self.update(moment);
+        Ok(())
+    }
+
+    /// The optimizer's step with the gradients that were kept.
+    pub fn update(&mut self, moment: Moment) {
+        let Self { weights: Weights { store, optimizer }, device, segments, sums, options, .. } = self;
+        let Store { parameters: weights, gradients, .. } = store;
+        let state = optim::state_of(optimizer, 0..weights.len());
+        let buffers = Buffers { start: 0, weights, gradients, state };
+        options.rule.update(moment, segments, buffers, &mut Tools { cpu: device, sums });
+    }
+
+    /// Scales the kept gradients down to a norm over all parameters, and returns the norm they had.
+    pub fn clip(&mut self, norm_max: f64) -> f64 {
+        let Self { weights: Weights { store, .. }, device, segments, sums, .. } = self;
+        let mut tools = Tools { cpu: device, sums };
+        let norm = optim::global_norm(&store.gradients, segments, &mut tools);
+        if let Some(factor) = optim::clip_factor(norm, norm_max) {
+            optim::scale(&mut store.gradients, factor, &tools);
+        }
+        norm
+    }
+
+    pub(super) fn settle(&mut self, on: &mut dyn Listener) -> Result<(), Halt> {
+        if self.train.is_none() {
+            return Ok(());
+        }
+        let (_, Store { parameters, .. }, mut updates) = self.split();
+        for index in 0..updates.buckets.len() {
+            let parameters = &mut parameters[updates.buckets[index].elements.clone()];
+            let target = &mut HostTarget { updates: &mut updates, parameters };
+            on.on(Event::BeforeRead { bucket: index, target })?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
+        let Self { train, eval: CompiledGraph { executor, bindings }, weights, .. } = self;
+        let mut run = |executor: &mut Executor| {
+            bindings.fill(executor, batch, 0, 1.0);
+            executor.run(&mut weights.store, Pass::default());
+            let (logits, tally) = bindings.answers(executor, batch, 0);
+            (logits.to_vec(), tally)
+        };
+        Ok(match train {
+            Some(train) => train.executor.lend_arena(executor, run),
+            None => run(executor),
+        })
+    }
+
+    pub(super) fn profile(&mut self, inputs: &Inputs<'_>) -> Result<Profile, TrainError> {
+        let CompiledGraph { executor, bindings } = self.train.as_mut().expect(EVALUATES);
+        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed);
+        Ok(executor.profile(&mut self.weights.store, inputs.pass))
+    }
+
+    pub(super) fn find_non_finite(&mut self, inputs: &Inputs<'_>) -> Option<(String, &'static str)> {
+        let CompiledGraph { executor, bindings } = self.train.as_mut().expect(EVALUATES);
+        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed);
+        executor.find_non_finite(&mut self.weights.store, inputs.pass)
+    }
+
+    /// Adds the gradients of a part to those of the parts before.
+    fn accumulate(&mut self) {
+        let (first, last) = (self.part == 0, self.part + 1 == self.options.accumulate);
+        let gradients = &mut self.weights.store.gradients;
+        if first {
+            self.accumulated.copy_from_slice(gradients);
+        } else {
+            const CHUNK: usize = 1 << 16;
+            self.device.pool().chunks(&mut self.accumulated, CHUNK, |index, sums| {
+                sums.iter_mut().zip(&gradients[index * CHUNK..]).for_each(|(sum, gradient)| *sum += gradient);
+            });
+        }
+        if last {
+            gradients.copy_from_slice(&self.accumulated);
+        }
+    }
+
+    /// Uses memory that all replicas map; the first one's numbers are theirs all.
+    pub(super) fn use_shared(&mut self, memory: SharedWeights, fills: bool) {
+        let SharedWeights { weights, optimizer, gradients } = memory;
+        let Weights { store, optimizer: own } = &mut self.weights;
+        let own = std::iter::once(&mut store.parameters).chain(own);
+        for (own, mut shared) in own.zip(std::iter::once(weights).chain(optimizer)) {
+            assert_eq!(own.len(), shared.len(), "all ranks have the same parameters");
+            if fills {
+                shared.copy_from_slice(own);
+            }
+            *own = Buffer::lent(Box::new(shared));
+        }
+        let train = self.train.as_mut().expect(EVALUATES);
+        train.executor.keep_gradients(store, Buffer::lent(Box::new(gradients)));
+    }
+
+    pub(super) fn steps_by_elements(&self) -> bool {
+        !self.keeps_gradients() && !self.options.rule.needs_whole_tensors()
+    }
+
+    /// Whether all gradients are looked at before any is applied.
+    fn keeps_gradients(&self) -> bool {
+        self.plan().stores_gradients()
+    }
+
+    pub(super) fn plan(&self) -> &Plan {
+        self.train.as_ref().unwrap_or(&self.eval).executor.plan()
+    }
+
+    pub(super) fn evaluation_plan(&self) -> &Plan {
+        self.eval.executor.plan()
+    }
+
+    pub(super) fn cpu(&self) -> &Arc<Cpu> {
+        &self.device
+    }
+
+    pub(super) fn prefetches(&self) -> bool {
+        false
+    }
+
+    pub(super) fn prefetch(&mut self, _: Option<&Batch>) {}
+
+    pub(super) fn fetch(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    pub(super) fn load(&mut self) {}
+
+    pub(super) fn hear_of_gradients(&mut self) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    /// What a pass uses at the same time.
+    fn split(&mut self) -> (&mut CompiledGraph, &mut Store, Updates<'_>) {
+        let Self { options, device, weights: Weights { store, optimizer }, segments, buckets, sums, train, .. } = self;
+        let updates = Updates { rule: &options.rule, device, optimizer, segments, buckets, sums };
+        (train.as_mut().expect(EVALUATES), store, updates)
+    }
+}

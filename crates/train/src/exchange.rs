@@ -1,0 +1,313 @@
+//! Between an engine and an agreement: what happens in a pass becomes messages, and what comes back is applied.
+//!
+//! Gradients leave as they become final, and come back while the backward pass goes on. What has not come back by its end is applied in
+//! the next forward pass, just before the first layer that needs it: a slow link then hides behind a whole step and not only behind half
+//! of one. Whoever looks at the weights between steps lets them settle first.
+
+use std::ops::Range;
+
+use paceline_nn::optim::Moment;
+use paceline_parallel::agree::{
+    self, Agreement, Alone, Opening, Refusal, RunIdentity, Settled, StepReport, Steps, Votes, Wait,
+};
+use paceline_system::clock::Clock;
+
+use crate::engine::{Engine, Event, Halt, Listener, Target};
+use crate::error::TrainError;
+use crate::metrics::Tally;
+use crate::phases::Phases;
+use crate::replica::NotFinite;
+
+/// A replica's end of an agreement, during a run.
+#[derive(Debug)]
+pub struct Exchange {
+    agreement: Box<dyn Agreement>,
+    /// The step under way.
+    moment: Moment,
+    /// The step whose gradients are not all applied.
+    pending: Option<Moment>,
+    /// Whether the report of the step under way was given.
+    reported: bool,
+    /// What it said of this replica's own answers.
+    tally: Tally,
+    /// This replica's wishes, and after a step everybody's.
+    pub votes: Votes,
+    clock: Clock,
+    /// Spent inside of a pass, in seconds.
+    waited_s: f64,
+    updated_s: f64,
+}
+
+impl Exchange {
+    /// With nobody.
+    pub fn alone(clock: &Clock) -> Self {
+        Self::new(Box::new(Alone::default()), clock)
+    }
+
+    /// With those who have joined an agreement.
+    pub fn new(agreement: Box<dyn Agreement>, clock: &Clock) -> Self {
+        Self {
+            agreement,
+            moment: Moment { step: 0, learning_rate: 0.0 },
+            pending: None,
+            reported: false,
+            tally: Tally::default(),
+            votes: Votes::default(),
+            clock: clock.clone(),
+            waited_s: 0.0,
+            updated_s: 0.0,
+        }
+    }
+
+    /// The agreement.
+    pub fn agreement(&mut self) -> &mut dyn Agreement {
+        &mut *self.agreement
+    }
+
+    /// How many replicas train together.
+    pub fn workers(&self) -> usize {
+        self.agreement.workers()
+    }
+
+    /// This replica's number among them.
+    pub fn rank(&self) -> usize {
+        self.agreement.rank().index()
+    }
+
+    /// What this replica's gradient counts for.
+    pub fn gradient_weight(&self) -> f32 {
+        self.agreement.gradient_weight()
+    }
+
+    /// Whether the step of a bucket is made with what comes back, and not with this replica's own gradients.
+    fn settles(&self) -> bool {
+        !matches!(self.agreement.protocol().steps, Steps::Local { .. })
+    }
+
+    /// The step under way.
+    pub fn moment(&self) -> Moment {
+        self.moment
+    }
+
+    /// How good this replica's own answers were, where a step was given up.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    /// A step begins.
+    pub fn begin(&mut self, moment: Moment) {
+        (self.moment, self.reported) = (moment, false);
+        (self.waited_s, self.updated_s) = (0.0, 0.0);
+    }
+
+    /// The step is computed; what was spent inside of its passes is told apart.
+    pub fn end(&mut self, phases: &mut Phases) {
+        self.pending = self.settles().then_some(self.moment);
+        phases.shift("compute", "update", self.updated_s);
+        phases.shift("compute", "wait", self.waited_s);
+    }
+
+    /// Exchanges weights, where replicas make their own steps and it is time to.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed.
+    pub fn exchange_weights(&mut self, engine: &mut Engine, steps_done: u64) -> Result<(), TrainError> {
+        let Steps::Local { every: Some(every) } = self.agreement.protocol().steps else { return Ok(()) };
+        if !steps_done.is_multiple_of(every) {
+            return Ok(());
+        }
+        engine.fetch()?;
+        self.agreement.exchange_weights(&mut engine.weights_mut().store.parameters)?;
+        engine.load();
+        Ok(())
+    }
+
+    /// Takes over what rank 0 gives to all, as the protocol lists it.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed, or begins with another step, other data or another model.
+    pub fn open(&mut self, engine: &mut Engine, identity: RunIdentity) -> Result<(), TrainError> {
+        let agreement = &mut *self.agreement;
+        agree::identify(agreement, identity)?;
+        let weights = engine.weights_mut();
+        for opening in agreement.protocol().opening.clone() {
+            match opening {
+                Opening::States if weights.store.states.is_empty() => {}
+                Opening::States => agreement.broadcast_from_root(&mut weights.store.states)?,
+                // Where there is one copy, rank 0 has filled it before it said what it begins with.
+                Opening::Weights | Opening::Optimizer if agreement.has_one_copy() => {}
+                Opening::Weights => agreement.broadcast_from_root(&mut weights.store.parameters)?,
+                Opening::Optimizer => {
+                    weights.optimizer.iter_mut().try_for_each(|buffer| agreement.broadcast_from_root(buffer))?;
+                }
+            }
+        }
+        engine.load();
+        Ok(())
+    }
+
+    /// Adds up a tally over all replicas, with their wishes; between steps.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
+        let report = agree::sum_reports(&mut *self.agreement, report(&tally, self.votes))?;
+        Ok(self.take_total(report))
+    }
+
+    fn take_total(&mut self, report: StepReport) -> Tally {
+        self.votes = report.votes;
+        let StepReport { rows, loss, top1, top5, .. } = report;
+        Tally { rows, loss, top1, top5 }
+    }
+
+    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics, and the servers' weights
+    /// where everybody stepped alone: the weights can be looked at, and are the same everywhere.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed, or a gradient was not finite.
+    pub fn settle(&mut self, engine: &mut Engine) -> Result<(), Halt> {
+        if self.pending.is_some() {
+            engine.settle(self)?;
+            self.pending = None;
+        }
+        if self.workers() == 1 {
+            return Ok(());
+        }
+        engine.fetch()?;
+        // Statistics over all replicas are the same everywhere already.
+        let own_statistics = !engine.plan().shares_statistics();
+        let weights = engine.weights_mut();
+        if own_statistics && !weights.store.states.is_empty() {
+            self.agreement.sum(&mut weights.store.states)?;
+            let factor = 1.0 / self.agreement.workers() as f32;
+            weights.store.states.iter_mut().for_each(|state| *state *= factor);
+        }
+        self.agreement.fetch_weights(&mut weights.store.parameters)?;
+        let mut optimizer: Vec<&mut [f32]> = weights.optimizer.iter_mut().map(|buffer| &mut **buffer).collect();
+        self.agreement.fetch_optimizer(&mut optimizer)?;
+        engine.load();
+        Ok(())
+    }
+
+    /// Brings the parameters of a bucket up to date with what came back for it.
+    fn settle_bucket(
+        &mut self,
+        (bucket, wait): (usize, Wait),
+        moment: Moment,
+        target: &mut dyn Target,
+    ) -> Result<(), Halt> {
+        let (start, clock) = (self.clock.seconds(), self.clock.clone());
+        let mut applied = Applied { target, moment, clock: &clock, halt: None, updated_s: 0.0 };
+        let settled = self.agreement.settle(bucket, wait, &mut applied);
+        let Applied { halt, updated_s, .. } = applied;
+        self.updated_s += updated_s;
+        self.waited_s += clock.seconds() - start - updated_s;
+        match (settled?, halt) {
+            (_, Some(halt)) => Err(halt),
+            // Another rank could not make its share of the step; which parameter it was, that rank knows.
+            (Settled::Refused, None) => Err(Halt::RefusedElsewhere { bucket }),
+            (Settled::Done | Settled::NotYet, None) => Ok(()),
+        }
+    }
+}
+
+impl Listener for Exchange {
+    fn on(&mut self, event: Event<'_>) -> Result<(), Halt> {
+        let moment = self.moment;
+        match event {
+            Event::Forwarded { tally } => {
+                self.tally = tally;
+                // Alone, nothing has changed yet; others find out by the total.
+                if !self.settles() && !tally.loss.is_finite() {
+                    return Err(Halt::NotFinite(NotFinite::Loss));
+                }
+                self.reported = true;
+                Ok(self.agreement.begin_step(report(&tally, self.votes))?)
+            }
+            Event::BeforeRead { bucket, target } => match self.pending {
+                Some(before) => self.settle_bucket((bucket, Wait::Block), before, target),
+                None => Ok(()),
+            },
+            Event::Final { bucket, gradients } if self.settles() => Ok(self.agreement.send(bucket, gradients)?),
+            Event::MayApply { bucket, gradients: Some(gradients), target } if !self.settles() => {
+                let start = self.clock.seconds();
+                let applied = target.apply(moment, (bucket, 0..gradients.len()), gradients, None);
+                self.updated_s += self.clock.seconds() - start;
+                applied
+            }
+            Event::MayApply { bucket, target, .. } if self.settles() => {
+                self.settle_bucket((bucket, Wait::Poll), moment, target)
+            }
+            Event::Settle { bucket, target } if self.settles() => {
+                self.settle_bucket((bucket, Wait::Block), moment, target)
+            }
+            Event::Final { .. } | Event::MayApply { .. } | Event::Settle { .. } => Ok(()),
+            Event::Sum { numbers: [] } => Ok(()),
+            Event::Sum { numbers } => {
+                let start = self.clock.seconds();
+                self.agreement.sum(numbers)?;
+                self.waited_s += self.clock.seconds() - start;
+                Ok(())
+            }
+            Event::Total { tally } => {
+                let start = self.clock.seconds();
+                if self.reported {
+                    let total = self.agreement.total()?;
+                    *tally = self.take_total(total);
+                } else {
+                    // The gradients never came by: they were summed between devices.
+                    *tally = self.total(*tally)?;
+                }
+                self.waited_s += self.clock.seconds() - start;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Where the outcome of a bucket goes, and what kept it from going there.
+struct Applied<'a> {
+    target: &'a mut dyn Target,
+    moment: Moment,
+    clock: &'a Clock,
+    halt: Option<Halt>,
+    updated_s: f64,
+}
+
+impl Applied<'_> {
+    fn timed(&mut self, apply: impl FnOnce(&mut dyn Target, Moment) -> Result<(), Halt>) -> Result<(), Refusal> {
+        let start = self.clock.seconds();
+        let applied = apply(self.target, self.moment);
+        self.updated_s += self.clock.seconds() - start;
+        applied.map_err(|halt| {
+            self.halt = Some(halt);
+            Refusal
+        })
+    }
+}
+
+impl agree::Target for Applied<'_> {
+    fn apply_sums(&mut self, bucket: usize, range: Range<usize>, sums: &mut [f32]) -> Result<(), Refusal> {
+        self.timed(|target, moment| target.apply(moment, (bucket, range), sums, None))
+    }
+
+    fn apply_shared(
+        &mut self,
+        bucket: usize,
+        range: Range<usize>,
+        sums: &mut [f32],
+        weights: &mut [f32],
+    ) -> Result<(), Refusal> {
+        self.timed(|target, moment| target.apply(moment, (bucket, range), sums, Some(weights)))
+    }
+
+    fn replace_weights(&mut self, bucket: usize, weights: &[f32]) -> Result<(), Refusal> {
+        self.timed(|target, _| target.replace(bucket, weights))
+    }
+}
+
+fn report(tally: &Tally, votes: Votes) -> StepReport {
+    let Tally { rows, loss, top1, top5 } = *tally;
+    StepReport { rows, loss, top1, top5, votes }
+}
