@@ -51,7 +51,7 @@ fn step(network: &Network, wanted: &Wanted) -> Vec<u32> {
             executor.write(input, &(0..count).map(|_| random.normal()).collect::<Vec<_>>());
         }
     }
-    executor.run(&mut store, Pass { seed: 1, step: 2 });
+    executor.run(&mut store, Pass { seed: 1, step: 2, ..Pass::default() });
     let loss = executor.read::<f32>(network.loss);
     loss.iter().chain(store.gradients.iter()).chain(store.states.iter()).map(|x| x.to_bits()).collect()
 }

@@ -12,12 +12,32 @@ use crate::plan::{Place, Plan};
 use crate::store::Store;
 
 /// What a step needs to know besides its tensors: the randomness of dropout is a function of these.
+///
+/// Dropout sees tensors whose leading dim is that of the samples, or a multiple of it. Whether an element is kept depends on the seed,
+/// the step, the layer, the number of its sample in the global batch and its place in the sample, so that a batch may be computed
+/// whole, in parts one after the other, or by several replicas, with the same mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pass {
     /// The run's seed.
     pub seed: u64,
     /// The step's number.
     pub step: u64,
+    /// The number of this pass's first sample within the global batch of the step.
+    pub first_sample: u64,
+    /// Samples in this pass; 0 if a whole tensor counts as one.
+    pub samples: usize,
+}
+
+impl Pass {
+    /// The index of the first element of a tensor, counted from the first element of the global batch's.
+    ///
+    /// # Panics
+    /// When the tensor is not made of that many samples.
+    pub(crate) fn first_element(&self, elements: usize) -> u64 {
+        let samples = self.samples.max(1);
+        assert!(elements.is_multiple_of(samples), "{elements} elements are not {samples} samples");
+        self.first_sample.wrapping_mul((elements / samples) as u64)
+    }
 }
 
 /// A plan bound to a device and its memory.

@@ -119,8 +119,8 @@ pub struct Replica {
     agreement: Agreement,
     /// What this replica's gradient counts for.
     share: f32,
-    /// Decides dropout.
-    dropout_seed: u64,
+    /// The number of its first sample within the global batch of a step.
+    first_sample: u64,
     /// The step whose gradients are not all applied.
     pending: Option<Moment>,
     /// Where the last step ended, for whoever survives when another replica is lost.
@@ -273,7 +273,7 @@ impl Replica {
             sums: Vec::new(),
             agreement: Agreement::alone(),
             share: 1.0,
-            dropout_seed: options.seed,
+            first_sample: 0,
             pending: None,
             boundary: Boundary::default(),
             votes: Votes::default(),
@@ -371,7 +371,7 @@ impl Replica {
     }
 
     fn step_early(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Stepped {
-        let pass = Pass { seed: self.dropout_seed, step: moment.step };
+        let pass = self.pass(moment.step, 0);
         let (Half { executor, ends }, store, mut updates) = split(self);
         let tally = phases.time("compute", || {
             ends.fill(executor, batch, 0, 1.0);
@@ -412,12 +412,12 @@ impl Replica {
         add: &mut dyn FnMut(&mut [f32]) -> Result<(), E>,
     ) -> Result<Tally, E> {
         assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
-        let (parts, seed) = (self.options.accumulate, self.dropout_seed);
+        let parts = self.options.accumulate;
         let mut tally = Tally::default();
         for part in 0..parts {
+            let pass = self.pass(step, part);
             let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
             ends.fill(executor, batch, part, self.share / parts as f32);
-            let pass = Pass { seed, step: step * parts as u64 + part as u64 };
             let mut turn = |turn: Turn<'_>| if let Turn::Sum { numbers, .. } = turn { add(numbers) } else { Ok(()) };
             executor.forward_with(&mut self.store, pass, &mut turn)?;
             let mut result = Ok(());
@@ -445,9 +445,16 @@ impl Replica {
         if let Some(gpu) = &mut self.gpu {
             return gpu.profile();
         }
+        let pass = self.pass(step, 0);
         let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
         ends.fill(executor, batch, 0, 1.0);
-        Ok(executor.profile(&mut self.store, Pass { seed: self.dropout_seed, step }))
+        Ok(executor.profile(&mut self.store, pass))
+    }
+
+    /// What decides the dropout of a part of a step's batch.
+    fn pass(&self, step: u64, part: usize) -> Pass {
+        let ReplicaOptions { seed, micro_batch, .. } = self.options;
+        Pass { seed, step, first_sample: self.first_sample + (part * micro_batch) as u64, samples: micro_batch }
     }
 
     /// Where a step went wrong, as layer and operation: the first result that is not finite for this batch. Where later
@@ -457,12 +464,11 @@ impl Replica {
     /// When the replica was built for evaluation.
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64, seen: NotFinite) -> (String, &'static str) {
         // Without the weights of a GPU that does not answer, nothing can be computed again.
-        let (fetched, seed) = (self.fetch().is_ok(), self.dropout_seed);
-        let parts = if fetched { self.options.accumulate } else { 0 };
-        let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
+        let parts = if self.fetch().is_ok() { self.options.accumulate } else { 0 };
         let found = (0..parts).find_map(|part| {
+            let pass = self.pass(step, part);
+            let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
             ends.fill(executor, batch, part, 1.0);
-            let pass = Pass { seed, step: step * parts as u64 + part as u64 };
             executor.find_non_finite(&mut self.store, pass)
         });
         found.unwrap_or_else(|| match seen {

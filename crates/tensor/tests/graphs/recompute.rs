@@ -14,7 +14,7 @@ use super::random_net::{Net, batch_norm, net, push};
 fn run(net: &Net, wanted: &Wanted) -> (Plan, [Vec<f32>; 3]) {
     let plan = Plan::new(net.graph.clone(), wanted);
     let (mut executor, mut store) = net.executor_of(&Device::cpu(2), plan.clone());
-    executor.run(&mut store, Pass { seed: 3, step: 5 });
+    executor.run(&mut store, Pass { seed: 3, step: 5, ..Pass::default() });
     (plan, [executor.read(net.result), store.gradients.to_vec(), store.states.to_vec()])
 }
 

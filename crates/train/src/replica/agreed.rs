@@ -10,7 +10,7 @@ use paceline_parallel::agree::{Elements, Memory, OPENING, Opening, Shared};
 use paceline_parallel::{Agreement, Brought};
 use paceline_system::clock::Clock;
 use paceline_tensor::execute::Turn;
-use paceline_tensor::{Buffer, Pass, Store};
+use paceline_tensor::{Buffer, Store};
 
 use super::{EVALUATES, Half, NotFinite, Replica, ReplicaOptions, Stepped, Updating, Votes, split};
 use crate::error::TrainError;
@@ -19,10 +19,11 @@ use crate::phases::Phases;
 use crate::serve::Start;
 
 impl Replica {
-    /// Trains together with others from now on. Each draws its own dropout.
+    /// Trains together with others from now on. Dropout is that of the global batch, of which each has its samples.
     pub fn agree(&mut self, mut agreement: Agreement) {
         self.share = agreement.weight();
-        self.dropout_seed = self.options.seed.wrapping_add(u64::from(agreement.rank().0) << 32);
+        let ReplicaOptions { micro_batch, accumulate, .. } = self.options;
+        self.first_sample = u64::from(agreement.rank().0) * (micro_batch * accumulate) as u64;
         if let Some(memory) = agreement.memory() {
             self.share_memory(memory, agreement.rank().0 == 0);
         }
@@ -65,7 +66,7 @@ impl Replica {
         phases: &mut Phases,
     ) -> Result<Stepped, TrainError> {
         let (share, votes, pending) = (self.share, self.votes, self.pending.take());
-        let pass = Pass { seed: self.dropout_seed, step: moment.step };
+        let pass = self.pass(moment.step, 0);
         let (Half { executor, ends }, store, mut updates) = split(self);
         let (clock, mut times) = (phases.clock().clone(), Times::default());
         let (tally, failed) = phases.time("compute", || {

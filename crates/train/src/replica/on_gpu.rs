@@ -216,17 +216,17 @@ impl Replica {
     /// # Errors
     /// When the GPU does not answer.
     pub fn start_on_gpu(&mut self, moment: Moment) -> Result<(), TrainError> {
-        let numbers = self.numbers(moment, moment.step);
+        let numbers = self.numbers(moment, 0);
         let Some(gpu) = &mut self.gpu else { return Ok(()) };
         gpu.gpu_is_newer = true;
         Ok(gpu.session.start(&numbers)?)
     }
 
-    /// What a step needs to know; `pass` decides its dropout.
-    fn numbers(&self, moment: Moment, pass: u64) -> session::Moment {
+    /// What a part of a step needs to know.
+    fn numbers(&self, moment: Moment, part: usize) -> session::Moment {
         let norm_max = self.options.clip_norm.map_or(f32::INFINITY, |norm| norm as f32);
         let rules = [false, true].map(|decays| self.options.rule.constants(moment, decays));
-        session::Moment { seed: self.dropout_seed, step: pass, norm_max, rules }
+        session::Moment { pass: self.pass(moment.step, part), norm_max, rules }
     }
 
     /// Makes a step on the batch that is there, and has the next one brought meanwhile.
@@ -244,7 +244,7 @@ impl Replica {
         let (parts, mut total) = (self.options.accumulate, Tally::default());
         let (mut found, others_wait) = (Found::default(), self.world() > 1);
         for part in 0..parts {
-            let numbers = self.numbers(moment, moment.step * parts as u64 + part as u64);
+            let numbers = self.numbers(moment, part);
             let share = if total.loss.is_finite() { self.share / parts as f32 } else { f32::NAN };
             let gpu = self.gpu.as_mut().expect("only a replica on a GPU comes here");
             gpu.give(&self.store, &self.optimizer_state)?;

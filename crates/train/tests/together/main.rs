@@ -28,7 +28,7 @@ const STEPS: u64 = 20;
 const BATCH: usize = 16;
 const RATE: f32 = 0.004;
 
-/// No batch-norm, whose statistics are each replica's own; a matrix that is a bucket of its own.
+/// No batch-norm, whose statistics are each replica's own; dropout, which is not; a matrix that is a bucket of its own.
 fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
     let x = net.conv("conv1", x, Conv::new(8, 3).pad(1))?;
     let x = net.relu(x)?;
@@ -36,6 +36,7 @@ fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
     let x = net.flatten(x)?;
     let x = net.linear("fc1", x, 1100)?;
     let x = net.relu(x)?;
+    let x = net.dropout(x, 0.2)?;
     let x = net.linear("fc2", x, 1000)?;
     let x = net.relu(x)?;
     net.linear("fc3", x, classes)
