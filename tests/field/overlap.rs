@@ -60,13 +60,13 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
             start = Instant::now();
         }
         let mut need = |turn: Turn<'_>| match turn {
-            Turn::Need { bucket, .. } => bring(&mut agreement, bucket).map(|_| ()),
+            Turn::BeforeRead { bucket, .. } => bring(&mut agreement, bucket).map(|_| ()),
             _ => Ok(()),
         };
         executor.forward_with::<CommError>(&mut store, Pass::default(), &mut need).unwrap();
         agreement.share([0.0; SHARED]).unwrap();
         executor.backward(&mut store, Pass::default(), &mut |turn| {
-            if let Turn::Send { bucket, gradients } = turn {
+            if let Turn::Final { bucket, gradients } = turn {
                 agreement.send(bucket, gradients).unwrap();
             }
             true

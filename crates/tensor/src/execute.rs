@@ -78,9 +78,16 @@ pub type After<'a> = dyn FnMut(usize, &[Floats<'_>]) -> bool + 'a;
 /// What the caller of a running step has to do next: mostly with a bucket of gradients, see [`crate::plan::Bucket`].
 #[derive(Debug)]
 pub enum Turn<'a> {
-    /// Forward: its parameters are about to be read for the first time in this step and have to be up to date. Backward: they may
-    /// have been changed for a while, and may be now, by those who could not before; not on every device.
-    Need {
+    /// In the forward pass: the next node is the first of this step that reads the bucket's parameters. They have to be up to date.
+    BeforeRead {
+        /// Its number in the plan.
+        bucket: usize,
+        /// The parameters.
+        parameters: &'a mut [f32],
+    },
+    /// In the backward pass, after [`Turn::Apply`]: the optimizer may update these parameters now if their sums came too late before.
+    /// Only on the CPU.
+    Offer {
         /// Its number in the plan.
         bucket: usize,
         /// The parameters.
@@ -94,18 +101,18 @@ pub enum Turn<'a> {
         /// As many as [`Plan::sums`] says. None on a device without memory.
         numbers: &'a mut [f32],
     },
-    /// Its gradients are final: whoever averages them with others may send them now.
-    Send {
+    /// In the backward pass: its gradients are final. Whoever sums them with those of other replicas may send them now.
+    Final {
         /// Its number in the plan.
         bucket: usize,
         /// The gradients, as the parameters lie in the flat layout, with zeros in the gaps. They stay until they are applied.
         gradients: &'a mut [f32],
     },
-    /// Nobody reads its parameters any more in this step: they may be changed.
+    /// In the backward pass, after [`Turn::Final`]: no node reads its parameters any more in this step. The optimizer may update them.
     Apply {
         /// Its number in the plan.
         bucket: usize,
-        /// As they were sent.
+        /// As they stood in [`Turn::Final`], or as its receiver left them.
         gradients: &'a mut [f32],
         /// What they are the gradients of, at the same positions.
         parameters: &'a mut [f32],
@@ -318,8 +325,7 @@ impl Executor {
         self.run_nodes(0..self.plan.forward_nodes(), store, pass, Between::Nothing, &mut |_| true);
     }
 
-    /// As [`Executor::forward`]. `turn` is called before the first node that reads the parameters of a bucket, to bring them up to
-    /// date, and where numbers are to be added up, and says whether to go on.
+    /// As [`Executor::forward`], with [`Turn::BeforeRead`] of every bucket and [`Turn::Sum`].
     ///
     /// # Errors
     /// The first that `turn` gives.
@@ -339,7 +345,7 @@ impl Executor {
             self.run_turns(done..node, store, pass, turn)?;
             done = node;
             let parameters = &mut store.parameters[self.plan.buckets()[bucket].elements.clone()];
-            turn(Turn::Need { bucket, parameters })?;
+            turn(Turn::BeforeRead { bucket, parameters })?;
         }
         self.run_turns(done..end, store, pass, turn)
     }
@@ -362,8 +368,8 @@ impl Executor {
         result
     }
 
-    /// Runs the backward pass. `turn` is called when the turn of a bucket has come, to send it and to apply it, and where numbers
-    /// are to be added up, and says whether to go on.
+    /// Runs the backward pass, with [`Turn::Final`], [`Turn::Apply`] and [`Turn::Offer`] of every bucket and [`Turn::Sum`]; `turn` says
+    /// whether to go on.
     ///
     /// # Panics
     /// When the store has another layout than the plan.

@@ -43,18 +43,18 @@ fn check_in(net: &Net, bucket_bytes_max: usize, parts: bool, kept: bool) -> Resu
     let mut turns = vec![(0, 0); plan.buckets().len()];
     let mut turn = |turn: Turn<'_>| {
         match turn {
-            Turn::Send { bucket, gradients } => {
+            Turn::Final { bucket, gradients } => {
                 assert_eq!(turns[bucket], (0, 0));
                 turns[bucket].0 += 1;
                 assert_eq!(gradients.len(), plan.buckets()[bucket].elements.len());
             }
             Turn::Apply { bucket, gradients, parameters } => {
-                assert_eq!(turns[bucket], (1, 0), "sent before it is applied, and applied once");
+                assert_eq!(turns[bucket], (1, 0), "final before it is applied, and applied once");
                 turns[bucket].1 += 1;
                 found[plan.buckets()[bucket].elements.clone()].copy_from_slice(gradients);
                 parameters.fill(f32::NAN);
             }
-            Turn::Need { bucket, .. } => assert_eq!(turns[bucket], (1, 1), "offered again after it was applied"),
+            Turn::Offer { bucket, .. } => assert_eq!(turns[bucket], (1, 1), "offered again after it was applied"),
             other => panic!("{other:?} in a backward pass without others"),
         }
         true

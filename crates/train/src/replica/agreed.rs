@@ -72,7 +72,7 @@ impl Replica {
         let (tally, failed) = phases.time("compute", || {
             ends.fill(executor, batch, 0, share);
             let mut turn = |turn: Turn<'_>| match (turn, pending) {
-                (Turn::Need { bucket, parameters }, Some(before)) => {
+                (Turn::BeforeRead { bucket, parameters }, Some(before)) => {
                     times.bring(&clock, &mut updates, (agreement, before), (bucket, true), parameters)
                 }
                 (Turn::Sum { numbers, .. }, _) => times.sum(&clock, agreement, numbers),
@@ -92,11 +92,12 @@ impl Replica {
         phases.time("compute", || {
             executor.backward(store, pass, &mut |turn| {
                 let done = match turn {
-                    Turn::Send { bucket, gradients } => agreement.send(bucket, gradients).map_err(Failed::from),
-                    Turn::Apply { bucket, parameters, .. } | Turn::Need { bucket, parameters } => {
+                    Turn::Final { bucket, gradients } => agreement.send(bucket, gradients).map_err(Failed::from),
+                    Turn::Apply { bucket, parameters, .. } | Turn::Offer { bucket, parameters } => {
                         times.bring(&clock, &mut updates, (agreement, moment), (bucket, false), parameters)
                     }
                     Turn::Sum { numbers, .. } => times.sum(&clock, agreement, numbers),
+                    Turn::BeforeRead { .. } => Ok(()),
                 };
                 failed = done.err();
                 failed.is_none()

@@ -271,7 +271,7 @@ impl Bound {
             self.give_bucket(plan, number, changed, self.parameters.address())?;
             goes_on
         } else {
-            watch(Progress::Turn(Turn::Send { bucket: number, gradients: &mut gradients }))
+            watch(Progress::Turn(Turn::Final { bucket: number, gradients: &mut gradients }))
         };
         match bucket.place {
             Place::Arena(offset) => {
