@@ -1,6 +1,10 @@
 //! Runs a plan on a device, over and over: tensors stand where the plan put them, and no decision is left to take.
 
+mod slot;
+
 use std::ops::Range;
+
+pub use slot::Slot;
 
 use crate::bf16::Bf16;
 use crate::buffer::{Buffer, bytes_of, bytes_of_mut, cast, cast_mut, elements, elements_mut};
@@ -52,6 +56,7 @@ pub struct Executor {
 }
 
 const ON_GPU: &str = "the GPU does its work";
+const ONE_PIECE: &str = "only a plan with `weights_last` has a backward pass in two halves";
 
 /// The numbers of a tensor.
 #[derive(Clone, Copy, Debug)]
@@ -375,6 +380,28 @@ impl Executor {
     /// When the store has another layout than the plan.
     pub fn backward(&mut self, store: &mut Store, pass: Pass, turn: &mut dyn FnMut(Turn<'_>) -> bool) {
         let nodes = self.plan.forward_nodes()..self.plan.graph().nodes().len();
+        self.run_with(nodes, store, pass, turn);
+    }
+
+    /// The first half of the backward pass: afterwards the gradients of inputs can be read, and none of the store's gradients has changed.
+    ///
+    /// # Panics
+    /// As [`Executor::backward`], and when the plan's backward pass does not have two halves.
+    pub fn backward_inputs(&mut self, store: &mut Store, pass: Pass, turn: &mut dyn FnMut(Turn<'_>) -> bool) {
+        assert!(self.plan.weights_are_last(), "{ONE_PIECE}");
+        self.run_with(self.plan.input_gradient_nodes(), store, pass, turn);
+    }
+
+    /// The second half of the backward pass: the gradients of parameters.
+    ///
+    /// # Panics
+    /// As [`Executor::backward_inputs`].
+    pub fn backward_weights(&mut self, store: &mut Store, pass: Pass, turn: &mut dyn FnMut(Turn<'_>) -> bool) {
+        assert!(self.plan.weights_are_last(), "{ONE_PIECE}");
+        self.run_with(self.plan.weight_gradient_nodes(), store, pass, turn);
+    }
+
+    fn run_with(&mut self, nodes: Range<usize>, store: &mut Store, pass: Pass, turn: &mut dyn FnMut(Turn<'_>) -> bool) {
         self.run_nodes(nodes, store, pass, Between::Nothing, &mut |progress| match progress {
             Progress::Node(..) => true,
             Progress::Turn(bucket) => turn(bucket),
