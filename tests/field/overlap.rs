@@ -1,6 +1,7 @@
 //! How much of the messages of a step hides behind its arithmetic: hosts with cables of 1 Gbit/s on which a device without memory takes
 //! the time of a plan.
 
+use std::error::Error;
 use std::time::{Duration, Instant};
 
 use paceline::comm::{CommError, Communicator};
@@ -40,11 +41,11 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
     let cost = CostModel { flops_per_s, bytes_per_s, launch_s: base.launch_s / pace, sleeps: true };
     let shapes = paceline::train::serve::shapes(plan.buckets());
     let (buckets, mut store) = (plan.buckets().len(), Store::new(&plan));
-    let mut executor = Executor::new(&Device::null(cost), plan);
+    let mut executor = Executor::new(&Device::null(cost), plan).unwrap();
     let mut agreement = Agreement::all_reduce(communicator, &shapes, Duration::from_secs(50)).unwrap();
     agreement.begin([0; FACTS]).unwrap();
     let start = Instant::now();
-    executor.run(&mut store, Pass::default());
+    executor.run(&mut store, Pass::default()).unwrap();
     let compute = start.elapsed().as_secs_f64();
     let mut messages = 0.0;
     for _ in 0..2 {
@@ -60,17 +61,19 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
             start = Instant::now();
         }
         let mut need = |turn: Turn<'_>| match turn {
-            Turn::BeforeRead { bucket, .. } => bring(&mut agreement, bucket).map(|_| ()),
+            Turn::BeforeRead { bucket, .. } => Ok(bring(&mut agreement, bucket).map(|_| ())?),
             _ => Ok(()),
         };
-        executor.forward_with::<CommError>(&mut store, Pass::default(), &mut need).unwrap();
+        executor.forward_with::<Box<dyn Error>>(&mut store, Pass::default(), &mut need).unwrap();
         agreement.share([0.0; SHARED]).unwrap();
-        executor.backward(&mut store, Pass::default(), &mut |turn| {
-            if let Turn::Final { bucket, gradients } = turn {
-                agreement.send(bucket, gradients).unwrap();
-            }
-            true
-        });
+        executor
+            .backward(&mut store, Pass::default(), &mut |turn| {
+                if let Turn::Final { bucket, gradients } = turn {
+                    agreement.send(bucket, gradients).unwrap();
+                }
+                true
+            })
+            .unwrap();
     }
     let step = start.elapsed().as_secs_f64() / STEPS as f64;
     (0..buckets).for_each(|bucket| assert_eq!(bring(&mut agreement, bucket).unwrap(), Brought::Done));

@@ -45,15 +45,15 @@ fn logits(entry: &'static Entry, (first, batch): (usize, usize), precision: Prec
     let (x, logits) = (network.x, network.logits);
     let plan = Plan::new(network.graph, &wanted);
     let length = plan.graph().shape(x).elements();
-    let (mut store, mut executor) = (Store::new(&plan), Executor::new(&Device::cpu(2), plan));
+    let (mut store, mut executor) = (Store::new(&plan), Executor::new(&Device::cpu(2), plan).unwrap());
     for (index, parameter) in network.parameters.iter().enumerate() {
         parameter.init.fill(1, &parameter.name, &parameter.shape, store.parameter_mut(index));
     }
     let tokens: Vec<i32> = (0..length).map(|index| ((first * length / batch + index) * 7 % 10) as i32).collect();
-    executor.write(x, &tokens);
+    executor.write(x, &tokens).unwrap();
     let pass = Pass { seed: 5, step: 3, first_sample: first as u64, samples: batch };
-    executor.forward(&mut store, pass);
-    executor.read(logits)
+    executor.forward(&mut store, pass).unwrap();
+    executor.read(logits).unwrap()
 }
 
 #[test]

@@ -30,12 +30,12 @@ impl Layer {
         let dy = graph.input("dy", shape, dtype);
         let dx = gradient::differentiate(&mut graph, y, dy, &[x]).expect("differentiable").of(x).expect("asked for");
         let plan = Plan::new(graph, &Wanted { outputs: vec![y, dx], ..Wanted::default() });
-        let (mut store, mut executor) = (Store::new(&plan), Executor::new(device, plan));
+        let (mut store, mut executor) = (Store::new(&plan), Executor::new(device, plan).unwrap());
         let ones = vec![1.0f32; shape[0] * shape[1]];
-        executor.write(x, &ones);
-        executor.write(dy, &ones);
-        executor.run(&mut store, pass);
-        [executor.read(y), executor.read(dx)]
+        executor.write(x, &ones).unwrap();
+        executor.write(dy, &ones).unwrap();
+        executor.run(&mut store, pass).unwrap();
+        [executor.read(y).unwrap(), executor.read(dx).unwrap()]
     }
 }
 

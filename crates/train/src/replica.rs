@@ -14,7 +14,6 @@ mod on_gpu;
 mod rescue;
 pub(crate) mod room;
 
-use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -260,11 +259,13 @@ impl Replica {
             options,
             device: Arc::clone(device),
             buckets: plan.buckets().to_vec(),
-            eval: if borrows { Half::without_arena(eval, &place) } else { Half::new(eval, &place) },
-            train: train.map(|train| match cuda {
-                Some(_) => Half::without_arena(train, &place),
-                None => Half::new(train, &place),
-            }),
+            eval: if borrows { Half::without_arena(eval, &place) } else { Half::new(eval, &place)? },
+            train: train
+                .map(|train| match cuda {
+                    Some(_) => Ok(Half::without_arena(train, &place)),
+                    None => Half::new(train, &place),
+                })
+                .transpose()?,
             gpu,
             store,
             parameters,
@@ -342,16 +343,16 @@ impl Replica {
         let _bound = self.device.pool().enter();
         self.begin_step(moment.step);
         match (self.world(), self.plan().stores_gradients()) {
-            (1, true) => Ok(self.step_at_end(batch, moment, phases)),
-            (1, false) => Ok(self.step_early(batch, moment, phases)),
+            (1, true) => self.step_at_end(batch, moment, phases),
+            (1, false) => self.step_early(batch, moment, phases),
             (_, true) => self.step_together(batch, moment, phases),
             (_, false) => self.step_overlapped(batch, moment, phases),
         }
     }
 
-    fn step_at_end(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Stepped {
-        let tally = phases.time("compute", || self.compute(batch, moment.step));
-        self.finish_step(tally, moment, phases)
+    fn step_at_end(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<Stepped, TrainError> {
+        let tally = phases.time("compute", || self.compute(batch, moment.step))?;
+        Ok(self.finish_step(tally, moment, phases))
     }
 
     /// Clips and applies the gradients in the store.
@@ -370,16 +371,16 @@ impl Replica {
         (tally, Ok(()))
     }
 
-    fn step_early(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Stepped {
+    fn step_early(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<Stepped, TrainError> {
         let pass = self.pass(moment.step, 0);
         let (Half { executor, ends }, store, mut updates) = split(self);
         let tally = phases.time("compute", || {
-            ends.fill(executor, batch, 0, 1.0);
-            executor.forward(store, pass);
-            ends.answers(executor, batch, 0).1
-        });
+            ends.fill(executor, batch, 0, 1.0)?;
+            executor.forward(store, pass)?;
+            Ok::<_, CudaError>(ends.answers(executor, batch, 0).1)
+        })?;
         if !tally.loss.is_finite() {
-            return (tally, Err(NotFinite::Loss));
+            return Ok((tally, Err(NotFinite::Loss)));
         }
         let (mut result, mut update_s, clock) = (Ok(()), 0.0, phases.clock().clone());
         let mut turn = |turn: Turn<'_>| {
@@ -389,23 +390,25 @@ impl Replica {
             update_s += clock.seconds() - start;
             result.is_ok()
         };
-        phases.time("compute", || executor.backward(store, pass, &mut turn));
+        phases.time("compute", || executor.backward(store, pass, &mut turn))?;
         phases.shift("compute", "update", update_s);
-        (tally, result)
+        Ok((tally, result))
     }
 
     /// Forward and backward pass over a whole batch: leaves the gradient of the mean loss in the store. For replicas that
     /// keep their gradients; [`Replica::step`] is for all.
     ///
+    /// # Errors
+    /// When a GPU does not answer.
+    ///
     /// # Panics
     /// When the replica was built for evaluation or applies gradients as they come.
-    pub fn compute(&mut self, batch: &Batch, step: u64) -> Tally {
-        let Ok(tally) = self.compute_with(batch, step, &mut |_| Ok::<_, Infallible>(()));
-        tally
+    pub fn compute(&mut self, batch: &Batch, step: u64) -> Result<Tally, TrainError> {
+        self.compute_with(batch, step, &mut |_| Ok(()))
     }
 
     /// As [`Replica::compute`]; `add` adds up numbers over all replicas.
-    fn compute_with<E>(
+    fn compute_with<E: From<CudaError>>(
         &mut self,
         batch: &Batch,
         step: u64,
@@ -417,14 +420,14 @@ impl Replica {
         for part in 0..parts {
             let pass = self.pass(step, part);
             let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
-            ends.fill(executor, batch, part, self.share / parts as f32);
+            ends.fill(executor, batch, part, self.share / parts as f32)?;
             let mut turn = |turn: Turn<'_>| if let Turn::Sum { numbers, .. } = turn { add(numbers) } else { Ok(()) };
             executor.forward_with(&mut self.store, pass, &mut turn)?;
             let mut result = Ok(());
             executor.backward(&mut self.store, pass, &mut |at| {
                 result = turn(at);
                 result.is_ok()
-            });
+            })?;
             result?;
             tally.merge(&ends.answers(executor, batch, part).1);
             if parts > 1 {
@@ -447,8 +450,8 @@ impl Replica {
         }
         let pass = self.pass(step, 0);
         let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
-        ends.fill(executor, batch, 0, 1.0);
-        Ok(executor.profile(&mut self.store, pass))
+        ends.fill(executor, batch, 0, 1.0)?;
+        executor.profile(&mut self.store, pass)
     }
 
     /// What decides the dropout of a part of a step's batch.
@@ -463,13 +466,13 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64, seen: NotFinite) -> (String, &'static str) {
-        // Without the weights of a GPU that does not answer, nothing can be computed again.
+        // With a GPU that does not answer, nothing can be computed again.
         let parts = if self.fetch().is_ok() { self.options.accumulate } else { 0 };
         let found = (0..parts).find_map(|part| {
             let pass = self.pass(step, part);
             let Half { executor, ends } = self.train.as_mut().expect(EVALUATES);
-            ends.fill(executor, batch, part, 1.0);
-            executor.find_non_finite(&mut self.store, pass)
+            ends.fill(executor, batch, part, 1.0).ok()?;
+            executor.find_non_finite(&mut self.store, pass).ok().flatten()
         });
         found.unwrap_or_else(|| match seen {
             NotFinite::Loss => ("loss".into(), "cross_entropy"),
@@ -525,15 +528,15 @@ impl Replica {
         }
         let Self { train, eval: Half { executor, ends }, store, .. } = self;
         let mut run = |executor: &mut Executor| {
-            ends.fill(executor, batch, 0, 1.0);
-            executor.run(store, Pass::default());
+            ends.fill(executor, batch, 0, 1.0)?;
+            executor.run(store, Pass::default())?;
             let (logits, tally) = ends.answers(executor, batch, 0);
-            (logits.to_vec(), tally)
+            Ok((logits.to_vec(), tally))
         };
-        Ok(match train {
+        match train {
             Some(train) => train.executor.lend_arena(executor, run),
             None => run(executor),
-        })
+        }
     }
 
     fn accumulate(&mut self, first: bool, last: bool) {

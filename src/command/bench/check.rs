@@ -82,10 +82,10 @@ impl Steps {
         if replica.is_on_gpu() {
             return Self::compute_on_gpu(replica, batch);
         }
-        let (loss, norm) = (replica.compute(batch, 0).mean_loss(), replica.clip(f64::INFINITY));
+        let (loss, norm) = (replica.compute(batch, 0)?.mean_loss(), replica.clip(f64::INFINITY));
         let rate = rate(norm);
         replica.update(0, rate);
-        let (next, next_norm) = (replica.compute(batch, 1).mean_loss(), replica.clip(f64::INFINITY));
+        let (next, next_norm) = (replica.compute(batch, 1)?.mean_loss(), replica.clip(f64::INFINITY));
         Ok(Self { losses: [loss, next], norms: [norm, next_norm], rate })
     }
 

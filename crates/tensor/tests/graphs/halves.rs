@@ -64,8 +64,8 @@ impl Pipeline {
         let Self { net, executor, store, slots } = self;
         executor.with_slot(&mut slots[slot], |executor| {
             net.fill_with(executor, 30 + slot as u64);
-            executor.forward(store, Self::pass(slot));
-            bits(&executor.read::<f32>(net.result))
+            executor.forward(store, Self::pass(slot)).unwrap();
+            bits(&executor.read::<f32>(net.result).unwrap())
         })
     }
 
@@ -73,8 +73,10 @@ impl Pipeline {
         let Self { net, executor, store, slots } = self;
         store.gradients.fill(f32::NAN);
         let read = executor.with_slot(&mut slots[slot], |executor| {
-            executor.backward_inputs(store, Self::pass(slot), &mut |turn| panic!("{turn:?} in the first half"));
-            bits(&executor.read::<f32>(net.input_gradient.unwrap()))
+            executor
+                .backward_inputs(store, Self::pass(slot), &mut |turn| panic!("{turn:?} in the first half"))
+                .unwrap();
+            bits(&executor.read::<f32>(net.input_gradient.unwrap()).unwrap())
         });
         assert!(store.gradients.iter().all(|x| x.is_nan()), "the first half writes no gradient of a parameter");
         read
@@ -83,7 +85,9 @@ impl Pipeline {
     fn backward_weights(&mut self, slot: usize) -> Vec<u32> {
         let Self { executor, store, slots, .. } = self;
         store.gradients.fill(f32::NAN);
-        executor.with_slot(&mut slots[slot], |executor| executor.backward_weights(store, Self::pass(slot), &mut all));
+        executor.with_slot(&mut slots[slot], |executor| {
+            executor.backward_weights(store, Self::pass(slot), &mut all).unwrap()
+        });
         gradients(store)
     }
 }
@@ -101,9 +105,9 @@ fn one_after_the_other(steps: &[Step], memory: MemoryUse, count: usize) -> (Vec<
     let came = (0..count).map(|slot| {
         store.gradients.fill(f32::NAN);
         net.fill_with(&mut executor, 30 + slot as u64);
-        executor.run(&mut store, Pipeline::pass(slot));
+        executor.run(&mut store, Pipeline::pass(slot)).unwrap();
         let [result, input_gradient] =
-            [net.result, net.input_gradient.unwrap()].map(|value| bits(&executor.read::<f32>(value)));
+            [net.result, net.input_gradient.unwrap()].map(|value| bits(&executor.read::<f32>(value).unwrap()));
         Came { result, gradients: gradients(&store), input_gradient }
     });
     (came.collect(), bits(&store.states))
@@ -185,19 +189,23 @@ fn updates_of_a_second_half_have_the_gradients_of_a_whole_pass() {
         let updates = Updates::Early { part_bytes_max: Some(1 << 11) };
         let plan = Plan::new(net.graph.clone(), &Wanted { weights_last: true, updates, ..net.wanted(false) });
         let (mut executor, mut store) = net.executor_of(&device, plan.clone());
-        executor.forward(&mut store, Pass::default());
-        executor.backward_inputs(&mut store, Pass::default(), &mut |turn| panic!("{turn:?} in the first half"));
+        executor.forward(&mut store, Pass::default()).unwrap();
+        executor
+            .backward_inputs(&mut store, Pass::default(), &mut |turn| panic!("{turn:?} in the first half"))
+            .unwrap();
         let (mut found, mut applied) = (vec![f32::NAN; plan.parameters().length()], 0);
-        executor.backward_weights(&mut store, Pass::default(), &mut |turn| {
-            if let Turn::Apply { bucket, gradients, parameters } = turn {
-                applied += 1;
-                if on_cpu {
-                    found[plan.buckets()[bucket].elements.clone()].copy_from_slice(gradients);
-                    parameters.fill(f32::NAN);
+        executor
+            .backward_weights(&mut store, Pass::default(), &mut |turn| {
+                if let Turn::Apply { bucket, gradients, parameters } = turn {
+                    applied += 1;
+                    if on_cpu {
+                        found[plan.buckets()[bucket].elements.clone()].copy_from_slice(gradients);
+                        parameters.fill(f32::NAN);
+                    }
                 }
-            }
-            true
-        });
+                true
+            })
+            .unwrap();
         assert_eq!(applied, plan.buckets().len());
         for (index, gradient) in expected.gradients.iter().enumerate().filter(|_| on_cpu) {
             assert_eq!(bits(&found[plan.parameters().range(index)]), bits(gradient), "gradient {index}");
@@ -210,7 +218,7 @@ fn updates_of_a_second_half_have_the_gradients_of_a_whole_pass() {
 fn a_backward_pass_in_one_piece_has_no_halves() {
     let net = chain_stage(&[20, 30]);
     let (mut executor, mut store) = net.executor(&Device::cpu(1), false);
-    executor.backward_inputs(&mut store, Pass::default(), &mut all);
+    executor.backward_inputs(&mut store, Pass::default(), &mut all).unwrap();
 }
 
 #[test]

@@ -98,7 +98,7 @@ impl Net {
         for (index, _) in computed.filter(|_| plan.stores_gradients()) {
             store.gradients[plan.parameters().range(index)].fill(f32::NAN);
         }
-        let mut executor = Executor::new(device, plan);
+        let mut executor = Executor::new(device, plan).unwrap();
         self.fill(&mut executor);
         (executor, store)
     }
@@ -111,10 +111,10 @@ impl Net {
     /// The same with other numbers.
     pub fn fill_with(&self, executor: &mut Executor, seed: u64) {
         let mut random = Random::new(&[seed]);
-        executor.poison();
+        executor.poison().unwrap();
         for &input in self.graph.inputs() {
             let numbers = (0..self.graph.shape(input).elements()).map(|_| 2.0 * random.uniform() - 1.0);
-            executor.write(input, &numbers.collect::<Vec<f32>>());
+            executor.write(input, &numbers.collect::<Vec<f32>>()).unwrap();
         }
     }
 
@@ -235,13 +235,13 @@ impl Run {
 
     pub fn with(net: &Net, device: &Device, wanted: &Wanted) -> Self {
         let (mut executor, mut store) = net.executor_of(device, Plan::new(net.graph.clone(), wanted));
-        executor.run(&mut store, Pass::default());
+        executor.run(&mut store, Pass::default()).unwrap();
         Self {
             nodes: executor.plan().graph().nodes().len(),
-            result: executor.read(net.result),
+            result: executor.read(net.result).unwrap(),
             gradients: (0..net.graph.parameters().len()).map(|index| store.gradient(index).to_vec()).collect(),
             states: store.states.to_vec(),
-            input_gradient: net.input_gradient.map_or_else(Vec::new, |value| executor.read(value)),
+            input_gradient: net.input_gradient.map_or_else(Vec::new, |value| executor.read(value).unwrap()),
         }
     }
 }

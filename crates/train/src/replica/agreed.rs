@@ -9,6 +9,7 @@ use paceline_nn::optim::Moment;
 use paceline_parallel::agree::{Elements, Memory, OPENING, Opening, Shared};
 use paceline_parallel::{Agreement, Brought};
 use paceline_system::clock::Clock;
+use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::execute::Turn;
 use paceline_tensor::{Buffer, Store};
 
@@ -70,7 +71,9 @@ impl Replica {
         let (Half { executor, ends }, store, mut updates) = split(self);
         let (clock, mut times) = (phases.clock().clone(), Times::default());
         let (tally, failed) = phases.time("compute", || {
-            ends.fill(executor, batch, 0, share);
+            if let Err(error) = ends.fill(executor, batch, 0, share) {
+                return (Tally::default(), Some(error.into()));
+            }
             let mut turn = |turn: Turn<'_>| match (turn, pending) {
                 (Turn::BeforeRead { bucket, parameters }, Some(before)) => {
                     times.bring(&clock, &mut updates, (agreement, before), (bucket, true), parameters)
@@ -89,7 +92,7 @@ impl Replica {
         }
         agreement.share(numbers(&tally, votes))?;
         let (mut failed, mut times) = (None, Times::default());
-        phases.time("compute", || {
+        let ran = phases.time("compute", || {
             executor.backward(store, pass, &mut |turn| {
                 let done = match turn {
                     Turn::Final { bucket, gradients } => agreement.send(bucket, gradients).map_err(Failed::from),
@@ -101,8 +104,9 @@ impl Replica {
                 };
                 failed = done.err();
                 failed.is_none()
-            });
+            })
         });
+        ran?;
         times.tell(phases);
         match failed {
             Some(Failed::Comm(error)) => return Err(error),
@@ -262,6 +266,12 @@ enum Failed {
 
 impl From<paceline_comm::CommError> for Failed {
     fn from(error: paceline_comm::CommError) -> Self {
+        Self::Comm(error.into())
+    }
+}
+
+impl From<CudaError> for Failed {
+    fn from(error: CudaError) -> Self {
         Self::Comm(error.into())
     }
 }
