@@ -79,7 +79,15 @@ pub fn run(arguments: Train) -> Outcome {
                 return team.serve(&config);
             }
             let (shard, local, watch) = (team.shard(), team.local(), team.watch());
-            let around = Surroundings { stop, shard, local, watch, folder: team.folder(), hosted: team.is_hosted(), ..surroundings() };
+            let around = Surroundings {
+                stop,
+                shard,
+                local,
+                watch,
+                folder: team.folder(),
+                hosted: team.is_hosted(),
+                ..surroundings()
+            };
             train(&arguments, config, around, Some(team))
         }
     }

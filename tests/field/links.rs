@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use paceline::cluster::spec::from_environment;
 use paceline::cluster::{Seat, join, token};
 use paceline::comm::transport::{Membership, Transport, tcp};
-use paceline::comm::{
-    Algorithm, Choice, Communicator, Generation, Link, Links, Nodes, Options, RunId, Wait,
-};
+use paceline::comm::{Algorithm, Choice, Communicator, Generation, Link, Links, Nodes, Options, RunId, Wait};
 use paceline::parallel::agree::{
     self, BucketShape, IDENTITY, Join, Push, Recipe, Refusal, Roles, ServerShard, Settled, Shape, StepReport, Target,
     identify, parameter_server, receive_identity,

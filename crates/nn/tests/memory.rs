@@ -36,23 +36,23 @@ fn no_model_needs_more_memory_when_it_keeps_less() {
 /// Loss, gradients and running statistics of one step, as bits.
 fn step(network: &Network, wanted: &Wanted) -> Vec<u32> {
     let plan = Plan::new(network.graph.clone(), wanted);
-    let (mut store, mut executor) = (Store::new(&plan), Executor::new(&Device::cpu(2), plan));
+    let (mut store, mut executor) = (Store::new(&plan), Executor::new(&Device::cpu(2), plan).unwrap());
     let mut random = Random::new(&[5]);
     // Small numbers over and over: the largest models have more parameters than a test has time to draw.
     let small: Vec<f32> = (0..4093).map(|_| 0.1 * random.uniform() - 0.05).collect();
     store.parameters.iter_mut().zip(small.iter().cycle()).for_each(|(weight, small)| *weight = *small);
     network.states.iter().enumerate().for_each(|(index, state)| store.state_mut(index).fill(state.start));
-    executor.poison();
+    executor.poison().unwrap();
     for &input in network.graph.inputs() {
         let (count, dtype) = (network.graph.shape(input).elements(), network.graph.dtype(input));
         if dtype == DType::I32 {
-            executor.write(input, &(0..count).map(|_| random.below(10) as i32).collect::<Vec<_>>());
+            executor.write(input, &(0..count).map(|_| random.below(10) as i32).collect::<Vec<_>>()).unwrap();
         } else {
-            executor.write(input, &(0..count).map(|_| random.normal()).collect::<Vec<_>>());
+            executor.write(input, &(0..count).map(|_| random.normal()).collect::<Vec<_>>()).unwrap();
         }
     }
-    executor.run(&mut store, Pass { seed: 1, step: 2 });
-    let loss = executor.read::<f32>(network.loss);
+    executor.run(&mut store, Pass { seed: 1, step: 2, ..Pass::default() }).unwrap();
+    let loss = executor.read::<f32>(network.loss).unwrap();
     loss.iter().chain(store.gradients.iter()).chain(store.states.iter()).map(|x| x.to_bits()).collect()
 }
 

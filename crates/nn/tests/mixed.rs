@@ -36,14 +36,14 @@ fn step(entry: &'static Entry, precision: Precision) -> (f64, Vec<f32>) {
     let (ends, seed) = (rule::Ends::of(&network), network.gradients.as_ref().unwrap().0);
     let plan = Plan::new(network.graph, &wanted);
     let mut store = Store::new(&plan);
-    let mut executor = Executor::new(&Device::cpu(2), plan);
-    executor.poison();
+    let mut executor = Executor::new(&Device::cpu(2), plan).unwrap();
+    executor.poison().unwrap();
     rule::fill(&network.parameters, &network.states, &rule::Redrawn::new(), &mut store);
     ends.write(&mut executor, ":0");
-    executor.write(seed, &[1.0f32]);
-    executor.run(&mut store, Pass::default());
+    executor.write(seed, &[1.0f32]).unwrap();
+    executor.run(&mut store, Pass::default()).unwrap();
     let gradients = (0..network.parameters.len()).flat_map(|index| store.gradient(index).to_vec()).collect();
-    (f64::from(executor.read::<f32>(network.loss)[0]), gradients)
+    (f64::from(executor.read::<f32>(network.loss).unwrap()[0]), gradients)
 }
 
 fn cosine(a: &[f32], b: &[f32]) -> f64 {

@@ -96,7 +96,7 @@ impl Bound {
         // Every convolution counts for the batch-norm behind it, even of images too small for that to pay.
         let moments_from = 0;
         let wanted = Wanted { outputs, gradients, bucket_bytes_max: 1 << 22, moments_from, ..Wanted::default() };
-        let executor = Executor::new(device, Plan::new(network.graph, &wanted));
+        let executor = Executor::new(device, Plan::new(network.graph, &wanted)).unwrap();
         let (parameters, states, logits, loss) = (network.parameters, network.states, network.logits, network.loss);
         Self { executor, parameters, states, ends, logits, loss, seed }
     }
@@ -105,14 +105,14 @@ impl Bound {
     fn run(&mut self, store: &mut Store, draw: &str) -> f64 {
         self.ends.write(&mut self.executor, draw);
         if let Some(seed) = self.seed {
-            self.executor.write(seed, &[1.0f32]);
+            self.executor.write(seed, &[1.0f32]).unwrap();
         }
-        self.executor.run(store, Pass::default());
-        f64::from(self.executor.read::<f32>(self.loss)[0])
+        self.executor.run(store, Pass::default()).unwrap();
+        f64::from(self.executor.read::<f32>(self.loss).unwrap()[0])
     }
 
     fn logits(&self) -> Vec<f64> {
-        self.executor.read::<f32>(self.logits).into_iter().map(f64::from).collect()
+        self.executor.read::<f32>(self.logits).unwrap().into_iter().map(f64::from).collect()
     }
 }
 

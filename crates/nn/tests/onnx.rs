@@ -81,23 +81,23 @@ fn write_networks(folder: &Path, build: &dyn Fn(usize) -> Network, classes: usiz
     let mut store = Store::new(&plan);
     (0..network.parameters.len()).for_each(|i| store.parameter_mut(i).copy_from_slice(&parameter(&network, i)));
     (0..network.states.len()).for_each(|i| store.state_mut(i).copy_from_slice(&state(&network, i)));
-    let mut executor = Executor::new(&Device::cpu(2), plan);
+    let mut executor = Executor::new(&Device::cpu(2), plan).unwrap();
     let mut random = Random::new(&[9]);
     let shape = network.graph.shape(network.x).clone();
     let x_bytes: Vec<u8> = match network.graph.dtype(network.x) {
         DType::I32 => {
             let tokens: Vec<i32> = (0..shape.elements()).map(|_| random.below(classes) as i32).collect();
-            executor.write(network.x, &tokens);
+            executor.write(network.x, &tokens).unwrap();
             tokens.iter().flat_map(|&token| i64::from(token).to_le_bytes()).collect()
         }
         _ => {
             let x: Vec<f32> = (0..shape.elements()).map(|_| random.normal()).collect();
-            executor.write(network.x, &x);
+            executor.write(network.x, &x).unwrap();
             channels_first(&shape, &x).iter().flat_map(|x| x.to_le_bytes()).collect()
         }
     };
-    executor.run(&mut store, Pass::default());
-    let logits: Vec<u8> = executor.read::<f32>(network.logits).iter().flat_map(|x| x.to_le_bytes()).collect();
+    executor.run(&mut store, Pass::default()).unwrap();
+    let logits: Vec<u8> = executor.read::<f32>(network.logits).unwrap().iter().flat_map(|x| x.to_le_bytes()).collect();
     std::fs::write(folder.join("x.bin"), x_bytes).unwrap();
     std::fs::write(folder.join("logits.bin"), logits).unwrap();
 }

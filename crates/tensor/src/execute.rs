@@ -1,9 +1,14 @@
 //! Runs a plan on a device, over and over: tensors stand where the plan put them, and no decision is left to take.
 
+mod slot;
+
 use std::ops::Range;
+
+pub use slot::Slot;
 
 use crate::bf16::Bf16;
 use crate::buffer::{Buffer, bytes_of, bytes_of_mut, cast, cast_mut, elements, elements_mut};
+use crate::device::cuda::CudaError;
 use crate::device::cuda::bound::{Between, Bound};
 use crate::device::{Device, cpu, null};
 use crate::dtype::{DType, Element};
@@ -12,15 +17,35 @@ use crate::plan::{Place, Plan};
 use crate::store::Store;
 
 /// What a step needs to know besides its tensors: the randomness of dropout is a function of these.
+///
+/// Dropout sees tensors whose leading dim is that of the samples, or a multiple of it. Whether an element is kept depends on the seed,
+/// the step, the layer, the number of its sample in the global batch and its place in the sample, so that a batch may be computed
+/// whole, in parts one after the other, or by several replicas, with the same mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pass {
     /// The run's seed.
     pub seed: u64,
     /// The step's number.
     pub step: u64,
+    /// The number of this pass's first sample within the global batch of the step.
+    pub first_sample: u64,
+    /// Samples in this pass; 0 if a whole tensor counts as one.
+    pub samples: usize,
 }
 
-/// A plan bound to a device and its memory.
+impl Pass {
+    /// The index of the first element of a tensor, counted from the first element of the global batch's.
+    ///
+    /// # Panics
+    /// When the tensor is not made of that many samples.
+    pub(crate) fn first_element(&self, elements: usize) -> u64 {
+        let samples = self.samples.max(1);
+        assert!(elements.is_multiple_of(samples), "{elements} elements are not {samples} samples");
+        self.first_sample.wrapping_mul((elements / samples) as u64)
+    }
+}
+
+/// A plan bound to a device and its memory. Where a method can fail, it is a GPU that does not do its work; the CPU always does.
 #[derive(Debug)]
 pub struct Executor {
     plan: Plan,
@@ -31,7 +56,7 @@ pub struct Executor {
     bound: Option<Box<Bound>>,
 }
 
-const ON_GPU: &str = "the GPU does its work";
+const ONE_PIECE: &str = "only a plan with `weights_last` has a backward pass in two halves";
 
 /// The numbers of a tensor.
 #[derive(Clone, Copy, Debug)]
@@ -58,9 +83,16 @@ pub type After<'a> = dyn FnMut(usize, &[Floats<'_>]) -> bool + 'a;
 /// What the caller of a running step has to do next: mostly with a bucket of gradients, see [`crate::plan::Bucket`].
 #[derive(Debug)]
 pub enum Turn<'a> {
-    /// Forward: its parameters are about to be read for the first time in this step and have to be up to date. Backward: they may
-    /// have been changed for a while, and may be now, by those who could not before; not on every device.
-    Need {
+    /// In the forward pass: the next node is the first of this step that reads the bucket's parameters. They have to be up to date.
+    BeforeRead {
+        /// Its number in the plan.
+        bucket: usize,
+        /// The parameters.
+        parameters: &'a mut [f32],
+    },
+    /// In the backward pass, after [`Turn::Apply`]: the optimizer may update these parameters now if their sums came too late before.
+    /// Only on the CPU.
+    Offer {
         /// Its number in the plan.
         bucket: usize,
         /// The parameters.
@@ -74,18 +106,18 @@ pub enum Turn<'a> {
         /// As many as [`Plan::sums`] says. None on a device without memory.
         numbers: &'a mut [f32],
     },
-    /// Its gradients are final: whoever averages them with others may send them now.
-    Send {
+    /// In the backward pass: its gradients are final. Whoever sums them with those of other replicas may send them now.
+    Final {
         /// Its number in the plan.
         bucket: usize,
         /// The gradients, as the parameters lie in the flat layout, with zeros in the gaps. They stay until they are applied.
         gradients: &'a mut [f32],
     },
-    /// Nobody reads its parameters any more in this step: they may be changed.
+    /// In the backward pass, after [`Turn::Final`]: no node reads its parameters any more in this step. The optimizer may update them.
     Apply {
         /// Its number in the plan.
         bucket: usize,
-        /// As they were sent.
+        /// As they stood in [`Turn::Final`], or as its receiver left them.
         gradients: &'a mut [f32],
         /// What they are the gradients of, at the same positions.
         parameters: &'a mut [f32],
@@ -110,16 +142,19 @@ pub struct Profile {
 impl Executor {
     /// Takes the memory that the plan asks for.
     ///
+    /// # Errors
+    /// When a GPU does not have it, or cannot compute a node: the message says which and why.
+    ///
     /// # Panics
-    /// As [`Buffer::zeroed_for`], and when a GPU does not have it, or cannot compute a node: the message says which and why.
-    pub fn new(device: &Device, plan: Plan) -> Self {
+    /// As [`Buffer::zeroed_for`].
+    pub fn new(device: &Device, plan: Plan) -> Result<Self, CudaError> {
         let mut executor = Self::without_arena(device, plan);
         executor.arena = Buffer::zeroed_for("the arena of a step", executor.arena_words());
         if let Device::Cpu(cpu) = &executor.device {
             cpu::touch(cpu, &executor.plan, &mut executor.arena);
         }
-        executor.bind();
-        executor
+        executor.bind()?;
+        Ok(executor)
     }
 
     /// As [`Executor::new`] without memory of its own: it borrows that of another before it runs.
@@ -128,11 +163,11 @@ impl Executor {
     }
 
     /// Takes memory on a GPU, if that is where it runs and there is none yet.
-    fn bind(&mut self) {
+    fn bind(&mut self) -> Result<(), CudaError> {
         if let (Device::Cuda(cuda), None) = (&self.device, &self.bound) {
-            let bound = Bound::new(cuda, &self.plan);
-            self.bound = Some(Box::new(bound.unwrap_or_else(|error| panic!("{error}"))));
+            self.bound = Some(Box::new(Bound::new(cuda, &self.plan)?));
         }
+        Ok(())
     }
 
     fn arena_words(&self) -> usize {
@@ -149,7 +184,6 @@ impl Executor {
         if self.arena.len() < words {
             self.arena = Buffer::zeroed_for("the arena of an evaluation", words);
         }
-        borrower.bind();
         std::mem::swap(&mut self.arena, &mut borrower.arena);
         let result = body(borrower);
         std::mem::swap(&mut self.arena, &mut borrower.arena);
@@ -181,30 +215,37 @@ impl Executor {
     }
 
     /// Fills the whole arena with NaN: a result that depends on memory that no node wrote, then shows.
-    pub fn poison(&mut self) {
+    ///
+    /// # Errors
+    /// When a GPU does not answer.
+    pub fn poison(&mut self) -> Result<(), CudaError> {
         self.arena.fill(f32::NAN);
-        if let Some(bound) = &self.bound {
-            bound.poison().expect(ON_GPU);
-        }
+        self.bound.as_ref().map_or(Ok(()), |bound| bound.poison())
     }
 
     /// Fills an input. Numbers given as `f32` are rounded where the input is bf16.
     ///
+    /// # Errors
+    /// When a GPU does not answer.
+    ///
     /// # Panics
     /// When `value` is not an input of that type and length.
-    pub fn write<T: Element>(&mut self, value: Value, data: &[T]) {
+    pub fn write<T: Element>(&mut self, value: Value, data: &[T]) -> Result<(), CudaError> {
         let info = self.plan.graph().info(value);
         assert!(matches!(info.source, Source::Input(_)), "`{}` is not an input", info.name);
         assert_eq!(info.shape.elements(), data.len(), "input `{}`", info.name);
-        self.write_first(value, data);
+        self.write_first(value, data)
     }
 
     /// Fills the first elements of an input, and the others with zeros.
     ///
+    /// # Errors
+    /// When a GPU does not answer, or has no memory for the plan.
+    ///
     /// # Panics
     /// When `value` is not an input of that type, or shorter.
-    pub fn write_first<T: Element>(&mut self, value: Value, data: &[T]) {
-        self.bind();
+    pub fn write_first<T: Element>(&mut self, value: Value, data: &[T]) -> Result<(), CudaError> {
+        self.bind()?;
         let info = self.plan.graph().info(value);
         assert!(matches!(info.source, Source::Input(_)), "`{}` is not an input", info.name);
         let length = info.shape.elements();
@@ -213,19 +254,17 @@ impl Executor {
         assert!(rounds || info.dtype == T::DTYPE, "input `{}` is {}, not {}", info.name, info.dtype, T::DTYPE);
         if let Some(bound) = &self.bound {
             let Place::Arena(start) = self.plan.place(value) else { panic!("`{value:?}` is not in the arena") };
-            let write = |bytes: &[u8]| bound.write(start, bytes).expect(ON_GPU);
-            if rounds {
+            return if rounds {
                 let mut rounded = vec![Bf16::default(); length];
                 rounded.iter_mut().zip(cast::<T, f32>(data)).for_each(|(target, &x)| *target = Bf16::from_f32(x));
-                write(bytes_of(&rounded));
+                bound.write(start, bytes_of(&rounded))
             } else {
                 let mut padded = vec![T::default(); length];
                 padded[..data.len()].copy_from_slice(data);
-                write(bytes_of(&padded));
-            }
-            return;
+                bound.write(start, bytes_of(&padded))
+            };
         }
-        let Some(start) = self.offset(value) else { return };
+        let Some(start) = self.offset(value) else { return Ok(()) };
         if rounds {
             let (first, rest) = elements_mut::<Bf16>(&mut self.arena, start, length).split_at_mut(data.len());
             first.iter_mut().zip(cast::<T, f32>(data)).for_each(|(target, &x)| *target = Bf16::from_f32(x));
@@ -235,23 +274,30 @@ impl Executor {
             first.copy_from_slice(data);
             rest.fill(T::default());
         }
+        Ok(())
     }
 
     /// A wanted output of the last run; one in bf16 can be read as `f32` too. The null device answers zeros.
     ///
+    /// # Errors
+    /// When a GPU does not answer.
+    ///
     /// # Panics
     /// When `value` is not a wanted output of the plan, does not live in the arena, or has another type.
-    pub fn read<T: Element>(&self, value: Value) -> Vec<T> {
+    pub fn read<T: Element>(&self, value: Value) -> Result<Vec<T>, CudaError> {
         let mut data = vec![T::default(); self.plan.graph().shape(value).elements()];
-        self.read_into(value, &mut data);
-        data
+        self.read_into(value, &mut data)?;
+        Ok(data)
     }
 
     /// As [`Executor::read`], into memory of the caller.
     ///
+    /// # Errors
+    /// As [`Executor::read`].
+    ///
     /// # Panics
     /// As [`Executor::read`], and when `data` has another length.
-    pub fn read_into<T: Element>(&self, value: Value, data: &mut [T]) {
+    pub fn read_into<T: Element>(&self, value: Value, data: &mut [T]) -> Result<(), CudaError> {
         let info = self.plan.graph().info(value);
         assert!(self.plan.outputs().contains(&value), "`{}` is not a wanted output", info.name);
         assert_eq!(info.shape.elements(), data.len(), "output `{}`", info.name);
@@ -261,12 +307,12 @@ impl Executor {
             let Place::Arena(start) = self.plan.place(value) else { panic!("`{value:?}` is not in the arena") };
             if widens {
                 let mut narrow = vec![Bf16::default(); data.len()];
-                bound.read(start, bytes_of_mut(&mut narrow)).expect(ON_GPU);
+                bound.read(start, bytes_of_mut(&mut narrow))?;
                 cast_mut::<T, f32>(data).iter_mut().zip(narrow).for_each(|(target, x)| *target = x.to_f32());
             } else {
-                bound.read(start, bytes_of_mut(data)).expect(ON_GPU);
+                bound.read(start, bytes_of_mut(data))?;
             }
-            return;
+            return Ok(());
         }
         match self.offset(value) {
             None => data.fill(T::default()),
@@ -276,6 +322,7 @@ impl Executor {
             }
             Some(start) => data.copy_from_slice(elements(&self.arena, start, data.len())),
         }
+        Ok(())
     }
 
     /// A wanted output of the last run, where it stands; none on a device whose memory the host does not reach.
@@ -292,30 +339,35 @@ impl Executor {
 
     /// Runs every node once.
     ///
+    /// # Errors
+    /// When a GPU does not answer, or has no memory for the plan.
+    ///
     /// # Panics
     /// When the store has another layout than the plan.
-    pub fn run(&mut self, store: &mut Store, pass: Pass) {
+    pub fn run(&mut self, store: &mut Store, pass: Pass) -> Result<(), CudaError> {
         let nodes = 0..self.plan.graph().nodes().len();
-        self.run_nodes(nodes, store, pass, Between::Nothing, &mut |_| true);
+        self.run_nodes(nodes, store, pass, Between::Nothing, &mut |_| true)
     }
 
     /// Runs the forward pass: afterwards the wanted outputs can be read.
     ///
+    /// # Errors
+    /// As [`Executor::run`].
+    ///
     /// # Panics
     /// When the store has another layout than the plan.
-    pub fn forward(&mut self, store: &mut Store, pass: Pass) {
-        self.run_nodes(0..self.plan.forward_nodes(), store, pass, Between::Nothing, &mut |_| true);
+    pub fn forward(&mut self, store: &mut Store, pass: Pass) -> Result<(), CudaError> {
+        self.run_nodes(0..self.plan.forward_nodes(), store, pass, Between::Nothing, &mut |_| true)
     }
 
-    /// As [`Executor::forward`]. `turn` is called before the first node that reads the parameters of a bucket, to bring them up to
-    /// date, and where numbers are to be added up, and says whether to go on.
+    /// As [`Executor::forward`], with [`Turn::BeforeRead`] of every bucket and [`Turn::Sum`].
     ///
     /// # Errors
-    /// The first that `turn` gives.
+    /// The first that `turn` gives, and as [`Executor::run`].
     ///
     /// # Panics
     /// As [`Executor::forward`].
-    pub fn forward_with<E>(
+    pub fn forward_with<E: From<CudaError>>(
         &mut self,
         store: &mut Store,
         pass: Pass,
@@ -328,13 +380,13 @@ impl Executor {
             self.run_turns(done..node, store, pass, turn)?;
             done = node;
             let parameters = &mut store.parameters[self.plan.buckets()[bucket].elements.clone()];
-            turn(Turn::Need { bucket, parameters })?;
+            turn(Turn::BeforeRead { bucket, parameters })?;
         }
         self.run_turns(done..end, store, pass, turn)
     }
 
     /// Some nodes, until `turn` gives an error.
-    fn run_turns<E>(
+    fn run_turns<E: From<CudaError>>(
         &mut self,
         nodes: Range<usize>,
         store: &mut Store,
@@ -347,25 +399,80 @@ impl Executor {
                 result = turn(at);
             }
             result.is_ok()
-        });
+        })?;
         result
     }
 
-    /// Runs the backward pass. `turn` is called when the turn of a bucket has come, to send it and to apply it, and where numbers
-    /// are to be added up, and says whether to go on.
+    /// Runs the backward pass, with [`Turn::Final`], [`Turn::Apply`] and [`Turn::Offer`] of every bucket and [`Turn::Sum`]; `turn` says
+    /// whether to go on.
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
     ///
     /// # Panics
     /// When the store has another layout than the plan.
-    pub fn backward(&mut self, store: &mut Store, pass: Pass, turn: &mut dyn FnMut(Turn<'_>) -> bool) {
+    pub fn backward(
+        &mut self,
+        store: &mut Store,
+        pass: Pass,
+        turn: &mut dyn FnMut(Turn<'_>) -> bool,
+    ) -> Result<(), CudaError> {
         let nodes = self.plan.forward_nodes()..self.plan.graph().nodes().len();
+        self.run_with(nodes, store, pass, turn)
+    }
+
+    /// The first half of the backward pass: afterwards the gradients of inputs can be read, and none of the store's gradients has changed.
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
+    ///
+    /// # Panics
+    /// As [`Executor::backward`], and when the plan's backward pass does not have two halves.
+    pub fn backward_inputs(
+        &mut self,
+        store: &mut Store,
+        pass: Pass,
+        turn: &mut dyn FnMut(Turn<'_>) -> bool,
+    ) -> Result<(), CudaError> {
+        assert!(self.plan.weights_are_last(), "{ONE_PIECE}");
+        self.run_with(self.plan.input_gradient_nodes(), store, pass, turn)
+    }
+
+    /// The second half of the backward pass: the gradients of parameters.
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
+    ///
+    /// # Panics
+    /// As [`Executor::backward_inputs`].
+    pub fn backward_weights(
+        &mut self,
+        store: &mut Store,
+        pass: Pass,
+        turn: &mut dyn FnMut(Turn<'_>) -> bool,
+    ) -> Result<(), CudaError> {
+        assert!(self.plan.weights_are_last(), "{ONE_PIECE}");
+        self.run_with(self.plan.weight_gradient_nodes(), store, pass, turn)
+    }
+
+    fn run_with(
+        &mut self,
+        nodes: Range<usize>,
+        store: &mut Store,
+        pass: Pass,
+        turn: &mut dyn FnMut(Turn<'_>) -> bool,
+    ) -> Result<(), CudaError> {
         self.run_nodes(nodes, store, pass, Between::Nothing, &mut |progress| match progress {
             Progress::Node(..) => true,
             Progress::Turn(bucket) => turn(bucket),
-        });
+        })
     }
 
     /// Runs every node and times each.
-    pub fn profile(&mut self, store: &mut Store, pass: Pass) -> Profile {
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
+    pub fn profile(&mut self, store: &mut Store, pass: Pass) -> Result<Profile, CudaError> {
         let clock = paceline_system::clock::Clock::real();
         let mut last = clock.seconds();
         let mut seconds = Vec::with_capacity(self.plan.graph().nodes().len());
@@ -376,30 +483,40 @@ impl Executor {
             let now = clock.seconds();
             seconds.push(now - std::mem::replace(&mut last, now));
             true
-        });
-        Profile { seconds }
+        })?;
+        Ok(Profile { seconds })
     }
 
     /// Runs again until a node's result is not finite, and names its layer and operation.
-    pub fn find_non_finite(&mut self, store: &mut Store, pass: Pass) -> Option<(String, &'static str)> {
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
+    pub fn find_non_finite(
+        &mut self,
+        store: &mut Store,
+        pass: Pass,
+    ) -> Result<Option<(String, &'static str)>, CudaError> {
         let mut found = None;
         self.run_each(store, pass, &mut |node, outputs| {
             if !outputs.iter().all(Floats::is_finite) {
                 found = Some(node);
             }
             found.is_none()
-        });
-        let node = &self.plan.graph().nodes()[found?];
-        Some((node.layer.clone(), node.op.name()))
+        })?;
+        let node = found.map(|found: usize| &self.plan.graph().nodes()[found]);
+        Ok(node.map(|node| (node.layer.clone(), node.op.name())))
     }
 
     /// Runs the nodes in order; after each, `after(node, float outputs)` says whether to go on.
-    pub fn run_each(&mut self, store: &mut Store, pass: Pass, after: &mut After<'_>) {
+    ///
+    /// # Errors
+    /// As [`Executor::run`].
+    pub fn run_each(&mut self, store: &mut Store, pass: Pass, after: &mut After<'_>) -> Result<(), CudaError> {
         let nodes = 0..self.plan.graph().nodes().len();
         self.run_nodes(nodes, store, pass, Between::Outputs, &mut |progress| match progress {
             Progress::Node(node, outputs) => after(node, outputs),
             Progress::Turn(_) => true,
-        });
+        })
     }
 
     fn run_nodes(
@@ -409,18 +526,19 @@ impl Executor {
         pass: Pass,
         between: Between,
         watch: &mut dyn FnMut(Progress<'_>) -> bool,
-    ) {
+    ) -> Result<(), CudaError> {
         let layouts = (self.plan.parameters(), self.plan.states());
         assert_eq!((store.layout(), store.states_layout()), layouts, "the store was made for another model");
-        self.bind();
+        self.bind()?;
         match &self.device {
             Device::Cpu(device) => cpu::run(device, (&self.plan, nodes), &mut self.arena, store, pass, watch),
             Device::Cuda(_) => {
                 let bound = self.bound.as_mut().expect("an executor on a GPU has memory of its own");
-                bound.run((&self.plan, nodes), store, pass, between, watch).expect(ON_GPU);
+                bound.run((&self.plan, nodes), store, pass, between, watch)?;
             }
             Device::Null(device) => null::run(device, (&self.plan, nodes), store, watch),
         }
+        Ok(())
     }
 
     /// Where a value starts in the arena, if there is one.

@@ -238,6 +238,16 @@ impl Graph {
         self.nodes.iter().filter(|node| node.op.is_product()).map(|node| self.flops(node)).sum::<u64>() / 2
     }
 
+    /// Replaces all nodes: values learn which one gives them now.
+    pub(crate) fn set_nodes(&mut self, nodes: Vec<Node>) {
+        self.nodes = nodes;
+        for (index, node) in self.nodes.iter().enumerate() {
+            for (output, value) in node.outputs.iter().enumerate() {
+                self.values[value.index()].source = Source::Node { node: index, output };
+            }
+        }
+    }
+
     pub(crate) fn value(&mut self, name: &str, shape: Shape, dtype: DType, source: Source) -> Value {
         let value = Value(u32::try_from(self.values.len()).expect("fewer than 2³² values"));
         self.values.push(ValueInfo { shape, dtype, source, name: name.to_owned() });

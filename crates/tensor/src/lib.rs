@@ -25,7 +25,7 @@ pub use bf16::Bf16;
 pub use buffer::Buffer;
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
-pub use execute::{Executor, Pass};
+pub use execute::{Executor, Pass, Slot};
 pub use graph::{Graph, GraphError, Node, Source, Value};
 pub use mixed::Precision;
 pub use op::Op;

@@ -8,6 +8,7 @@
 mod beside;
 mod bucket;
 mod memory;
+mod order;
 mod report;
 mod sums;
 
@@ -49,8 +50,10 @@ pub enum Place {
 /// What the caller wants from a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Values to be read after the step.
+    /// Values to be read after the forward pass, which ends with the last of them.
     pub outputs: Vec<Value>,
+    /// Gradients of inputs, to be read after the backward pass, which computes them: a stage of a pipeline sends them on.
+    pub input_gradients: Vec<Value>,
     /// For each parameter, the value that is its gradient; empty for a graph without a backward pass.
     pub gradients: Vec<Option<Value>>,
     /// Gradients are grouped into buckets of at most this size; a larger tensor is a bucket by itself, or several.
@@ -74,6 +77,10 @@ pub struct Wanted {
     /// Whether a node that gives nothing but gradients of parameters may be computed beside those that follow it ([`Plan::beside`]): what it
     /// reads then lives longer.
     pub beside: bool,
+    /// Whether the backward pass has two halves that can be run apart: what the gradients of inputs depend on
+    /// ([`Plan::input_gradient_nodes`]), then everything else ([`Plan::weight_gradient_nodes`]). Where no gradients of inputs are wanted, as
+    /// in the first stage of a pipeline, the first half is empty. What the second half reads lives longer.
+    pub weights_last: bool,
 }
 
 /// When gradients become steps.
@@ -144,6 +151,8 @@ pub struct Plan {
     activation_bytes: usize,
     /// Nodes before this one belong to the forward pass.
     forward_nodes: usize,
+    /// Where gradients of weights come last, the first node that only they need.
+    weights_from: Option<usize>,
     buckets: Vec<Bucket>,
     dues: Vec<Due>,
     /// Which bucket is needed before which node, in order.
@@ -170,7 +179,7 @@ impl Plan {
     /// a gradient: a bug in the caller.
     pub fn new(graph: Graph, wanted: &Wanted) -> Self {
         let mut keep = wanted.outputs.clone();
-        keep.extend(wanted.gradients.iter().flatten());
+        keep.extend(wanted.input_gradients.iter().chain(wanted.gradients.iter().flatten()));
         let graph = if wanted.unfused { graph } else { fuse::fuse(graph, &keep) };
         let graph = if wanted.unfused { graph } else { fuse::moments(graph, wanted.moments_from) };
         let graph = match wanted.precision {
@@ -190,6 +199,12 @@ impl Plan {
                 (graph, parts)
             }
         };
+        let (graph, weights_from) = if wanted.weights_last {
+            let (graph, from) = order::weights_last(graph, forward_nodes, (&wanted.input_gradients, &parts));
+            (graph, Some(from))
+        } else {
+            (graph, None)
+        };
         let shapes = |values: &[Value]| Layout::new(values.iter().map(|&value| graph.shape(value)));
         let (parameters, states) = (shapes(graph.parameters()), shapes(graph.states()));
         let mut buckets = bucket::buckets(&graph, &parameters, &parts, wanted.bucket_bytes_max);
@@ -208,13 +223,14 @@ impl Plan {
             spans: memory.spans,
             activation_bytes,
             forward_nodes,
+            weights_from,
             dues: bucket::dues(&buckets),
             needs: bucket::needs(&buckets),
             offers: bucket::offers(&buckets),
             buckets,
             parameters,
             states,
-            outputs: wanted.outputs.clone(),
+            outputs: wanted.outputs.iter().chain(&wanted.input_gradients).copied().collect(),
             shares_statistics: wanted.shares_statistics,
         };
         plan.verify();
@@ -256,6 +272,21 @@ impl Plan {
     /// How many nodes belong to the forward pass.
     pub fn forward_nodes(&self) -> usize {
         self.forward_nodes
+    }
+
+    /// The first half of the backward pass, where it has two ([`Wanted::weights_last`]); else none.
+    pub fn input_gradient_nodes(&self) -> Range<usize> {
+        self.weights_from.map_or(0..0, |from| self.forward_nodes..from)
+    }
+
+    /// The second half of the backward pass, where it has two; else none. All gradients of parameters are written here.
+    pub fn weight_gradient_nodes(&self) -> Range<usize> {
+        self.weights_from.map_or(0..0, |from| from..self.graph.nodes().len())
+    }
+
+    /// Whether the backward pass has two halves.
+    pub fn weights_are_last(&self) -> bool {
+        self.weights_from.is_some()
     }
 
     /// The buckets of gradients, in the order in which they become ready.

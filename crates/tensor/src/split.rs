@@ -40,12 +40,8 @@ pub(crate) fn split(mut graph: Graph, gradients: &[Option<Value>], bytes_max: us
         }
     }
     let nodes = std::mem::take(&mut graph.nodes).into_iter().zip(cut);
-    graph.nodes = nodes.flat_map(|(node, cut)| if cut.is_empty() { vec![node] } else { cut }).collect();
-    for (index, node) in graph.nodes.iter().enumerate() {
-        for (output, value) in node.outputs.iter().enumerate() {
-            graph.values[value.index()].source = Source::Node { node: index, output };
-        }
-    }
+    let nodes = nodes.flat_map(|(node, cut)| if cut.is_empty() { vec![node] } else { cut }).collect();
+    graph.set_nodes(nodes);
     (graph, parts)
 }
 

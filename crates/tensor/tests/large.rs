@@ -1,6 +1,6 @@
 //! What goes another way on a GPU than the op table's small rows: batch-norms of matrices that are larger than its cache, and convolutions of
-//! few channels whose blocks have several stages. Held against the CPU, which the op table holds against the interpreter. Without a GPU the
-//! tests say that they are skipped.
+//! few channels whose blocks have several stages. Held against the CPU, which the op table holds against the interpreter. And a plan that is
+//! too large for any GPU. Without a GPU the tests say that they are skipped.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -53,13 +53,13 @@ fn run(device: &Device, given: &[Vec<f32>], residual: bool) -> Vec<Vec<f32>> {
     let outputs: Vec<Value> = [y].into_iter().chain(wanted.iter().map(|&value| gradients.of(value).unwrap())).collect();
     let plan = Plan::new(graph, &Wanted { outputs: outputs.clone(), ..Wanted::default() });
     let mut store = Store::new(&plan);
-    let mut executor = Executor::new(device, plan);
-    executor.poison();
+    let mut executor = Executor::new(device, plan).unwrap();
+    executor.poison().unwrap();
     for (value, numbers) in [x, beta, gamma, seed].into_iter().chain(added).zip(given) {
-        executor.write(value, numbers);
+        executor.write(value, numbers).unwrap();
     }
-    executor.run(&mut store, Pass::default());
-    let mut results: Vec<Vec<f32>> = outputs.iter().map(|&output| executor.read(output)).collect();
+    executor.run(&mut store, Pass::default()).unwrap();
+    let mut results: Vec<Vec<f32>> = outputs.iter().map(|&output| executor.read(output).unwrap()).collect();
     results.extend((0..2).map(|index| store.state(index).to_vec()));
     results
 }
@@ -99,11 +99,11 @@ fn convolve(device: &Device, given: &[Vec<f32>; 3], dtype: DType) -> Vec<Vec<f32
     let outputs = vec![y, gradients.of(x).unwrap(), gradients.of(weight).unwrap()];
     let plan = Plan::new(graph, &Wanted { outputs: outputs.clone(), ..Wanted::default() });
     let mut store = Store::new(&plan);
-    let mut executor = Executor::new(device, plan);
-    executor.poison();
-    [x, weight, seed].into_iter().zip(given).for_each(|(value, numbers)| executor.write(value, &numbers[..]));
-    executor.run(&mut store, Pass::default());
-    outputs.iter().map(|&output| executor.read(output)).collect()
+    let mut executor = Executor::new(device, plan).unwrap();
+    executor.poison().unwrap();
+    [x, weight, seed].into_iter().zip(given).for_each(|(value, numbers)| executor.write(value, &numbers[..]).unwrap());
+    executor.run(&mut store, Pass::default()).unwrap();
+    outputs.iter().map(|&output| executor.read(output).unwrap()).collect()
 }
 
 /// On numbers that bf16 holds exactly, so that only results are rounded, by less than 0.4% each.
@@ -121,4 +121,17 @@ fn convolutions_of_many_stages_on_a_gpu_are_those_of_the_cpu() {
         let apart = apart(expected, found);
         assert!(apart < 4e-3, "the {name}: {apart:e} apart");
     }
+}
+
+#[test]
+fn a_plan_that_a_gpu_has_no_memory_for_is_an_error() {
+    let Some([_, gpu]) = devices("a_plan_that_a_gpu_has_no_memory_for_is_an_error") else { return };
+    // 16 TiB in the arena, twice.
+    let mut graph = Graph::new();
+    let x = graph.input("x", [1 << 21, 1 << 21], DType::F32);
+    let y = graph.push_one("half", Op::Scale(0.5), &[x]).unwrap();
+    let plan = Plan::new(graph, &Wanted { outputs: vec![y], ..Wanted::default() });
+    let mut late = Executor::without_arena(&gpu, plan.clone());
+    assert!(Executor::new(&gpu, plan.clone()).is_err());
+    assert!(late.run(&mut Store::new(&plan), Pass::default()).is_err());
 }

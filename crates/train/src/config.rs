@@ -334,7 +334,9 @@ impl Config {
             return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());
         }
         if let (Carry::Nccl, Err(flag)) = (self.carry, self.keeps_off_host()) {
-            return refuse(format!("{flag} needs gradients on the hosts, and --carry nccl keeps them off; leave --carry out"));
+            return refuse(format!(
+                "{flag} needs gradients on the hosts, and --carry nccl keeps them off; leave --carry out"
+            ));
         }
         let demands = agree::Demands {
             clips_norm: self.clip_norm.is_some(),
@@ -409,7 +411,8 @@ mod tests {
         let told = |minutes| Config { checkpoint_minutes: Some(minutes), ..Config::default() };
         assert_eq!((told(0.0).checkpoint_seconds(2), told(2.0).checkpoint_seconds(1)), (None, Some(120.0)));
         assert!(told(-1.0).check().is_err() && told(f64::NAN).check().is_err() && told(0.5).check().is_ok());
-        let apart = Config { agree: "parameter-server".parse().unwrap(), staleness: Staleness(Some(3)), ..Config::default() };
+        let apart =
+            Config { agree: "parameter-server".parse().unwrap(), staleness: Staleness(Some(3)), ..Config::default() };
         assert_eq!(apart.checkpoint_seconds(2), None);
         let error = Config { checkpoint_minutes: Some(1.0), ..apart }.check().unwrap_err().to_string();
         assert!(error.ends_with("type --checkpoint-every with a number of steps"), "{error}");

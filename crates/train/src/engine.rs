@@ -246,9 +246,9 @@ impl Place {
     /// The engine there.
     pub(crate) fn engine(&self, parts: Parts) -> Result<Engine, TrainError> {
         Ok(match self {
-            Self::Cpu(cpu) => Engine::Cpu(Box::new(CpuEngine::new(parts, cpu))),
+            Self::Cpu(cpu) => Engine::Cpu(Box::new(CpuEngine::new(parts, cpu)?)),
             Self::Cuda(cpu, cuda) => Engine::Cuda(Box::new(CudaEngine::new(parts, cpu, cuda)?)),
-            Self::Null(cpu, cost) => Engine::Null(Box::new(NullEngine::new(parts, cpu, *cost))),
+            Self::Null(cpu, cost) => Engine::Null(Box::new(NullEngine::new(parts, cpu, *cost)?)),
         })
     }
 }

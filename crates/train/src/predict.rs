@@ -81,7 +81,8 @@ impl Predictor {
             hosted: false,
         };
         let cpu = Arc::new(Cpu::new(threads));
-        let place = cuda.map_or_else(|| Place::Cpu(Arc::clone(&cpu)), |cuda| Place::Cuda(Arc::clone(&cpu), Arc::clone(cuda)));
+        let place =
+            cuda.map_or_else(|| Place::Cpu(Arc::clone(&cpu)), |cuda| Place::Cuda(Arc::clone(&cpu), Arc::clone(cuda)));
         let mut replica = Replica::for_evaluation(entry, options, &place)?;
         file.load(&mut replica, &[])?;
         let augment = evaluation_of(&card)?;

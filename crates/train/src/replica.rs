@@ -154,12 +154,7 @@ impl Replica {
         memory::caught(|| Self::take_memory(model, options, place, Mode::Eval))?
     }
 
-    fn take_memory(
-        model: &dyn Model,
-        options: ReplicaOptions,
-        place: &Place,
-        mode: Mode,
-    ) -> Result<Self, TrainError> {
+    fn take_memory(model: &dyn Model, options: ReplicaOptions, place: &Place, mode: Mode) -> Result<Self, TrainError> {
         let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
         let on_gpu = place.is_gpu();
         let eval = Network::new(model, Mode::Eval, micro_batch, input, classes, 0.0)?;
@@ -279,8 +274,10 @@ impl Replica {
 
     /// What micro-batch `part` of a batch is computed with.
     fn inputs<'a>(&self, batch: &'a Batch, part: usize, moment: Moment) -> Inputs<'a> {
-        let ReplicaOptions { seed, accumulate, .. } = self.options;
-        let pass = Pass { seed: seed.wrapping_add((self.exchange.rank() as u64) << 32), step: moment.step * accumulate as u64 + part as u64 };
+        let ReplicaOptions { seed, accumulate, micro_batch, .. } = self.options;
+        // Samples are numbered within the batch of all replicas, each of which has as many.
+        let first_sample = ((self.exchange.rank() * accumulate + part) * micro_batch) as u64;
+        let pass = Pass { seed, step: moment.step, first_sample, samples: micro_batch };
         Inputs { batch, part, pass, seed: self.exchange.gradient_weight() / accumulate as f32, moment }
     }
 

@@ -11,8 +11,8 @@ use paceline_tensor::{MemoryUse, Precision};
 
 use crate::compute::Compute;
 use crate::config::Config;
-use crate::error::TrainError;
 use crate::engine::sizes::{BASE, Sizes};
+use crate::error::TrainError;
 use crate::replica::BUCKET_BYTES_MAX;
 use crate::together::{Carry, Overlap, Squeeze};
 use crate::trainer::options;

@@ -44,7 +44,8 @@ pub struct ServerOptions {
 /// A number of 40 bits that differs where two ranks would send different buckets.
 pub fn fingerprint(shape: &Shape) -> u64 {
     let buckets = shape.buckets.iter().flat_map(|bucket| [bucket.start as u64, bucket.elements as u64]);
-    let all: Vec<u64> = buckets.chain([shape.parameters, shape.states, shape.slots].map(|count| count as u64)).collect();
+    let all: Vec<u64> =
+        buckets.chain([shape.parameters, shape.states, shape.slots].map(|count| count as u64)).collect();
     random::key(&all) >> 24
 }
 
@@ -212,8 +213,13 @@ mod tests {
 
     #[test]
     fn samples_that_do_not_exist_are_not_believed() {
-        let image =
-            ServerOptions { step: 0, steps_per_epoch: 1, input: Input::Image { size: [8, 8], channels: 3 }, classes: 10, shape: 5 };
+        let image = ServerOptions {
+            step: 0,
+            steps_per_epoch: 1,
+            input: Input::Image { size: [8, 8], channels: 3 },
+            classes: 10,
+            shape: 5,
+        };
         let spoiled = [(2, 2), (3, 0), (4, 1 << 20), (5, 0), (6, 0), (6, 1 << 30)];
         for (index, value) in spoiled {
             let mut facts = image.identity();

@@ -27,7 +27,8 @@ fn losses(replica: &mut Replica, rate: f32) -> Vec<f64> {
     let clock = Clock::real();
     let steps = (0..20).map(|step| {
         let moment = Moment { step, learning_rate: rate };
-        let StepOutput { tally, updated: result } = replica.step(&batch(step), moment, &mut Phases::start(&clock)).unwrap();
+        let StepOutput { tally, updated: result } =
+            replica.step(&batch(step), moment, &mut Phases::start(&clock)).unwrap();
         assert_eq!(result, Ok(()));
         assert!(tally.top1 <= tally.top5 && tally.rows == BATCH as u64);
         tally.mean_loss()
@@ -104,7 +105,8 @@ fn a_first_layer_moves_as_on_the_cpu() {
 fn moves(replica: &mut Replica, indices: &[usize]) -> Vec<Vec<f64>> {
     let before: Vec<_> = indices.iter().map(|&index| replica.store().parameter(index).to_vec()).collect();
     let moment = Moment { step: 0, learning_rate: 0.1 };
-    let StepOutput { updated: result, .. } = replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
+    let StepOutput { updated: result, .. } =
+        replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
     assert_eq!(result, Ok(()));
     replica.engine.fetch().unwrap();
     let moved = indices.iter().zip(&before).map(|(&index, before)| {
@@ -130,7 +132,8 @@ fn an_evaluation_between_steps_changes_nothing() {
         let mut replica = on_gpu::replica(entry, options, &cpu, &cuda);
         for step in 0..4 {
             let moment = Moment { step, learning_rate: 0.002 };
-            let StepOutput { updated: result, .. } = replica.step(&batch(step), moment, &mut Phases::start(&Clock::real())).unwrap();
+            let StepOutput { updated: result, .. } =
+                replica.step(&batch(step), moment, &mut Phases::start(&Clock::real())).unwrap();
             assert_eq!(result, Ok(()));
             if evaluates {
                 replica.evaluate(&batch(100 + step)).unwrap();
@@ -193,7 +196,8 @@ fn a_gradient_that_is_not_a_number_changes_nothing_on_a_gpu() {
     replica.store_mut().parameter_mut(index)[3] = f32::NAN;
     let before: Vec<u32> = replica.store().parameters.iter().map(|x| x.to_bits()).collect();
     let moment = Moment { step: 0, learning_rate: 0.1 };
-    let StepOutput { updated: result, .. } = replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
+    let StepOutput { updated: result, .. } =
+        replica.step(&batch(0), moment, &mut Phases::start(&Clock::real())).unwrap();
     assert_eq!(result, Err(NotFinite::Loss));
     replica.engine.fetch().unwrap();
     assert!(replica.store().parameters.iter().map(|x| x.to_bits()).eq(before));
@@ -230,8 +234,7 @@ fn batches_come_to_a_gpu_in_three_ways() {
                 replica.backward().unwrap();
                 replica.engine.prefetch(if ahead { epoch.peek() } else { None });
                 let closed = replica.close();
-                let StepOutput { tally, updated } =
-                    replica.end_step(closed, &mut Phases::start(&clock)).unwrap();
+                let StepOutput { tally, updated } = replica.end_step(closed, &mut Phases::start(&clock)).unwrap();
                 assert_eq!(updated, Ok(()));
                 losses.push(tally.loss);
             }
@@ -263,7 +266,9 @@ fn a_batch_that_does_not_fit_a_gpu_is_refused_with_one_that_does() {
     let input = Input::Image { size: [224, 224], channels: 3 };
     let options =
         |micro_batch: usize| ReplicaOptions { input, micro_batch, ..options(Optimizer::Momentum, Precision::F32) };
-    let error = Replica::at(entry, options(100_000), &Place::Cuda(Arc::clone(&cpu), Arc::clone(&cuda))).map(|_| ()).unwrap_err();
+    let error = Replica::at(entry, options(100_000), &Place::Cuda(Arc::clone(&cpu), Arc::clone(&cuda)))
+        .map(|_| ())
+        .unwrap_err();
     let (error, refused) = (error.to_string(), error.is_refusal());
     let words = |text: &str, before: &str| {
         text.split_once(before).and_then(|(_, rest)| rest.split(' ').next()?.parse().ok()).unwrap_or(f64::NAN)
@@ -276,6 +281,7 @@ fn a_batch_that_does_not_fit_a_gpu_is_refused_with_one_that_does() {
     let images = (0..2 * 224 * 224 * 3).map(|pixel| (pixel % 251) as f32 / 125.0 - 1.0).collect();
     let batch = Batch { size: 2, images, targets: vec![1, 2], ..Batch::default() };
     let moment = Moment { step: 0, learning_rate: 0.001 };
-    let StepOutput { tally, updated: result } = replica.step(&batch, moment, &mut Phases::start(&Clock::real())).unwrap();
+    let StepOutput { tally, updated: result } =
+        replica.step(&batch, moment, &mut Phases::start(&Clock::real())).unwrap();
     assert!(result.is_ok() && tally.rows == 2 && tally.loss.is_finite(), "{tally:?}");
 }

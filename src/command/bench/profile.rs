@@ -37,7 +37,8 @@ pub struct Profile {
 impl Profile {
     /// Runs a step.
     pub fn take(replica: &mut Replica, batch: &Batch) -> Result<Self, Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::failed(format!("the GPU failed while nodes were timed: {error}"));
+        let failed =
+            |error: &dyn std::fmt::Display| Failure::failed(format!("the GPU failed while nodes were timed: {error}"));
         let seconds = replica.profile(batch, 0).map_err(|error| failed(&error))?.seconds;
         let gpu = replica.engine.gpu().map(|gpu| gpu.peak()).transpose().map_err(|error| failed(&error))?;
         let (cpu, graph) = (replica.device(), replica.plan().graph());

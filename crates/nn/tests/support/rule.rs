@@ -98,12 +98,12 @@ impl Ends {
             below(&format!("{name}{draw}"), count, self.classes).into_iter().map(|number| number as i32).collect()
         };
         if executor.plan().graph().dtype(self.x) == DType::I32 {
-            executor.write(self.x, &whole("x", size));
+            executor.write(self.x, &whole("x", size)).unwrap();
         } else {
             let root = 3.0f64.sqrt() as f32;
             let pixels: Vec<f32> = uniform(&format!("x{draw}"), size).map(|draw| root * draw).collect();
-            executor.write(self.x, &pixels);
+            executor.write(self.x, &pixels).unwrap();
         }
-        executor.write(self.targets, &whole("targets", rows));
+        executor.write(self.targets, &whole("targets", rows)).unwrap();
     }
 }

@@ -130,10 +130,8 @@ impl Protocol {
 
     /// Gradients to servers and weights back, one bucket behind.
     pub fn parameter_server(buckets: usize) -> Self {
-        let push_pull = |index: usize| Exchange::PushPull {
-            push: (index < buckets).then_some(index),
-            pull: index.checked_sub(1),
-        };
+        let push_pull =
+            |index: usize| Exchange::PushPull { push: (index < buckets).then_some(index), pull: index.checked_sub(1) };
         Self {
             name: "parameter-server",
             opening: OPENING.to_vec(),

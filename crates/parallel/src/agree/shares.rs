@@ -18,9 +18,7 @@ use paceline_comm::error::Party;
 use paceline_comm::{CommError, Common, Communicator, Rank, SharedBuffer};
 
 use super::report::WORDS;
-use super::{
-    Agreement, BucketShape, Protocol, Settled, Shape, SharedWeights, StepReport, Target, Wait,
-};
+use super::{Agreement, BucketShape, Protocol, Settled, Shape, SharedWeights, StepReport, Target, Wait};
 
 /// The stage of a rank that cannot go on: its step would have spoilt the weights.
 const SPOILT: u64 = u64::MAX;

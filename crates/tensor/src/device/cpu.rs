@@ -144,13 +144,13 @@ pub(crate) fn run(
         while let Some(&Due { bucket, apply, .. }) = dues.next_if(|due| due.node == index) {
             let (gradients, parameters) = memory.bucket(bucket);
             let turn =
-                if apply { Turn::Apply { bucket, gradients, parameters } } else { Turn::Send { bucket, gradients } };
+                if apply { Turn::Apply { bucket, gradients, parameters } } else { Turn::Final { bucket, gradients } };
             if !watch(Progress::Turn(turn)) {
                 return;
             }
         }
         while let Some(&(_, bucket)) = offers.next_if(|offer| offer.0 == index) {
-            if !watch(Progress::Turn(Turn::Need { bucket, parameters: memory.parameters(bucket) })) {
+            if !watch(Progress::Turn(Turn::Offer { bucket, parameters: memory.parameters(bucket) })) {
                 return;
             }
         }

@@ -71,7 +71,7 @@ pub(crate) fn run(
                 let parameters = &mut store.parameters[plan.buckets()[bucket].elements.clone()];
                 Turn::Apply { bucket, gradients, parameters }
             } else {
-                Turn::Send { bucket, gradients }
+                Turn::Final { bucket, gradients }
             };
             if !watch(Progress::Turn(turn)) {
                 return;

@@ -213,7 +213,7 @@ fn deaths(graph: &Graph, wanted: &Wanted, beside: &[Option<usize>]) -> Vec<usize
         let last = beside[index].unwrap_or(index);
         node.inputs.iter().for_each(|input| death[input.index()] = last.max(death[input.index()]));
     }
-    wanted.outputs.iter().for_each(|output| death[output.index()] = graph.nodes().len());
+    wanted.outputs.iter().chain(&wanted.input_gradients).for_each(|output| death[output.index()] = graph.nodes().len());
     death
 }
 

@@ -271,7 +271,7 @@ fn attempt(device: &Device, op: Op, inputs: &[Input]) -> Result<bool, TestCaseEr
         let plan = Plan::new(graph.clone(), &Wanted { precision, ..Wanted::default() });
         prop_assert!(precision == Precision::Bf16 || plan.report().nodes.len() == 1);
         let mut store = Store::new(&plan);
-        Executor::new(device, plan).run(&mut store, Pass::default());
+        Executor::new(device, plan).unwrap().run(&mut store, Pass::default()).unwrap();
     }
     Ok(true)
 }

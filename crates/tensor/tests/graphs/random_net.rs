@@ -20,11 +20,24 @@ pub struct Net {
     pub graph: Graph,
     pub result: Value,
     gradients: Vec<Option<Value>>,
+    /// Of the first input, where it is wanted.
+    pub input_gradient: Option<Value>,
 }
 
 impl Net {
     /// Layers in a chain with branches, on small images, ending in a linear layer.
     pub fn build(steps: &[Step]) -> Self {
+        let (graph, result) = Self::forward(steps);
+        Self::with_gradients(graph, result)
+    }
+
+    /// The same as a stage of a pipeline: with the gradient of its input.
+    pub fn stage(steps: &[Step]) -> Self {
+        let (graph, result) = Self::forward(steps);
+        Self::with_input_gradient(graph, result)
+    }
+
+    fn forward(steps: &[Step]) -> (Graph, Value) {
         let mut graph = Graph::new();
         let mut images = vec![graph.input("x", [3, 6, 5, 4], DType::F32)];
         for (number, &(kind, choice)) in steps.iter().enumerate() {
@@ -38,20 +51,32 @@ impl Net {
         let (weight, bias) = (graph.parameter("head.weight", [2, channels]), graph.parameter("head.bias", [2]));
         let op = Op::MatMul { trans_a: false, trans_b: true, bias: true, relu: false };
         let result = push(&mut graph, "head", op, &[flat, weight, bias]);
-        Self::with_gradients(graph, result)
+        (graph, result)
     }
 
-    pub fn with_gradients(mut graph: Graph, result: Value) -> Self {
+    pub fn with_gradients(graph: Graph, result: Value) -> Self {
+        Self::differentiate(graph, result, None)
+    }
+
+    pub fn with_input_gradient(graph: Graph, result: Value) -> Self {
+        let x = graph.inputs()[0];
+        Self::differentiate(graph, result, Some(x))
+    }
+
+    fn differentiate(mut graph: Graph, result: Value, x: Option<Value>) -> Self {
         let dy = graph.input("dy", graph.shape(result).clone(), DType::F32);
         let parameters = graph.parameters().to_vec();
-        let gradients = gradient::differentiate(&mut graph, result, dy, &parameters).expect("every layer has one");
+        let of: Vec<Value> = parameters.iter().copied().chain(x).collect();
+        let gradients = gradient::differentiate(&mut graph, result, dy, &of).expect("every layer has one");
+        let input_gradient = x.and_then(|x| gradients.of(x));
         let gradients = parameters.iter().map(|&parameter| gradients.of(parameter)).collect();
-        Self { graph, result, gradients }
+        Self { graph, result, gradients, input_gradient }
     }
 
     pub fn wanted(&self, unfused: bool) -> Wanted {
         let (outputs, gradients) = (vec![self.result], self.gradients.clone());
-        Wanted { outputs, gradients, bucket_bytes_max: 256, unfused, ..Wanted::default() }
+        let input_gradients = self.input_gradient.into_iter().collect();
+        Wanted { outputs, input_gradients, gradients, bucket_bytes_max: 256, unfused, ..Wanted::default() }
     }
 
     pub fn plan(&self, unfused: bool) -> Plan {
@@ -73,18 +98,23 @@ impl Net {
         for (index, _) in computed.filter(|_| plan.stores_gradients()) {
             store.gradients[plan.parameters().range(index)].fill(f32::NAN);
         }
-        let mut executor = Executor::new(device, plan);
+        let mut executor = Executor::new(device, plan).unwrap();
         self.fill(&mut executor);
         (executor, store)
     }
 
     /// Poisons the arena and writes the inputs.
     pub fn fill(&self, executor: &mut Executor) {
-        let mut random = Random::new(&[18]);
-        executor.poison();
+        self.fill_with(executor, 18);
+    }
+
+    /// The same with other numbers.
+    pub fn fill_with(&self, executor: &mut Executor, seed: u64) {
+        let mut random = Random::new(&[seed]);
+        executor.poison().unwrap();
         for &input in self.graph.inputs() {
             let numbers = (0..self.graph.shape(input).elements()).map(|_| 2.0 * random.uniform() - 1.0);
-            executor.write(input, &numbers.collect::<Vec<f32>>());
+            executor.write(input, &numbers.collect::<Vec<f32>>()).unwrap();
         }
     }
 
@@ -96,6 +126,17 @@ impl Net {
 
 /// Linear layers with ReLU between them, three rows at a time.
 pub fn chain(widths: &[usize]) -> Net {
+    let (graph, result) = chain_forward(widths);
+    Net::with_gradients(graph, result)
+}
+
+/// The same as a stage of a pipeline.
+pub fn chain_stage(widths: &[usize]) -> Net {
+    let (graph, result) = chain_forward(widths);
+    Net::with_input_gradient(graph, result)
+}
+
+fn chain_forward(widths: &[usize]) -> (Graph, Value) {
     let mut graph = Graph::new();
     let mut x = graph.input("x", [3, widths[0]], DType::F32);
     for (number, pair) in widths.windows(2).enumerate() {
@@ -108,7 +149,7 @@ pub fn chain(widths: &[usize]) -> Net {
     }
     // The seed is read by a node of its own, so that every gradient is one too.
     let result = push(&mut graph, "scale", Op::Scale(0.5), &[x]);
-    Net::with_gradients(graph, result)
+    (graph, result)
 }
 
 pub fn push(graph: &mut Graph, layer: &str, op: Op, inputs: &[Value]) -> Value {
@@ -184,6 +225,7 @@ pub struct Run {
     pub result: Vec<f32>,
     pub gradients: Vec<Vec<f32>>,
     pub states: Vec<f32>,
+    pub input_gradient: Vec<f32>,
 }
 
 impl Run {
@@ -193,12 +235,13 @@ impl Run {
 
     pub fn with(net: &Net, device: &Device, wanted: &Wanted) -> Self {
         let (mut executor, mut store) = net.executor_of(device, Plan::new(net.graph.clone(), wanted));
-        executor.run(&mut store, Pass::default());
+        executor.run(&mut store, Pass::default()).unwrap();
         Self {
             nodes: executor.plan().graph().nodes().len(),
-            result: executor.read(net.result),
+            result: executor.read(net.result).unwrap(),
             gradients: (0..net.graph.parameters().len()).map(|index| store.gradient(index).to_vec()).collect(),
             states: store.states.to_vec(),
+            input_gradient: net.input_gradient.map_or_else(Vec::new, |value| executor.read(value).unwrap()),
         }
     }
 }

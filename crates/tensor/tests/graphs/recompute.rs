@@ -14,8 +14,8 @@ use super::random_net::{Net, batch_norm, net, push};
 fn run(net: &Net, wanted: &Wanted) -> (Plan, [Vec<f32>; 3]) {
     let plan = Plan::new(net.graph.clone(), wanted);
     let (mut executor, mut store) = net.executor_of(&Device::cpu(2), plan.clone());
-    executor.run(&mut store, Pass { seed: 3, step: 5 });
-    (plan, [executor.read(net.result), store.gradients.to_vec(), store.states.to_vec()])
+    executor.run(&mut store, Pass { seed: 3, step: 5, ..Pass::default() }).unwrap();
+    (plan, [executor.read(net.result).unwrap(), store.gradients.to_vec(), store.states.to_vec()])
 }
 
 fn bits(numbers: &[Vec<f32>; 3]) -> Vec<u32> {
@@ -95,8 +95,8 @@ fn nothing_is_made_again_without_a_backward_pass() {
     let wanted = Wanted { outputs: vec![z], memory: MemoryUse::Low, ..Wanted::default() };
     let plan = Plan::new(graph, &wanted);
     assert_eq!(plan.graph().nodes().len(), 2);
-    let (mut store, mut executor) = (Store::new(&plan), Executor::new(&Device::cpu(1), plan));
-    executor.write(x, &[-1.0f32, 0.0, 1.0, 2.0]);
-    executor.run(&mut store, Pass::default());
-    assert_eq!(executor.read::<f32>(z), [0.0, 0.0, 2.0, 4.0]);
+    let (mut store, mut executor) = (Store::new(&plan), Executor::new(&Device::cpu(1), plan).unwrap());
+    executor.write(x, &[-1.0f32, 0.0, 1.0, 2.0]).unwrap();
+    executor.run(&mut store, Pass::default()).unwrap();
+    assert_eq!(executor.read::<f32>(z).unwrap(), [0.0, 0.0, 2.0, 4.0]);
 }

@@ -43,28 +43,28 @@ fn check_in(net: &Net, bucket_bytes_max: usize, parts: bool, kept: bool) -> Resu
     let mut turns = vec![(0, 0); plan.buckets().len()];
     let mut turn = |turn: Turn<'_>| {
         match turn {
-            Turn::Send { bucket, gradients } => {
+            Turn::Final { bucket, gradients } => {
                 assert_eq!(turns[bucket], (0, 0));
                 turns[bucket].0 += 1;
                 assert_eq!(gradients.len(), plan.buckets()[bucket].elements.len());
             }
             Turn::Apply { bucket, gradients, parameters } => {
-                assert_eq!(turns[bucket], (1, 0), "sent before it is applied, and applied once");
+                assert_eq!(turns[bucket], (1, 0), "final before it is applied, and applied once");
                 turns[bucket].1 += 1;
                 found[plan.buckets()[bucket].elements.clone()].copy_from_slice(gradients);
                 parameters.fill(f32::NAN);
             }
-            Turn::Need { bucket, .. } => assert_eq!(turns[bucket], (1, 1), "offered again after it was applied"),
+            Turn::Offer { bucket, .. } => assert_eq!(turns[bucket], (1, 1), "offered again after it was applied"),
             other => panic!("{other:?} in a backward pass without others"),
         }
         true
     };
-    executor.forward(&mut store, Pass::default());
-    let result: Vec<f32> = executor.read(net.result);
-    executor.backward(&mut store, Pass::default(), &mut turn);
+    executor.forward(&mut store, Pass::default()).unwrap();
+    let result: Vec<f32> = executor.read(net.result).unwrap();
+    executor.backward(&mut store, Pass::default(), &mut turn).unwrap();
     prop_assert!(turns.iter().all(|&turns| turns == (1, 1)));
     prop_assert_eq!(&result, &expected.result);
-    prop_assert_eq!(executor.read::<f32>(net.result), result);
+    prop_assert_eq!(executor.read::<f32>(net.result).unwrap(), result);
     prop_assert_eq!(store.states.to_vec(), expected.states);
     for (index, gradient) in expected.gradients.iter().enumerate() {
         prop_assert_eq!(&found[layout.range(index)], &gradient[..], "gradient {}", index);
@@ -143,16 +143,20 @@ fn a_turn_can_end_the_step() {
         let buckets = plan.buckets().len();
         let (mut executor, mut store) = net.executor_of(&device, plan);
         let mut applied = 0;
-        executor.backward(&mut store, Pass::default(), &mut |turn| {
-            applied += usize::from(matches!(turn, Turn::Apply { .. }));
-            applied < 3
-        });
+        executor
+            .backward(&mut store, Pass::default(), &mut |turn| {
+                applied += usize::from(matches!(turn, Turn::Apply { .. }));
+                applied < 3
+            })
+            .unwrap();
         assert_eq!(applied, 3);
         applied = 0;
-        executor.backward(&mut store, Pass::default(), &mut |turn| {
-            applied += usize::from(matches!(turn, Turn::Apply { .. }));
-            true
-        });
+        executor
+            .backward(&mut store, Pass::default(), &mut |turn| {
+                applied += usize::from(matches!(turn, Turn::Apply { .. }));
+                true
+            })
+            .unwrap();
         assert_eq!(applied, buckets);
     }
 }
@@ -168,12 +172,12 @@ fn one_arena_serves_two_plans_in_turns() {
     for _ in 0..2 {
         let found = owner.lend_arena(&mut borrower, |borrower| {
             nets[1].fill(borrower);
-            borrower.run(&mut other, Pass::default());
-            borrower.read::<f32>(nets[1].result)
+            borrower.run(&mut other, Pass::default()).unwrap();
+            borrower.read::<f32>(nets[1].result).unwrap()
         });
         assert_eq!(found, expected[1]);
         nets[0].fill(&mut owner);
-        owner.run(&mut store, Pass::default());
-        assert_eq!(owner.read::<f32>(nets[0].result), expected[0]);
+        owner.run(&mut store, Pass::default()).unwrap();
+        assert_eq!(owner.read::<f32>(nets[0].result).unwrap(), expected[0]);
     }
 }

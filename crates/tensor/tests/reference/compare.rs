@@ -222,23 +222,23 @@ impl Work {
         let plan =
             Plan::new(self.graph.clone(), &Wanted { outputs: outputs.clone(), unfused: !fused, ..Wanted::default() });
         let mut store = Store::new(&plan);
-        let mut executor = Executor::new(device, plan);
-        executor.poison();
+        let mut executor = Executor::new(device, plan).unwrap();
+        executor.poison().unwrap();
         let floats = |array: &Array| array.data.iter().map(|&x| x as f32).collect::<Vec<f32>>();
         for (value, array) in given {
             match self.graph.info(*value).source {
                 Source::State(index) => store.state_mut(index).copy_from_slice(&floats(array)),
                 _ if self.graph.dtype(*value) == DType::I32 => {
-                    executor.write(*value, &array.data.iter().map(|&x| x as i32).collect::<Vec<i32>>());
+                    executor.write(*value, &array.data.iter().map(|&x| x as i32).collect::<Vec<i32>>()).unwrap();
                 }
-                _ => executor.write(*value, &floats(array)),
+                _ => executor.write(*value, &floats(array)).unwrap(),
             }
         }
         if let Some(seed) = self.seed {
-            executor.write(seed, &floats(dy));
+            executor.write(seed, &floats(dy)).unwrap();
         }
-        executor.run(&mut store, Pass::default());
-        let mut results: Vec<Vec<f32>> = outputs.iter().map(|&output| executor.read(output)).collect();
+        executor.run(&mut store, Pass::default()).unwrap();
+        let mut results: Vec<Vec<f32>> = outputs.iter().map(|&output| executor.read(output).unwrap()).collect();
         results.extend((0..self.graph.states().len()).map(|index| store.state(index).to_vec()));
         results
     }

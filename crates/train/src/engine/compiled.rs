@@ -2,6 +2,7 @@
 
 use paceline_data::batch::Batch;
 use paceline_nn::Network;
+use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::plan::Updates;
 use paceline_tensor::{Device, Executor, Plan, Precision, Value, Wanted};
 
@@ -58,8 +59,8 @@ pub(super) struct CompiledGraph {
 
 impl CompiledGraph {
     /// With memory of its own.
-    pub fn new(planned: Planned, device: &Device) -> Self {
-        Self { executor: Executor::new(device, planned.plan), bindings: planned.bindings }
+    pub fn new(planned: Planned, device: &Device) -> Result<Self, CudaError> {
+        Ok(Self { executor: Executor::new(device, planned.plan)?, bindings: planned.bindings })
     }
 
     /// To run in the memory of another.
@@ -79,17 +80,18 @@ pub(crate) struct Bindings {
 
 impl Bindings {
     /// Writes part `part` of a batch into the inputs, with zeros where the batch is smaller than planned.
-    pub fn fill(&self, executor: &mut Executor, batch: &Batch, part: usize, grad_seed: f32) {
+    pub fn fill(&self, executor: &mut Executor, batch: &Batch, part: usize, grad_seed: f32) -> Result<(), CudaError> {
         let elements = executor.plan().graph().shape(self.x).elements();
         if batch.tokens.is_empty() {
-            executor.write_first(self.x, part_of(&batch.images, part, elements));
+            executor.write_first(self.x, part_of(&batch.images, part, elements))?;
         } else {
-            executor.write_first(self.x, part_of(&batch.tokens, part, elements));
+            executor.write_first(self.x, part_of(&batch.tokens, part, elements))?;
         }
-        executor.write_first(self.targets, part_of(&batch.targets, part, self.rows(executor)));
+        executor.write_first(self.targets, part_of(&batch.targets, part, self.rows(executor)))?;
         if let Some(seed) = self.seed {
-            executor.write(seed, &[grad_seed]);
+            executor.write(seed, &[grad_seed])?;
         }
+        Ok(())
     }
 
     /// The logits of the rows that part `part` of a batch has, and how good they are.

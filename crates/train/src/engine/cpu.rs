@@ -6,7 +6,7 @@ use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Segment, Tools};
 use paceline_parallel::agree::SharedWeights;
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::execute::{Profile, Turn};
+use paceline_tensor::execute::{self, Profile, Turn};
 use paceline_tensor::plan::Bucket;
 use paceline_tensor::{Buffer, Device, Executor, Pass, Plan, Store};
 
@@ -36,15 +36,23 @@ pub struct CpuEngine {
     accumulated: Buffer,
     /// Working memory of the optimizer.
     sums: Vec<f64>,
-    /// The micro-batch whose answers are in the slot.
-    pass: Pass,
-    part: usize,
+    /// The micro-batches whose answers are there, by slot.
+    live: Vec<Live>,
     /// Of the parts so far.
     pub(super) tally: Tally,
 }
 
+/// A micro-batch whose backward pass is to come.
+#[derive(Debug, Default)]
+struct Live {
+    pass: Pass,
+    part: usize,
+    /// Its activations; those of the first stand in the executor's own arena.
+    activations: Option<execute::Slot>,
+}
+
 impl CpuEngine {
-    pub(crate) fn new(parts: Parts, device: &Arc<Cpu>) -> Self {
+    pub(crate) fn new(parts: Parts, device: &Arc<Cpu>) -> Result<Self, TrainError> {
         let Parts { options, train, eval, mut weights, segments } = parts;
         let Weights { store, optimizer } = &mut weights;
         let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(optimizer);
@@ -52,75 +60,81 @@ impl CpuEngine {
         let buckets = train.as_ref().map_or(&eval.plan, |train| &train.plan).buckets().to_vec();
         let elements = if train.is_some() && options.accumulate > 1 { weights.store.parameters.len() } else { 0 };
         let place = Device::Cpu(Arc::clone(device));
-        Self {
+        Ok(Self {
             weights,
             accumulated: Buffer::zeroed_for("the gradients", elements),
             options,
             device: Arc::clone(device),
             eval: match train {
                 Some(_) => CompiledGraph::without_arena(eval, &place),
-                None => CompiledGraph::new(eval, &place),
+                None => CompiledGraph::new(eval, &place)?,
             },
-            train: train.map(|train| CompiledGraph::new(train, &place)),
+            train: train.map(|train| CompiledGraph::new(train, &place)).transpose()?,
             segments,
             buckets,
             sums: Vec::new(),
-            pass: Pass::default(),
-            part: 0,
+            live: vec![Live::default()],
             tally: Tally::default(),
-        }
+        })
     }
 
     pub(super) fn forward(&mut self, slot: Slot, inputs: &Inputs<'_>, on: &mut dyn Listener) -> Result<(), Halt> {
-        assert_eq!(slot, Slot(0), "this engine keeps one micro-batch alive");
         let cpu = Arc::clone(&self.device);
         let _bound = cpu.pool().enter();
         let Inputs { batch, part, pass, seed, .. } = *inputs;
-        (self.pass, self.part) = (pass, part);
+        self.open(slot);
+        (self.live[slot.0].pass, self.live[slot.0].part) = (pass, part);
         if part == 0 {
             self.tally = Tally::default();
         }
         let keeps = self.keeps_gradients();
-        let (CompiledGraph { executor, bindings }, store, mut updates) = self.split();
-        bindings.fill(executor, batch, part, seed);
-        executor.forward_with(store, pass, &mut |turn| match turn {
-            Turn::Need { bucket, parameters } if !keeps => {
-                let target = &mut HostTarget { updates: &mut updates, parameters };
-                on.on(Event::BeforeRead { bucket, target })
-            }
-            Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
-            _ => Ok(()),
+        let (CompiledGraph { executor, bindings }, activations, store, mut updates) = self.split(slot);
+        let tally = in_slot(executor, activations, |executor| {
+            bindings.fill(executor, batch, part, seed)?;
+            executor.forward_with(store, pass, &mut |turn| match turn {
+                Turn::BeforeRead { bucket, parameters } if !keeps => {
+                    let target = &mut HostTarget { updates: &mut updates, parameters };
+                    on.on(Event::BeforeRead { bucket, target })
+                }
+                Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
+                _ => Ok(()),
+            })?;
+            Ok::<_, Halt>(bindings.answers(executor, batch, part).1)
         })?;
-        let tally = bindings.answers(executor, batch, part).1;
         self.tally.merge(&tally);
         if keeps { Ok(()) } else { on.on(Event::Forwarded { tally }) }
     }
 
     pub(super) fn backward(&mut self, slot: Slot, which: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
-        assert_eq!((slot, which), (Slot(0), Gradients::All), "this engine computes all gradients at once");
         let cpu = Arc::clone(&self.device);
         let _bound = cpu.pool().enter();
-        let (keeps, pass, mut result) = (self.keeps_gradients(), self.pass, Ok(()));
-        let (CompiledGraph { executor, .. }, store, mut updates) = self.split();
-        executor.backward(store, pass, &mut |turn| {
+        let (keeps, pass, part, mut result) =
+            (self.keeps_gradients(), self.live[slot.0].pass, self.live[slot.0].part, Ok(()));
+        let (CompiledGraph { executor, .. }, activations, store, mut updates) = self.split(slot);
+        let mut turn = |turn: Turn<'_>| {
             result = match turn {
                 Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
                 _ if keeps => Ok(()),
-                Turn::Send { bucket, gradients } => on.on(Event::Final { bucket, gradients }),
+                Turn::Final { bucket, gradients } => on.on(Event::Final { bucket, gradients }),
                 Turn::Apply { bucket, gradients, parameters } => {
                     let target = &mut HostTarget { updates: &mut updates, parameters };
                     on.on(Event::MayApply { bucket, gradients: Some(gradients), target })
                 }
-                Turn::Need { bucket, parameters } => {
+                Turn::Offer { bucket, parameters } | Turn::BeforeRead { bucket, parameters } => {
                     let target = &mut HostTarget { updates: &mut updates, parameters };
                     on.on(Event::MayApply { bucket, gradients: None, target })
                 }
             };
             result.is_ok()
-        });
+        };
+        in_slot(executor, activations, |executor| match which {
+            Gradients::All => executor.backward(store, pass, &mut turn),
+            Gradients::Inputs => executor.backward_inputs(store, pass, &mut turn),
+            Gradients::Weights => executor.backward_weights(store, pass, &mut turn),
+        })?;
         result?;
-        if keeps && self.options.accumulate > 1 {
-            self.accumulate();
+        if keeps && which != Gradients::Inputs && self.options.accumulate > 1 {
+            self.accumulate(part);
         }
         Ok(())
     }
@@ -189,7 +203,7 @@ impl CpuEngine {
         if self.train.is_none() {
             return Ok(());
         }
-        let (_, Store { parameters, .. }, mut updates) = self.split();
+        let (_, _, Store { parameters, .. }, mut updates) = self.split(Slot(0));
         for index in 0..updates.buckets.len() {
             let parameters = &mut parameters[updates.buckets[index].elements.clone()];
             let target = &mut HostTarget { updates: &mut updates, parameters };
@@ -201,32 +215,32 @@ impl CpuEngine {
     pub(super) fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
         let Self { train, eval: CompiledGraph { executor, bindings }, weights, .. } = self;
         let mut run = |executor: &mut Executor| {
-            bindings.fill(executor, batch, 0, 1.0);
-            executor.run(&mut weights.store, Pass::default());
+            bindings.fill(executor, batch, 0, 1.0)?;
+            executor.run(&mut weights.store, Pass::default())?;
             let (logits, tally) = bindings.answers(executor, batch, 0);
-            (logits.to_vec(), tally)
+            Ok((logits.to_vec(), tally))
         };
-        Ok(match train {
+        match train {
             Some(train) => train.executor.lend_arena(executor, run),
             None => run(executor),
-        })
+        }
     }
 
     pub(super) fn profile(&mut self, inputs: &Inputs<'_>) -> Result<Profile, TrainError> {
         let CompiledGraph { executor, bindings } = self.train.as_mut().expect(EVALUATES);
-        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed);
-        Ok(executor.profile(&mut self.weights.store, inputs.pass))
+        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed)?;
+        Ok(executor.profile(&mut self.weights.store, inputs.pass)?)
     }
 
     pub(super) fn find_non_finite(&mut self, inputs: &Inputs<'_>) -> Option<(String, &'static str)> {
         let CompiledGraph { executor, bindings } = self.train.as_mut().expect(EVALUATES);
-        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed);
-        executor.find_non_finite(&mut self.weights.store, inputs.pass)
+        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed).ok()?;
+        executor.find_non_finite(&mut self.weights.store, inputs.pass).ok().flatten()
     }
 
     /// Adds the gradients of a part to those of the parts before.
-    fn accumulate(&mut self) {
-        let (first, last) = (self.part == 0, self.part + 1 == self.options.accumulate);
+    fn accumulate(&mut self, part: usize) {
+        let (first, last) = (part == 0, part + 1 == self.options.accumulate);
         let gradients = &mut self.weights.store.gradients;
         if first {
             self.accumulated.copy_from_slice(gradients);
@@ -295,9 +309,30 @@ impl CpuEngine {
     }
 
     /// What a pass uses at the same time.
-    fn split(&mut self) -> (&mut CompiledGraph, &mut Store, Updates<'_>) {
-        let Self { options, device, weights: Weights { store, optimizer }, segments, buckets, sums, train, .. } = self;
+    fn split(&mut self, slot: Slot) -> (&mut CompiledGraph, Option<&mut execute::Slot>, &mut Store, Updates<'_>) {
+        let Self { options, device, weights, segments, buckets, sums, train, live, .. } = self;
+        let Weights { store, optimizer } = weights;
         let updates = Updates { rule: &options.rule, device, optimizer, segments, buckets, sums };
-        (train.as_mut().expect(EVALUATES), store, updates)
+        (train.as_mut().expect(EVALUATES), live[slot.0].activations.as_mut(), store, updates)
+    }
+
+    /// Takes memory for the activations of a slot, the first time.
+    fn open(&mut self, slot: Slot) {
+        let executor = &self.train.as_ref().expect(EVALUATES).executor;
+        while self.live.len() <= slot.0 {
+            self.live.push(Live { activations: Some(executor.new_slot()), ..Live::default() });
+        }
+    }
+}
+
+/// Runs on the activations of a slot, or in the executor's own arena.
+fn in_slot<T>(
+    executor: &mut Executor,
+    activations: Option<&mut execute::Slot>,
+    run: impl FnOnce(&mut Executor) -> T,
+) -> T {
+    match activations {
+        Some(activations) => executor.with_slot(activations, run),
+        None => run(executor),
     }
 }

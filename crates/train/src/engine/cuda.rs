@@ -270,15 +270,15 @@ impl CudaEngine {
         // Without the weights of a GPU that does not answer, nothing can be computed again.
         self.fetch().ok()?;
         let CompiledGraph { executor, bindings } = self.train.as_mut().expect(EVALUATES);
-        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed);
-        executor.find_non_finite(&mut self.weights.store, inputs.pass)
+        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed).ok()?;
+        executor.find_non_finite(&mut self.weights.store, inputs.pass).ok().flatten()
     }
 
     /// What a step needs to know.
     pub(super) fn numbers(&self, moment: Moment) -> session::Moment {
         let norm_max = self.options.clip_norm.map_or(f32::INFINITY, |norm| norm as f32);
         let rules = [false, true].map(|decays| self.options.rule.constants(moment, decays));
-        session::Moment { seed: self.pass.seed, step: self.pass.step, norm_max, rules }
+        session::Moment { pass: self.pass, norm_max, rules }
     }
 
     /// Brings a batch to the GPU; steps that are started with [`CudaEngine::start`] use it until the next one.
@@ -296,7 +296,8 @@ impl CudaEngine {
     /// # Errors
     /// When the GPU does not answer.
     pub fn start(&mut self, moment: Moment) -> Result<(), TrainError> {
-        self.pass = Pass { seed: self.options.seed, step: moment.step };
+        let ReplicaOptions { seed, micro_batch: samples, .. } = self.options;
+        self.pass = Pass { seed, step: moment.step, first_sample: 0, samples };
         let numbers = self.numbers(moment);
         self.device_is_newer = true;
         Ok(self.session.start(&numbers)?)

@@ -54,10 +54,7 @@ impl CudaEngine {
     }
 
     /// Does something that may wait for the other GPUs, where there are some.
-    pub(super) fn watched<T>(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<T, CudaError>,
-    ) -> Result<T, TrainError> {
+    pub(super) fn watched<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, CudaError>) -> Result<T, TrainError> {
         let Some(guard) = self.guard.take() else { return Ok(work(self)?) };
         let done = guard.during(STEP, || work(self).map_err(TrainError::from));
         self.guard = Some(guard);

@@ -31,13 +31,7 @@ pub struct NullEngine {
 struct Nowhere;
 
 impl Target for Nowhere {
-    fn apply(
-        &mut self,
-        _: Moment,
-        _: (usize, Range<usize>),
-        _: &mut [f32],
-        _: Option<&mut [f32]>,
-    ) -> Result<(), Halt> {
+    fn apply(&mut self, _: Moment, _: (usize, Range<usize>), _: &mut [f32], _: Option<&mut [f32]>) -> Result<(), Halt> {
         Ok(())
     }
 
@@ -47,23 +41,18 @@ impl Target for Nowhere {
 }
 
 impl NullEngine {
-    pub(crate) fn new(parts: Parts, device: &Arc<Cpu>, cost: CostModel) -> Self {
+    pub(crate) fn new(parts: Parts, device: &Arc<Cpu>, cost: CostModel) -> Result<Self, TrainError> {
         let Parts { train, eval, weights, .. } = parts;
         let place = Device::null(cost);
-        let train = train.map(|train| CompiledGraph::new(train, &place));
-        Self {
-            weights,
-            device: Arc::clone(device),
-            train,
-            eval: CompiledGraph::new(eval, &place),
-            tally: Tally::default(),
-        }
+        let train = train.map(|train| CompiledGraph::new(train, &place)).transpose()?;
+        let eval = CompiledGraph::new(eval, &place)?;
+        Ok(Self { weights, device: Arc::clone(device), train, eval, tally: Tally::default() })
     }
 
     pub(super) fn forward(&mut self, _: Slot, inputs: &Inputs<'_>, on: &mut dyn Listener) -> Result<(), Halt> {
         let CompiledGraph { executor, .. } = self.train.as_mut().expect(EVALUATES);
         executor.forward_with(&mut self.weights.store, inputs.pass, &mut |turn| match turn {
-            Turn::Need { bucket, .. } => on.on(Event::BeforeRead { bucket, target: &mut Nowhere }),
+            Turn::BeforeRead { bucket, .. } => on.on(Event::BeforeRead { bucket, target: &mut Nowhere }),
             Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
             _ => Ok(()),
         })?;
@@ -77,13 +66,13 @@ impl NullEngine {
         executor.backward(&mut self.weights.store, Pass::default(), &mut |turn| {
             result = match turn {
                 Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
-                Turn::Send { bucket, .. } => on.on(Event::Final { bucket, gradients: &[] }),
-                Turn::Apply { bucket, .. } | Turn::Need { bucket, .. } => {
+                Turn::Final { bucket, .. } => on.on(Event::Final { bucket, gradients: &[] }),
+                Turn::Apply { bucket, .. } | Turn::Offer { bucket, .. } | Turn::BeforeRead { bucket, .. } => {
                     on.on(Event::MayApply { bucket, gradients: None, target: &mut Nowhere })
                 }
             };
             result.is_ok()
-        });
+        })?;
         result
     }
 
@@ -99,13 +88,13 @@ impl NullEngine {
     }
 
     pub(super) fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
-        self.eval.executor.run(&mut self.weights.store, Pass::default());
+        self.eval.executor.run(&mut self.weights.store, Pass::default())?;
         Ok((Vec::new(), Tally { rows: batch.targets.len() as u64, ..Tally::default() }))
     }
 
     pub(super) fn profile(&mut self, inputs: &Inputs<'_>) -> Result<Profile, TrainError> {
         let CompiledGraph { executor, .. } = self.train.as_mut().expect(EVALUATES);
-        Ok(executor.profile(&mut self.weights.store, inputs.pass))
+        Ok(executor.profile(&mut self.weights.store, inputs.pass)?)
     }
 
     pub(super) fn find_non_finite(&mut self, _: &Inputs<'_>) -> Option<(String, &'static str)> {

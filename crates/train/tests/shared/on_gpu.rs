@@ -4,8 +4,8 @@ use std::io::Write;
 use std::sync::Arc;
 
 use paceline_data::batch::Batch;
-use paceline_nn::{Input, Model};
 use paceline_nn::optim::{HyperParameters, Optimizer};
+use paceline_nn::{Input, Model};
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::{self, Cuda, Options};

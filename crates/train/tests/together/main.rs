@@ -20,8 +20,8 @@ use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
-use paceline_train::gpus::{Card, check, tell};
 use paceline_train::engine::StepOutput;
+use paceline_train::gpus::{Card, check, tell};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
 use paceline_train::serve::{Rates, ServerOptions, Serving, fingerprint, serve_model};
@@ -31,7 +31,7 @@ const STEPS: u64 = 20;
 const BATCH: usize = 16;
 const RATE: f32 = 0.004;
 
-/// No batch-norm, whose statistics are each replica's own; a matrix that is a bucket of its own.
+/// No batch-norm, whose statistics are each replica's own; dropout, which is not; a matrix that is a bucket of its own.
 fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
     let x = net.conv("conv1", x, Conv::new(8, 3).pad(1))?;
     let x = net.relu(x)?;
@@ -39,6 +39,7 @@ fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
     let x = net.flatten(x)?;
     let x = net.linear("fc1", x, 1100)?;
     let x = net.relu(x)?;
+    let x = net.dropout(x, 0.2)?;
     let x = net.linear("fc2", x, 1000)?;
     let x = net.relu(x)?;
     net.linear("fc3", x, classes)
@@ -118,7 +119,8 @@ fn train(mut replica: Replica, rank: usize, world: usize) -> Trained {
     let losses = (0..STEPS)
         .map(|step| {
             let moment = Moment { step, learning_rate: RATE };
-            let StepOutput { tally, updated: done } = replica.step(&batch(step, rank, world), moment, &mut Phases::start(&clock)).unwrap();
+            let StepOutput { tally, updated: done } =
+                replica.step(&batch(step, rank, world), moment, &mut Phases::start(&clock)).unwrap();
             done.unwrap();
             tally.mean_loss()
         })

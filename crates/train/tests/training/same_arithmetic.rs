@@ -28,11 +28,13 @@ fn another_seed_gives_other_bits() {
     assert!(run(1) != run(2));
 }
 
-/// Without batch statistics and dropout, which see the parts.
+/// Without batch statistics, which see the parts; dropout does not.
 fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
     let x = net.flatten(x)?;
+    let x = net.dropout(x, 0.2)?;
     let x = net.linear("fc1", x, 16)?;
     let x = net.relu(x)?;
+    let x = net.dropout(x, 0.3)?;
     net.linear("fc2", x, classes)
 }
 

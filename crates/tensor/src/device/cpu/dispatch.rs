@@ -111,7 +111,9 @@ fn typed<E: Float>(
         Op::Pool2d(_) | Op::Pool2dGrad { .. } => pooling::<E>(context, at),
         Op::Dropout { probability, salt } => {
             let key = random::key(&[pass.seed, pass.step, *salt]);
-            dropout::dropout::<E>(context, at.input_unless_shared(0), (*probability, key), at.output(0));
+            let (x, y) = (at.input_unless_shared(0), at.output::<E>(0));
+            let mask = dropout::Mask { probability: *probability, key, first: pass.first_element(y.len()) };
+            dropout::dropout(context, x, mask, y);
         }
         Op::Softmax { causal } => {
             let mask = if *causal { Mask::Causal } else { Mask::None };

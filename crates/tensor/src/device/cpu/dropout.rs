@@ -9,8 +9,20 @@ use super::vectorize::vectorized;
 use crate::dtype::Float;
 use paceline_system::random;
 
+/// Which elements are dropped.
+#[derive(Clone, Copy, Debug)]
+pub struct Mask {
+    /// The share of them.
+    pub probability: f32,
+    /// Of the step and the layer.
+    pub key: u64,
+    /// The index of the first element: a tensor may be a part of a larger one.
+    pub first: u64,
+}
+
 /// y = x / (1 − probability) where the element is kept, otherwise 0. `x` is none when `y` holds it.
-pub fn dropout<E: Float>(context: &Context<'_>, x: Option<&[E]>, (probability, key): (f32, u64), y: &mut [E]) {
+pub fn dropout<E: Float>(context: &Context<'_>, x: Option<&[E]>, mask: Mask, y: &mut [E]) {
+    let Mask { probability, key, first } = mask;
     assert!((0.0..1.0).contains(&probability), "a drop probability lies in [0, 1)");
     assert!(x.is_none_or(|x| x.len() == y.len()), "dropout keeps the shape");
     // An element is dropped when its hash is below this.
@@ -18,12 +30,17 @@ pub fn dropout<E: Float>(context: &Context<'_>, x: Option<&[E]>, (probability, k
     let factor = (1.0 / (1.0 - f64::from(probability))) as f32;
     context.pool.chunks(y, GRAIN, |task, y| {
         let start = task * GRAIN;
-        // The index's upper half goes into the key; a task never crosses a multiple of 2³².
-        let key = random::mix(key ^ random::mix((start as u64) >> 32));
         if let Some(x) = part(x, start, y.len()) {
             y.copy_from_slice(x);
         }
-        drop_piece(context.isa, start as u32, key, (threshold, factor), y);
+        // The index's upper half goes into the key. A task is shorter than 2³² elements, so it crosses at most one multiple of that.
+        let index = first.wrapping_add(start as u64);
+        let until = (1 << 32) - u64::from(index as u32);
+        let (below, above) = y.split_at_mut(y.len().min(usize::try_from(until).unwrap_or(usize::MAX)));
+        for (index, y) in [(index, below), (index.wrapping_add(until), above)] {
+            let key = random::mix(key ^ random::mix(index >> 32));
+            drop_piece(context.isa, index as u32, key, (threshold, factor), y);
+        }
     });
 }
 
@@ -52,11 +69,30 @@ mod tests {
     use crate::device::cpu::check::{once, same_bits};
 
     fn kept(key: u64, probability: f32, count: usize) -> Vec<f32> {
+        kept_from(0, key, probability, count)
+    }
+
+    fn kept_from(first: u64, key: u64, probability: f32, count: usize) -> Vec<f32> {
         same_bits(|context| {
             let mut y = vec![1.0; count];
-            dropout(context, None, (probability, key), &mut y);
+            dropout(context, None, Mask { probability, key, first }, &mut y);
             y
         })
+    }
+
+    #[test]
+    fn a_part_has_the_mask_of_the_whole_across_a_multiple_of_two_to_the_32() {
+        let (count, whole) = (3 * GRAIN, 7 * GRAIN as u64 + 5);
+        for first in [0, (1 << 32) - whole / 2, (1 << 40) - 3] {
+            let all = kept_from(first, 9, 0.5, whole as usize);
+            for start in [1, 5, GRAIN, 2 * GRAIN + 3, 4 * GRAIN + 5] {
+                let part = kept_from(first + start as u64, 9, 0.5, count);
+                assert!(part == all[start..start + count], "from {start} behind {first}");
+            }
+        }
+        let [low, high] = [0, 1 << 32].map(|first| kept_from(first, 9, 0.5, count));
+        let agree = low.iter().zip(&high).filter(|(a, b)| a == b).count() as f64 / count as f64;
+        assert!((agree - 0.5).abs() < 0.02, "the upper half of the index counts: {agree} agree");
     }
 
     #[test]
@@ -88,7 +124,7 @@ mod tests {
         let x: Vec<f32> = (1..=40_000).map(|x| x as f32).collect();
         let mask = kept(5, 0.3, x.len());
         let mut y = vec![f32::NAN; x.len()];
-        once(|context| dropout(context, Some(&x), (0.3, 5), &mut y));
+        once(|context| dropout(context, Some(&x), Mask { probability: 0.3, key: 5, first: 0 }, &mut y));
         assert!(y.iter().zip(mask.iter().zip(&x)).all(|(&y, (&mask, &x))| y == mask * x));
     }
 }

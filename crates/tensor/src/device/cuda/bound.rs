@@ -27,6 +27,19 @@ pub(crate) enum Between {
     Outputs,
 }
 
+/// Bytes of a [`Pass`] on the device.
+pub(super) const PASS_BYTES: usize = 4 * size_of::<u64>();
+
+/// A pass as kernels read it: four words of 64 bits.
+pub(super) fn pass_bytes(pass: Pass) -> [u8; PASS_BYTES] {
+    let Pass { seed, step, first_sample, samples } = pass;
+    let mut bytes = [0; PASS_BYTES];
+    for (target, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip([seed, step, first_sample, samples as u64]) {
+        target.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
 /// A plan with its memory on the GPU.
 #[derive(Debug)]
 pub(crate) struct Bound {
@@ -113,7 +126,7 @@ impl Bound {
         let rounded = take(words(plan.parameters()) / 2, "the parameters in bf16")?;
         let gradients = take(if plan.stores_gradients() { words(plan.parameters()) } else { 0 }, "the gradients")?;
         let states = take(words(plan.states()), "the states")?;
-        let pass = take(16, "the pass")?;
+        let pass = take(PASS_BYTES, "the pass")?;
         let bases = Bases {
             arena: arena.address(),
             parameters: parameters.address(),
@@ -189,7 +202,7 @@ impl Bound {
         translate(plan, &self.bases.channels_last, &mut parameters, true);
         stream.upload(self.parameters.address(), bytes_of(&parameters))?;
         stream.upload(self.states.address(), bytes_of(&store.states[..]))?;
-        stream.upload(self.pass.address(), &[pass.seed.to_le_bytes(), pass.step.to_le_bytes()].concat())?;
+        stream.upload(self.pass.address(), &pass_bytes(pass))?;
         let elements = plan.parameters().length();
         let [full, rounded] = [&self.parameters, &self.rounded].map(|memory| Address::Fixed(memory.address()));
         let mut cast = Program::of_calls(&self.cuda, |builder| {
@@ -258,7 +271,7 @@ impl Bound {
             self.give_bucket(plan, number, changed, self.parameters.address())?;
             goes_on
         } else {
-            watch(Progress::Turn(Turn::Send { bucket: number, gradients: &mut gradients }))
+            watch(Progress::Turn(Turn::Final { bucket: number, gradients: &mut gradients }))
         };
         match bucket.place {
             Place::Arena(offset) => {

@@ -505,7 +505,9 @@ impl Module {
     pub fn load(context: &Context, image: &[u8]) -> Result<Self, CudaError> {
         context.enter()?;
         let mut module = null_mut();
-        assert!(image.starts_with(b"\x7fELF"), "machine code comes in an ELF file");
+        if !image.starts_with(b"\x7fELF") {
+            return Err(CudaError("the machine code of the kernels is not an ELF file".into()));
+        }
         // SAFETY: an image as NVRTC made it, now or before (`kept.rs`), which carries its own length.
         check(unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) }, "loading kernels")?;
         Ok(Self { module })

@@ -398,7 +398,7 @@ impl<'a> At<'a> {
         self.tensor(self.node.outputs[index])
     }
 
-    /// Where seed and step of the pass stand, as two 64-bit words.
+    /// Where the [`crate::Pass`] stands, as four 64-bit words: seed, step, first sample, samples.
     pub fn pass(&self) -> Address {
         Address::Fixed(self.bases.pass)
     }

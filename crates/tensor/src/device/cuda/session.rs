@@ -29,6 +29,7 @@ use super::{Cuda, CudaError, lower};
 use crate::buffer::{Buffer, bytes_of, bytes_of_mut};
 use crate::device::cpu::update::Update;
 use crate::dtype::DType;
+use crate::execute::Pass;
 use crate::graph::Value;
 use crate::plan::{Place, Plan};
 use crate::store::Store;
@@ -50,9 +51,7 @@ pub struct Ends {
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     /// Decides dropout.
-    pub seed: u64,
-    /// The step's number.
-    pub step: u64,
+    pub pass: Pass,
     /// Gradients are scaled down to this norm; infinity leaves them.
     pub norm_max: f32,
     /// How parameters change: those that do not decay, and those that do.
@@ -352,7 +351,7 @@ impl Session {
         {
             let _alone = cuda.enter()?;
             let nothing = Update::Descent { rate: 0.0, decay: 0.0 };
-            self.give(&Moment { seed: 0, step: 0, norm_max: f32::INFINITY, rules: [nothing; 2] })?;
+            self.give(&Moment { pass: Pass::default(), norm_max: f32::INFINITY, rules: [nothing; 2] })?;
             self.eval.start(&cuda, None)?;
             cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)?;
         }

@@ -109,17 +109,17 @@ fn the_chosen_algorithm_is_the_one_that_runs() {
     for algorithm in shape.candidates(ConvPass::Forward) {
         let cpu = Arc::new(Cpu::new(1));
         cpu.chosen.write().unwrap().measured.insert((shape, ConvPass::Forward, DType::F32), algorithm);
-        let mut executor = Executor::new(&Device::Cpu(Arc::clone(&cpu)), plan());
+        let mut executor = Executor::new(&Device::Cpu(Arc::clone(&cpu)), plan()).unwrap();
         let (input, y) = (executor.plan().graph().inputs()[0], executor.plan().outputs()[0]);
         let mut store = Store::new(executor.plan());
         store.parameter_mut(0).copy_from_slice(&weight);
-        executor.write(input, &x);
-        executor.run(&mut store, Pass::default());
+        executor.write(input, &x).unwrap();
+        executor.run(&mut store, Pass::default()).unwrap();
         let mut expected = vec![0.0; shape.y.iter().product()];
         let mut scratch = cpu.scratch.lock().unwrap();
         let mut context = Context { pool: cpu.pool(), isa: cpu.isa(), scratch: &mut scratch };
         conv2d_forward(&mut context, &shape, algorithm, &x, &weight, Epilogue::default(), &mut expected);
-        let result = executor.read::<f32>(y);
+        let result = executor.read::<f32>(y).unwrap();
         assert!(result == expected, "{algorithm:?}");
         results.push(result);
     }

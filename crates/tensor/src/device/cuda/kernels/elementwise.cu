@@ -204,36 +204,52 @@ __device__ __forceinline__ u32 finalise(u32 word) {
     return word ^ (word >> 16);
 }
 
-// Elements from `first` on; the index's upper half goes into the key, and a pack never crosses a multiple of 2³².
+// Which elements are dropped; the tensor's first has the index `first`. The index's upper half goes into the key.
+struct DropMask {
+    u64 key, first;
+    u32 threshold;
+    float factor;
+};
+
+__device__ __forceinline__ float dropped(float x, u32 index, u64 key, const DropMask& mask) {
+    u32 hash = finalise(finalise(index ^ (u32)key) + (u32)(key >> 32));
+    return hash < mask.threshold ? 0.0f : x * mask.factor;
+}
+
+// The elements from `begin` on. Of a pack that crosses a multiple of 2³², each element has a key of its own.
 template <int W, typename T>
-__device__ __forceinline__ void drop_packs(const T* x, T* y, i64 first, i64 n, u64 key, u32 threshold, float factor) {
+__device__ __forceinline__ void drop_packs(const T* x, T* y, i64 begin, i64 n, const DropMask& mask) {
     u64 upper = ~0ull, of_upper = 0;
 #pragma unroll 1
-    for (i64 i = first + first_index() * W; i < n; i += all_threads() * W) {
+    for (i64 i = begin + first_index() * W; i < n; i += all_threads() * W) {
         Pack<T, W> pack;
         pack.load(x + i);
-        if ((u64)i >> 32 != upper) {
-            upper = (u64)i >> 32;
-            of_upper = mix(key ^ mix(upper));
+        u64 index = mask.first + (u64)i;
+        if (index >> 32 != upper) {
+            upper = index >> 32;
+            of_upper = mix(mask.key ^ mix(upper));
         }
-        u32 low = (u32)of_upper, high = (u32)(of_upper >> 32);
+        if ((u32)index <= 0xFFFFFFFFu - (W - 1)) {
 #pragma unroll
-        for (int k = 0; k < W; k++) {
-            u32 hash = finalise(finalise(((u32)i + k) ^ low) + high);
-            pack.v[k] = hash < threshold ? 0.0f : pack.v[k] * factor;
+            for (int k = 0; k < W; k++) pack.v[k] = dropped(pack.v[k], (u32)index + k, of_upper, mask);
+        } else {
+#pragma unroll
+            for (int k = 0; k < W; k++)
+                pack.v[k] = dropped(pack.v[k], (u32)index + k, mix(mask.key ^ mix((index + k) >> 32)), mask);
         }
         pack.store(y + i);
     }
 }
 
-// `pass` holds seed and step.
+// `pass` holds seed, step, the number of the first sample and how many samples there are, as `Pass` in execute.rs.
 template <typename T>
 __device__ __forceinline__ void drop_each(const T* x, T* y, i64 n, const u64* pass, u64 salt, u32 threshold, float factor) {
     const int W = Wide<T>::width;
-    u64 key = next_key(next_key(next_key(0, pass[0]), pass[1]), salt);
+    u64 key = next_key(next_key(next_key(0, pass[0]), pass[1]), salt), samples = pass[3] ? pass[3] : 1;
+    DropMask mask = {key, pass[2] * ((u64)n / samples), threshold, factor};
     i64 whole = is_aligned(x) && is_aligned(y) ? n / W * W : 0;
-    drop_packs<W>(x, y, 0, whole, key, threshold, factor);
-    drop_packs<1>(x, y, whole, n, key, threshold, factor);
+    drop_packs<W>(x, y, 0, whole, mask);
+    drop_packs<1>(x, y, whole, n, mask);
 }
 
 #define DROPOUT(type, T)                                                                                                       \

@@ -6,7 +6,7 @@ struct Rule {
     float c[9];
 };
 struct Moment {
-    u64 seed, step;
+    u64 seed, step, first_sample, samples;
     float norm_max;
     u32 rows;
     Rule rules[2];

@@ -7,15 +7,16 @@ use std::ops::Range;
 
 use super::{Kit, Moment};
 use crate::device::cpu::update::Update;
+use crate::device::cuda::bound::{PASS_BYTES, pass_bytes};
 use crate::device::cuda::driver::Memory;
 use crate::device::cuda::program::{Address, Argument, BLOCK, Builder, Program};
 use crate::device::cuda::{Cuda, CudaError};
 use crate::plan::Plan;
 
-/// Bytes of [`Moment`] on the device: seed, step, norm, rows, two rules of a kind and nine numbers.
-pub(super) const MOMENT_BYTES: usize = 24 + 2 * 40;
+/// Bytes of [`Moment`] on the device: the pass, norm, rows, two rules of a kind and nine numbers.
+pub(super) const MOMENT_BYTES: usize = PASS_BYTES + 8 + 2 * 40;
 /// Where the number of rows stands in them.
-pub(super) const ROWS_AT: u64 = 20;
+pub(super) const ROWS_AT: u64 = PASS_BYTES as u64 + 4;
 /// Elements whose squares a block sums, as a task of the CPU does.
 const PIECE: usize = 16 * 1024;
 
@@ -160,8 +161,7 @@ pub(super) fn write_moment(bytes: &mut [u8], moment: &Moment, rows: u32) {
         bytes[at..at + word.len()].copy_from_slice(word);
         at += word.len();
     };
-    put(&moment.seed.to_le_bytes());
-    put(&moment.step.to_le_bytes());
+    put(&pass_bytes(moment.pass));
     put(&moment.norm_max.to_le_bytes());
     put(&rows.to_le_bytes());
     for rule in moment.rules {
@@ -199,6 +199,7 @@ fn constants(rule: Update) -> (i32, [f32; 9]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::execute::Pass;
 
     #[test]
     fn the_numbers_of_a_step_fill_their_bytes() {
@@ -212,8 +213,12 @@ mod tests {
             kept: 9.0,
         };
         let mut bytes = [0; MOMENT_BYTES];
-        let moment = Moment { seed: 1, step: 2, norm_max: 3.0, rules: [adam; 2] };
+        let pass = Pass { seed: 1, step: 2, first_sample: 3, samples: 4 };
+        let moment = Moment { pass, norm_max: 3.0, rules: [adam; 2] };
         write_moment(&mut bytes, &moment, 7);
+        let words: Vec<u64> =
+            bytes[..PASS_BYTES].chunks(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect();
+        assert_eq!(words, [1, 2, 3, 4]);
         assert_eq!(u32::from_le_bytes(bytes[ROWS_AT as usize..][..4].try_into().unwrap()), 7);
         assert_eq!(f32::from_le_bytes(bytes[MOMENT_BYTES - 4..].try_into().unwrap()), 9.0);
     }
