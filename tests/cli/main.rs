@@ -12,6 +12,7 @@ mod failures;
 mod files;
 mod instructions;
 mod launch;
+mod matrix;
 mod memory;
 mod place;
 mod ranks;

@@ -41,7 +41,8 @@ pub fn run() -> Result<()> {
             let runner = format!("target.'cfg(unix)'.runner=[{}]", words.join(","));
             cargo(&[&["test"], &FEATURES[..], &["--test", "mpi", "--config", &runner]].concat(), &environment)?;
         }
-        cargo(&[&["test"], &FEATURES[..], &["--test", "field", "over_mpi"]].concat(), &environment)?;
+        let over_mpi = ["--test", "field", "--test", "cli", "over_mpi"];
+        cargo(&[&["test"], &FEATURES[..], &over_mpi].concat(), &environment)?;
     }
     Ok(())
 }

@@ -72,8 +72,16 @@ impl Source {
 /// Runs every rule over the workspace at `root`.
 pub fn check(root: &Path) -> Result<()> {
     let sources = read_sources(root)?;
-    let rules: [fn(&Source) -> Vec<String>; 7] =
-        [opens_with_prose, names, sizes, unsafe_is_listed, doors_to_the_world, ranks_and_tensors, x86_is_guarded];
+    let rules: [fn(&Source) -> Vec<String>; 8] = [
+        opens_with_prose,
+        names,
+        sizes,
+        unsafe_is_listed,
+        doors_to_the_world,
+        ranks_and_tensors,
+        kinds_stay_home,
+        x86_is_guarded,
+    ];
     let mut complaints: Vec<String> = sources
         .iter()
         .flat_map(|source| {
@@ -121,6 +129,20 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Which engine computes, and which agreement settles, is asked by their own folders alone: everybody else calls them.
+fn kinds_stay_home(source: &Source) -> Vec<String> {
+    const ENGINES: [&str; 3] = ["Engine::Cpu", "Engine::Cuda", "Engine::Null"];
+    const AGREEMENTS: [&str; 4] = ["\"all-reduce\"", "\"parameter-server\"", "all_reduce::RECIPE", "parameter_server::RECIPE"];
+    let trains = source.path.starts_with("crates/train/src/") || source.path.starts_with("src/");
+    if !trains || source.is_test() {
+        return vec![];
+    }
+    let at_home = source.path.starts_with("crates/train/src/engine");
+    let kinds = ENGINES.iter().filter(|_| !at_home).chain(&AGREEMENTS);
+    let found = kinds.filter(|kind| source.code().contains(**kind));
+    found.map(|kind| format!("`{kind}`: ask the engine or the agreement, not which one it is")).collect()
 }
 
 fn opens_with_prose(source: &Source) -> Vec<String> {

@@ -137,6 +137,10 @@ pub enum Event<'a> {
         /// This replica's.
         tally: &'a mut Tally,
     },
+    /// The optimizer begins to update all parameters.
+    UpdateBegins,
+    /// It has.
+    UpdateEnds,
 }
 
 /// Hears what happens in a pass.

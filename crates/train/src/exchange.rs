@@ -104,7 +104,9 @@ impl Exchange {
     pub fn end(&mut self, phases: &mut Phases) {
         self.pending = self.settles().then_some(self.moment);
         phases.shift("compute", "update", self.updated_s);
-        phases.shift("compute", "wait", self.waited_s);
+        if self.workers() > 1 {
+            phases.shift("compute", "wait", self.waited_s);
+        }
     }
 
     /// Exchanges weights, where replicas make their own steps and it is time to.
@@ -243,6 +245,14 @@ impl Listener for Exchange {
                 self.settle_bucket((bucket, Wait::Block), moment, target)
             }
             Event::Final { .. } | Event::MayApply { .. } | Event::Settle { .. } => Ok(()),
+            Event::UpdateBegins => {
+                self.updated_s -= self.clock.seconds();
+                Ok(())
+            }
+            Event::UpdateEnds => {
+                self.updated_s += self.clock.seconds();
+                Ok(())
+            }
             Event::Sum { numbers: [] } => Ok(()),
             Event::Sum { numbers } => {
                 let start = self.clock.seconds();

@@ -159,7 +159,12 @@ impl CpuEngine {
         on.on(Event::Total { tally: &mut tally })?;
         let updated = match tally.loss.is_finite() {
             false => Err(NotFinite::Loss),
-            true if keeps && !replaced => self.update_all(moment),
+            true if keeps && !replaced => {
+                on.on(Event::UpdateBegins)?;
+                let updated = self.update_all(moment);
+                on.on(Event::UpdateEnds)?;
+                updated
+            }
             true => Ok(()),
         };
         Ok(StepOutput { tally, updated })
