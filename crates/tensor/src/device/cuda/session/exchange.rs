@@ -105,6 +105,9 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let half = self.train.as_mut().expect("a training graph");
+        if half.plan.shares_statistics() {
+            return Err(CudaError("within a graph, statistics of a batch-norm are those of this GPU's batch".into()));
+        }
         (half.recorded, self.sums) = (Recorded::default(), None);
         self.exchange = Some(Exchange::new(&cuda, group, &half.plan, self.bases.gradients)?);
         Ok(())

@@ -21,6 +21,20 @@ pub(super) struct Sums {
     last: Recorded,
 }
 
+/// What becomes of the gradients of a batch's part, where the host takes part in steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// They begin the sum.
+    First,
+    /// They are added to it.
+    Between,
+    /// The sum is added to those of this bucket, which are then the batch's.
+    Last {
+        /// Its number in the plan.
+        bucket: usize,
+    },
+}
+
 /// Which part of a batch, and what becomes of its gradients.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
@@ -60,6 +74,32 @@ fn add(
 }
 
 impl Session {
+    /// Adds up the gradients of a batch's parts, where the host takes part in steps: after the backward pass of every part but the last, and
+    /// in the last one's before a bucket is fetched.
+    ///
+    /// # Errors
+    /// When the GPU does not answer, or has no room for the sums.
+    ///
+    /// # Panics
+    /// When the session has no training graph, or one whose gradients are applied in the backward pass.
+    pub fn accumulate(&mut self, part: Part) -> Result<(), CudaError> {
+        let cuda = Arc::clone(&self.cuda);
+        let _alone = cuda.enter()?;
+        let plan = &self.train.as_ref().expect("a training graph").plan;
+        assert!(plan.stores_gradients(), "gradients of parts stand still until they are added up");
+        let elements = plan.parameters().length();
+        if self.sums.is_none() {
+            self.sums = Some(Sums::new(&cuda, elements)?);
+        }
+        let sums = self.sums.as_ref().expect("taken above");
+        let (range, which) = match part {
+            Part::First => (0..elements, Which::First),
+            Part::Between => (0..elements, Which::Between),
+            Part::Last { bucket } => (plan.buckets()[bucket].elements.clone(), Which::Last),
+        };
+        add(cuda.stream(), sums.add, [sums.memory.address(), self.bases.gradients], range, which)
+    }
+
     /// Starts part `part` of `parts` on the samples that were filled in last, without waiting for it. The last one makes the step.
     ///
     /// # Errors
