@@ -1,10 +1,10 @@
 //! A replica on a GPU among others on theirs: it takes its seat in the group, and its steps are watched.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paceline_comm::{CommError, Communicator, Rank};
 use paceline_tensor::device::cuda::CudaError;
-use paceline_tensor::device::cuda::nccl::{Group, Key, Seat};
+use paceline_tensor::device::cuda::nccl::{Group, Key, Seat, Watcher};
 
 use super::Replica;
 use super::guard::{Guard, Limits, within};
@@ -18,6 +18,10 @@ const STEP: &str = "nccl-all-reduce";
 
 fn failed(rank: Rank, phase: &'static str, CudaError(what): CudaError) -> TrainError {
     CommError::Failed { rank, phase, what }.into()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Replica {
@@ -49,11 +53,16 @@ impl Replica {
     pub fn take_seat(&mut self, key: Key, seat: Seat, limits: &Limits) -> Result<(), TrainError> {
         let gpu = self.gpu.as_mut().expect("a replica on a GPU");
         let (cuda, rank) = (Arc::clone(gpu.session.cuda()), Rank::at(seat.number));
-        let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, seat))?;
-        let group = Arc::new(joined.map_err(|error| failed(rank, JOIN, error))?);
-        let (looked_at, left) = (Arc::clone(&group), Arc::clone(&group));
-        let look = move || looked_at.state().err().map(|error| error.to_string());
-        let guard = Guard::start(rank, limits, look, move || left.abort())?;
+        let lengths = gpu.session.sum_lengths();
+        let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, seat, &lengths))?;
+        let (group, watcher) = joined.map_err(|error| failed(rank, JOIN, error))?;
+        // The guard's thread looks again and again, and leaves once at most.
+        let watcher = Arc::new(Mutex::new(Some(watcher)));
+        let left = Arc::clone(&watcher);
+        let look =
+            move || locked(&watcher).as_ref().and_then(|watcher| watcher.state().err()).map(|error| error.to_string());
+        let leave = move || locked(&left).take().into_iter().for_each(Watcher::abort);
+        let guard = Guard::start(rank, limits, look, leave)?;
         guard.during(JOIN, || gpu.session.join(group).map_err(|error| failed(rank, JOIN, error)))?;
         gpu.guard = Some(guard);
         Ok(())

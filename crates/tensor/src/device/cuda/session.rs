@@ -426,14 +426,16 @@ impl Half {
     fn start(&mut self, cuda: &Cuda, exchange: Option<&Exchange>) -> Result<(), CudaError> {
         let stream = cuda.stream();
         let (program, tally, update) = (&self.program, &self.tally, &self.update);
-        self.recorded.start(stream, exchange.is_none(), || {
+        let work = || {
             match exchange {
                 Some(exchange) => exchange.start(program, cuda, stream, |_| Ok(()))?,
                 None => program.start(cuda, stream)?,
             }
             tally.start(cuda, stream)?;
             update.iter().try_for_each(|update| update.start(cuda, stream))
-        })
+        };
+        let calls = || exchange.map(Exchange::calls).transpose();
+        self.recorded.start_with(stream, exchange.is_none(), work, calls)
     }
 }
 

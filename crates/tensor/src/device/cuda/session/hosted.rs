@@ -29,9 +29,9 @@ use statistics::Numbers;
 
 use super::update::{MOMENT_BYTES, Stepping, VERDICT_BYTES};
 use super::{FOUND_BYTES, Found, Kit, Moment, Session, found_in, write_moment};
+use crate::device::cuda::CudaError;
 use crate::device::cuda::driver::{Event, Memory, Pinned, Stream};
 use crate::device::cuda::graph::Recorded;
-use crate::device::cuda::CudaError;
 use crate::dtype::DType;
 use crate::plan::Plan;
 

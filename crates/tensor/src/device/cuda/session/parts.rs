@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{FOUND_BYTES, Moment, Session};
+use super::{Exchange, FOUND_BYTES, Moment, Session};
 use crate::device::cuda::driver::{Function, Memory, Stream};
 use crate::device::cuda::graph::Recorded;
 use crate::device::cuda::program::BLOCK;
@@ -126,14 +126,16 @@ impl Session {
             add(0..elements, if part == 0 { Which::First } else { Which::Between })?;
         } else {
             let exchange = self.exchange.as_ref();
-            sums.last.start(stream, exchange.is_none(), || {
+            let work = || {
                 match exchange {
                     Some(exchange) => exchange.start(&half.program, &cuda, stream, |range| add(range, Which::Last))?,
                     None => half.program.start(&cuda, stream).and_then(|()| add(0..elements, Which::Last))?,
                 }
                 half.tally.start(&cuda, stream)?;
                 half.update.iter().try_for_each(|update| update.start(&cuda, stream))
-            })?;
+            };
+            let calls = || exchange.map(Exchange::calls).transpose();
+            sums.last.start_with(stream, exchange.is_none(), work, calls)?;
         }
         stream.download_later(self.found.address(), &mut self.results, FOUND_BYTES)
     }
