@@ -1,5 +1,6 @@
-//! Steps on a GPU in which the host takes part, beside steps that are one graph: where a replica's sums are its own gradients, the same kernels
-//! compute both, and weights are equal to the bit. On a machine without a GPU the tests say that they are skipped.
+//! Steps on a GPU in which the host takes part, beside steps that are one graph: where a replica's sums are
+//! its own gradients, the same kernels compute both, and weights are equal to the bit. On a machine without a
+//! GPU the tests say that they are skipped.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -32,7 +33,8 @@ fn gpu(test: &str) -> Option<Arc<Cuda>> {
     None
 }
 
-/// Convolutions, with a number of channels that does not fill a cache line, batch-norms, a residual sum and a large matrix.
+/// Convolutions, with a number of channels that does not fill a cache line, batch-norms, a residual sum and a
+/// large matrix.
 fn small(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
     let x = net.conv("conv1", x, Conv::new(16, 3).pad(1).no_bias())?;
     let x = net.batch_norm("bn1", x)?;
@@ -189,7 +191,8 @@ impl Trial {
         self.session.start_nodes(done..self.plan.graph().nodes().len()).unwrap();
     }
 
-    /// A step by segments, whose sums are the own gradients: applied as soon as they may be, or in the next forward pass.
+    /// A step by segments, whose sums are the own gradients: applied as soon as they may be, or in the next
+    /// forward pass.
     fn hosted_step(&mut self, step: u64, late: bool) -> Found {
         let (moment, (images, targets)) = (self.moment(step), batch(step, self.setting.batch));
         self.fill((&images, &targets), 1.0);
@@ -460,7 +463,8 @@ fn batch_norms_of_two_replicas_follow_one_with_the_double_batch() {
     }
 }
 
-/// Replicas on both kinds of device may train together: what they add up are the same numbers in the same order.
+/// Replicas on both kinds of device may train together: what they add up are the same numbers in the same
+/// order.
 #[test]
 fn a_gpu_and_a_cpu_add_up_the_same_numbers() {
     let Some(cuda) = gpu("a_gpu_and_a_cpu_add_up_the_same_numbers") else { return };

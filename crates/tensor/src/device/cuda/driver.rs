@@ -244,7 +244,8 @@ impl Pinned {
     /// The first bytes as numbers, under the same condition.
     pub fn floats_mut(&mut self, length: usize) -> &mut [f32] {
         assert!(length * size_of::<f32>() <= self.bytes, "no more than there is");
-        // SAFETY: so many initialised bytes that belong to `self`; the driver gives whole pages, and any bits are a number.
+        // SAFETY: so many initialised bytes that belong to `self`; the driver gives whole pages, and any bits
+        // are a number.
         unsafe { std::slice::from_raw_parts_mut(self.start.cast(), length) }
     }
 }

@@ -1,8 +1,9 @@
-//! Sums over the GPUs of several processes, by the vendor's NCCL. Here a group has seats, and one of them is ours; who takes part, how they
-//! find each other and how long they may take is the caller's affair.
+//! Sums over the GPUs of several processes, by the vendor's NCCL. Here a group has seats, and one of them is
+//! ours; who takes part, how they find each other and how long they may take is the caller's affair.
 //!
-//! Three layers, as for the other libraries: functions looked up by name (raw), statuses turned into sentences (checked),
-//! [`Group`] and [`Watcher`] (safe). The two share a communicator: one makes calls, the other may end it at any time.
+//! Three layers, as for the other libraries: functions looked up by name (raw), statuses turned into
+//! sentences (checked), [`Group`] and [`Watcher`] (safe). The two share a communicator: one makes calls, the
+//! other may end it at any time.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -60,7 +61,8 @@ struct Raw {
     describe: unsafe extern "C" fn(c_int) -> *const c_char,
     /// Not in the oldest.
     last_error: Option<unsafe extern "C" fn(Comm) -> *const c_char>,
-    /// Keeps the functions where they are: NCCL has threads of its own that outlast our calls, so it is never unloaded.
+    /// Keeps the functions where they are: NCCL has threads of its own that outlast our calls, so it is never
+    /// unloaded.
     _library: ManuallyDrop<libloading::Library>,
 }
 
@@ -94,8 +96,8 @@ impl Raw {
         if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: both return null or a text of NCCL's own that lives until its next error; the last error is of all
-        // communicators, so that none is named.
+        // SAFETY: both return null or a text of NCCL's own that lives until its next error; the last error is
+        // of all communicators, so that none is named.
         let (kind, last) = unsafe {
             (text((self.describe)(status)), self.last_error.map_or_else(String::new, |last| text(last(null_mut()))))
         };
@@ -142,8 +144,8 @@ pub fn key() -> Result<Key, CudaError> {
     Ok(id.bytes)
 }
 
-/// A communicator, and who may use it: whoever holds the lock makes calls, the one [`Watcher`] asks for the state
-/// and ends it, and who drops the last reference gives it back.
+/// A communicator, and who may use it: whoever holds the lock makes calls, the one [`Watcher`] asks for the
+/// state and ends it, and who drops the last reference gives it back.
 struct Shared {
     raw: Raw,
     comm: Comm,
@@ -154,9 +156,9 @@ struct Shared {
     context: Arc<Context>,
 }
 
-// SAFETY: nothing in it belongs to a thread. NCCL wants one thread at a time to operate a communicator, which `calls`
-// sees to; asking for asynchronous errors, which only the watcher does, is made for another thread than the one that
-// makes calls.
+// SAFETY: nothing in it belongs to a thread. NCCL wants one thread at a time to operate a communicator, which
+// `calls` sees to; asking for asynchronous errors, which only the watcher does, is made for another thread
+// than the one that makes calls.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -164,8 +166,8 @@ unsafe impl Sync for Shared {}
 impl Drop for Shared {
     fn drop(&mut self) {
         if !*self.ended.get_mut() && self.context.enter().is_ok() {
-            // SAFETY: joined once, and not ended: that sets `ended` first. This was the last reference, so nobody makes
-            // calls. Graphs that hold its work are gone: who captured them holds a group longer.
+            // SAFETY: joined once, and not ended: that sets `ended` first. This was the last reference, so
+            // nobody makes calls. Graphs that hold its work are gone: who captured them holds a group longer.
             unsafe { (self.raw.destroy)(self.comm) };
         }
     }
@@ -174,8 +176,9 @@ impl Drop for Shared {
 /// Our seat in a group: who holds it adds up numbers with the others.
 pub struct Group(Arc<Shared>);
 
-/// Looks after a [`Group`] from another thread. There is one for each, and it alone asks for the state and leaves: after
-/// [`Watcher::abort`], which consumes it, nobody can ask any more, and [`Group`] refuses to make calls.
+/// Looks after a [`Group`] from another thread. There is one for each, and it alone asks for the state and
+/// leaves: after [`Watcher::abort`], which consumes it, nobody can ask any more, and [`Group`] refuses to
+/// make calls.
 pub struct Watcher {
     shared: Arc<Shared>,
     /// One thread at a time.
@@ -201,9 +204,9 @@ impl std::fmt::Debug for Watcher {
 }
 
 impl Group {
-    /// Takes a seat, waits until all are taken, and makes a sum of each of these lengths once, which connects all that
-    /// will be needed: later calls only start work on the GPU, and return. NCCL has no deadline of its own; who has one
-    /// calls this on a thread that can be left behind.
+    /// Takes a seat, waits until all are taken, and makes a sum of each of these lengths once, which connects
+    /// all that will be needed: later calls only start work on the GPU, and return. NCCL has no deadline of
+    /// its own; who has one calls this on a thread that can be left behind.
     ///
     /// # Errors
     /// When there is no NCCL, or a member or the way to it fails.
@@ -250,12 +253,12 @@ impl Group {
 }
 
 impl Calls<'_> {
-    /// Replaces numbers by their sum over all seats, in order with the stream's other work. All seats do so in the same
-    /// order.
+    /// Replaces numbers by their sum over all seats, in order with the stream's other work. All seats do so
+    /// in the same order.
     pub fn sum(&self, address: u64, elements: usize, stream: &Stream) -> Result<(), CudaError> {
         let (memory, Shared { raw, comm, .. }) = (address as *mut c_void, self.shared);
-        // SAFETY: the range is the caller's to name. The communicator lives: it was not ended when the lock was taken,
-        // and who ends it needs the lock.
+        // SAFETY: the range is the caller's to name. The communicator lives: it was not ended when the lock
+        // was taken, and who ends it needs the lock.
         let status = unsafe { (raw.all_reduce)(memory, memory, elements, FLOAT32, SUM, *comm, stream.handle().cast()) };
         raw.check(status, "adding up gradients")
     }
@@ -268,16 +271,17 @@ impl Watcher {
     /// What went wrong.
     pub fn state(&self) -> Result<(), CudaError> {
         let (mut found, Shared { raw, comm, .. }) = (SUCCESS, &*self.shared);
-        // SAFETY: one status is written. The communicator lives: only this watcher ends it, and is consumed by that, and
-        // it holds a reference.
+        // SAFETY: one status is written. The communicator lives: only this watcher ends it, and is consumed
+        // by that, and it holds a reference.
         let asked = unsafe { (raw.async_error)(*comm, &mut found) };
         raw.check(asked, "asking NCCL for errors")?;
         raw.check(found, "adding up gradients")
     }
 
-    /// Leaves the others at once: whatever waits for them on the GPU returns, with nothing worth having. A call that is
-    /// under way is waited for; calls only start work, so that one that has not returned after a second has lost its
-    /// thread. Then the communicator is left as it is: nothing that waits is freed, and the process has to end.
+    /// Leaves the others at once: whatever waits for them on the GPU returns, with nothing worth having. A
+    /// call that is under way is waited for; calls only start work, so that one that has not returned after a
+    /// second has lost its thread. Then the communicator is left as it is: nothing that waits is freed, and
+    /// the process has to end.
     pub fn abort(self) {
         let Shared { raw, comm, calls, ended, context } = &*self.shared;
         ended.store(true, Ordering::SeqCst);
@@ -293,9 +297,9 @@ impl Watcher {
         if matches!(alone, Err(TryLockError::WouldBlock)) || context.enter().is_err() {
             return;
         }
-        // SAFETY: no call is under way, because we hold the lock, and none will begin: `ended` was set before. Nobody asks
-        // for the state, because there is one watcher, which is here. It is ended once, because this consumes it, and
-        // `drop` sees that it was.
+        // SAFETY: no call is under way, because we hold the lock, and none will begin: `ended` was set
+        // before. Nobody asks for the state, because there is one watcher, which is here. It is ended once,
+        // because this consumes it, and `drop` sees that it was.
         unsafe { (raw.abort)(*comm) };
     }
 }

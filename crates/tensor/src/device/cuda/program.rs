@@ -296,7 +296,8 @@ impl Program {
         under_way.iter().try_for_each(|beside| stream.wait_for(&beside.done))
     }
 
-    /// Starts the calls of a node that come before its stop number `phase` and after the one before, or after the last.
+    /// Starts the calls of a node that come before its stop number `phase` and after the one before, or after
+    /// the last.
     pub fn start_phase(&self, cuda: &Cuda, stream: &Stream, node: usize, phase: usize) -> Result<(), CudaError> {
         let first = node.checked_sub(1).map_or(0, |last| self.ends[last]);
         let stops = self.stops.get(&node).map_or(&[][..], Vec::as_slice);
@@ -357,7 +358,8 @@ impl<'a> At<'a> {
         self.tensor(self.node.outputs[index])
     }
 
-    /// Where the statistics of a batch-norm of so many channels stand while they are added up with other replicas', if they are.
+    /// Where the statistics of a batch-norm of so many channels stand while they are added up with other
+    /// replicas', if they are.
     pub fn statistics(&self, channels: usize) -> Option<Statistics> {
         self.plan.shares_statistics().then(|| Statistics::at(self.bases.statistics, channels))
     }

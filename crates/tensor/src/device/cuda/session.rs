@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 pub use album::Album;
 use exchange::Exchange;
-use hosted::Hosted;
+use hosted::HostExchange;
 use input::Input;
 pub use input::Samples;
 pub use parts::Part;
@@ -122,7 +122,7 @@ pub struct Session {
     /// The way to other GPUs that train the same model. Dropped after the graphs that go there.
     exchange: Option<Exchange>,
     /// What the host needs to take part in steps, once it does.
-    hosted: Option<Box<Hosted>>,
+    hosted: Option<Box<HostExchange>>,
     eval: Half,
     bases: Bases,
     arena: Memory,
@@ -205,11 +205,7 @@ impl Session {
         let working = programs().map(Program::scratch_bytes).max().unwrap_or(0);
         room.check_working(cuda, working)?;
         let scratch = take(working, "working memory")?;
-        for half in train.iter_mut().chain([&mut eval]) {
-            half.program.complete(scratch.address())?;
-            half.tally.complete(scratch.address())?;
-            half.update.iter_mut().try_for_each(|update| update.complete(scratch.address()))?;
-        }
+        train.iter_mut().chain([&mut eval]).try_for_each(|half| half.complete(scratch.address()))?;
         let context = cuda.context();
         let input = Input::new(cuda, train.iter().chain([&eval]))?;
         let moments = (0..AHEAD).map(|_| Ok((Pinned::zeroed(context, MOMENT_BYTES)?, Event::new(context)?)));
@@ -417,6 +413,12 @@ impl Half {
     fn address(&self, value: Value) -> u64 {
         let Place::Arena(offset) = self.plan.place(value) else { panic!("inputs and outputs live in the arena") };
         self.arena + offset as u64
+    }
+
+    /// Completes all addresses: the working memory starts here.
+    fn complete(&mut self, scratch: u64) -> Result<(), CudaError> {
+        let programs = [&mut self.program, &mut self.tally].into_iter().chain(&mut self.update);
+        programs.into_iter().try_for_each(|program| program.complete(scratch))
     }
 
     fn programs(&self) -> impl Iterator<Item = &Program> {

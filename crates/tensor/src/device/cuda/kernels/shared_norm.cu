@@ -1,9 +1,10 @@
-// Batch normalisation whose statistics are those of several replicas' rows: what happens between the passes of batch_norm.cu, for one channel a
-// thread. The host adds the numbers up between these kernels. The protocol is that of the CPU (device/cpu/batch_norm/shared.rs): sums first,
-// then squares about the mean of all.
+// Batch normalisation whose statistics are those of several replicas' rows: what happens between the passes
+// of batch_norm.cu, for one channel a thread. The host adds the numbers up between these kernels. The
+// protocol is that of the CPU (device/cpu/batch_norm/shared.rs): sums first, then squares about the mean of
+// all.
 
-// From the totals of this replica's rows, which are sums of x − pivot, of its square, and the pivot: its mean and variance, and what is added up
-// first, with the number of rows behind.
+// From the totals of this replica's rows, which are sums of x − pivot, of its square, and the pivot: its mean
+// and variance, and what is added up first, with the number of rows behind.
 KERNEL share_sums(const float* totals, i64 rows, int channels, double* moments, float* sums) {
     i64 c = first_index();
     if (c >= channels) return;
@@ -34,8 +35,8 @@ KERNEL share_statistics(const float* sums, const float* squares, int channels, f
     running_variance[c] = (float)((1.0 - m) * (double)running_variance[c] + m * variance * rows / fmax(rows - 1.0, 1.0));
 }
 
-// From the totals of a gradient's first pass, Σdz and Σdz·(x − mean)/deviation: this replica's gradients of offset and factor, and what is added
-// up, Σdz and Σdz·(x − mean), with the number of rows behind.
+// From the totals of a gradient's first pass, Σdz and Σdz·(x − mean)/deviation: this replica's gradients of
+// offset and factor, and what is added up, Σdz and Σdz·(x − mean), with the number of rows behind.
 KERNEL share_gradient_sums(const float* totals, const float* spread, i64 rows, int channels, float* dbeta, float* dgamma, float* sums) {
     i64 c = first_index();
     if (c >= channels) return;

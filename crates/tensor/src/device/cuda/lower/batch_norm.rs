@@ -190,8 +190,8 @@ fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), 
     cut.launch(builder, &arguments)
 }
 
-/// Statistics over the rows of all replicas: two stops, at which what is added up stands where [`Statistics`] says. See
-/// `kernels/shared_norm.cu`.
+/// Statistics over the rows of all replicas: two stops, at which what is added up stands where [`Statistics`]
+/// says. See `kernels/shared_norm.cu`.
 fn train_shared(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm, shared: Statistics) -> Result<(), CudaError> {
     if norm.moments {
         return Err(CudaError("statistics that a convolution gives are not added up with other replicas'".into()));
@@ -292,8 +292,8 @@ fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Resu
     cut.launch(builder, &arguments)
 }
 
-/// What the second pass of a gradient is told, where sums are those of all replicas; the gradients of offset and factor, which are this
-/// replica's own, are `given` out here. One stop.
+/// What the second pass of a gradient is told, where sums are those of all replicas; the gradients of offset
+/// and factor, which are this replica's own, are given out here. One stop.
 fn gradient_shared(
     builder: &mut Builder<'_>,
     (first, partial): (&Cut, Address),

@@ -1,5 +1,5 @@
-//! Where the statistics of a batch-norm stand while they are added up with other replicas': between its phases, which other calls may come
-//! between, and so not in the working memory of a node.
+//! Where the statistics of a batch-norm stand while they are added up with other replicas': between its
+//! phases, which other calls may come between, and so not in the working memory of a node.
 
 use crate::dtype::DType;
 use crate::plan::Plan;

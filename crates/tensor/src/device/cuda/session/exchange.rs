@@ -62,8 +62,8 @@ impl Exchange {
         Ok(Self { pieces, forks, joined, gradients, stream, group })
     }
 
-    /// The right to start sums, and graphs that hold some. Nobody keeps it who may have to wait for the GPU: it could wait
-    /// for others that never come, and who leaves them needs the right.
+    /// The right to start sums, and graphs that hold some. Nobody keeps it who may have to wait for the GPU: it
+    /// could wait for others that never come, and who leaves them needs the right.
     pub fn calls(&self) -> Result<Calls<'_>, CudaError> {
         self.group.calls()
     }
@@ -100,7 +100,8 @@ impl Exchange {
 }
 
 impl Session {
-    /// How long the sums are that every step of the training graph makes with others, in order: see [`Group::join`].
+    /// How long the sums are that every step of the training graph makes with others, in order: see
+    /// [`Group::join`].
     pub fn sum_lengths(&self) -> Vec<usize> {
         let pieces = self.train.iter().flat_map(|half| pieces_of(&half.plan));
         pieces.map(|piece| piece.elements).collect()

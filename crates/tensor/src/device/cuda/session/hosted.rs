@@ -1,19 +1,24 @@
-//! Steps in which the host takes part: nodes are started in segments, gradients reach the host bucket by bucket while the backward pass goes
-//! on, and sums or new weights come back the same way. Here is what a step is made of; the order of the calls is the caller's.
+//! Steps in which the host takes part: nodes are started in segments, gradients reach the host bucket by
+//! bucket while the backward pass goes on, and sums or new weights come back the same way. Here is what a
+//! step is made of; the order of the calls is the caller's.
 //!
-//! One rule orders everything: gradients, sums, parameters and states are touched by the main stream alone, in the order of the calls. An
-//! update that is asked for after a segment runs after it, and a segment that is started after an update reads the new weights. Copies run
-//! beside it, on a stream for each direction (`hosted/bucket.rs`).
+//! One rule orders everything: gradients, sums, parameters and states are touched by the main stream alone,
+//! in the order of the calls. An update that is asked for after a segment runs after it, and a segment that
+//! is started after an update reads the new weights. Copies run beside it, on a stream for each direction
+//! (`hosted/bucket.rs`).
 //!
 //! A step without its parts, as a caller makes it:
 //!
 //! 1. [`Session::fill`] or another way to bring a batch, [`Session::begin_step`];
-//! 2. forward: before the first node that reads a bucket whose sums are late, [`Session::apply_sums`] with the rules of the step they belong
-//!    to, or [`Session::replace_weights`]; [`Session::start_nodes`] up to there, and so on to the end of the pass; [`Session::start_tally`];
-//! 3. backward: [`Session::start_nodes`] up to the node after which a bucket is final, [`Session::fetch_gradients`], and so on;
-//! 4. whenever a bucket's gradients have arrived ([`Session::gradients_ready`], [`Session::gradients`]), they are sent; whenever its sums are
-//!    there and no node that is still to be started reads its parameters ([`Bucket::apply_after`]), [`Session::apply_sums`]. Who looks at all
-//!    gradients together calls [`Session::give_sums`] for each bucket and then [`Session::update_all`].
+//! 2. forward: [`Session::start_nodes`] up to the first node that reads a bucket whose sums are late,
+//!    [`Session::apply_sums`] with the rules of the step that they belong to, or [`Session::replace_weights`],
+//!    and so on to the end of the pass; [`Session::start_tally`];
+//! 3. backward: [`Session::start_nodes`] up to the node after which a bucket is final,
+//!    [`Session::fetch_gradients`], and so on;
+//! 4. whenever gradients have arrived ([`Session::gradients_ready`], [`Session::gradients`]), they are sent;
+//!    whenever sums are there and no node that is still to be started reads the bucket's parameters
+//!    ([`Bucket::apply_after`]), [`Session::apply_sums`]. Who looks at all gradients together calls
+//!    [`Session::give_sums`] for each bucket and then [`Session::update_all`].
 //!
 //! [`Bucket::apply_after`]: crate::plan::Bucket::apply_after
 
@@ -24,8 +29,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bucket::{Buffers, MOMENT_STRIDE, Sequence, Staged};
-use statistics::Numbers;
+use bucket::{BucketStaging, Buffers, MOMENT_STRIDE, Sequence};
+use statistics::PinnedSums;
 
 use super::update::{MOMENT_BYTES, Stepping, VERDICT_BYTES};
 use super::{FOUND_BYTES, Found, Kit, Moment, Session, found_in, write_moment};
@@ -39,16 +44,16 @@ const HOSTED: &str = "a session with a training graph whose host takes part in s
 
 /// What the host needs to take part.
 #[derive(Debug)]
-pub(super) struct Hosted {
+pub(super) struct HostExchange {
     /// What was started before, by its first node and the one behind its last.
     segments: BTreeMap<[usize; 2], Recorded>,
-    buckets: Vec<Staged>,
+    buckets: Vec<BucketStaging>,
     /// The verdict on all sums together, and the step.
     update: Sequence,
     /// The numbers of that step, and whether they were copied.
     moment: (Pinned, Event),
     tally: (Pinned, Event),
-    numbers: Numbers,
+    numbers: PinnedSums,
     outgoing: Stream,
     incoming: Stream,
     staged: Memory,
@@ -58,7 +63,7 @@ pub(super) struct Hosted {
     _scratch: Memory,
 }
 
-impl Hosted {
+impl HostExchange {
     fn new(kit: &Kit<'_>, plan: &Plan) -> Result<Self, CudaError> {
         let context = kit.cuda.context();
         let (count, words) = (plan.buckets().len(), plan.parameters().length() * DType::F32.bytes());
@@ -72,7 +77,7 @@ impl Hosted {
             moments: moments.address(),
             verdicts: verdicts.address(),
         };
-        let buckets = (0..count).map(|number| Staged::new(kit, plan, number, buffers));
+        let buckets = (0..count).map(|number| BucketStaging::new(kit, plan, number, buffers));
         let mut buckets = buckets.collect::<Result<Vec<_>, _>>()?;
         let stepping = Stepping {
             elements: 0..plan.parameters().length(),
@@ -83,7 +88,7 @@ impl Hosted {
         };
         let mut update = Sequence::new(kit.update_some(&stepping)?);
         // One after the other on the main stream, so that they share working memory.
-        let mut sequences: Vec<&mut Sequence> = buckets.iter_mut().flat_map(Staged::sequences).collect();
+        let mut sequences: Vec<&mut Sequence> = buckets.iter_mut().flat_map(BucketStaging::sequences).collect();
         sequences.push(&mut update);
         let working = sequences.iter().map(|sequence| sequence.scratch_bytes()).max().unwrap_or(0);
         let scratch = take(working, "working memory of updates")?;
@@ -94,7 +99,7 @@ impl Hosted {
             update,
             moment: (Pinned::zeroed(context, MOMENT_BYTES)?, Event::between(context)?),
             tally: (Pinned::zeroed(context, FOUND_BYTES)?, Event::between(context)?),
-            numbers: Numbers::new(kit.cuda, plan)?,
+            numbers: PinnedSums::new(kit.cuda, plan)?,
             outgoing: Stream::new(context)?,
             incoming: Stream::new(context)?,
             staged,
@@ -111,7 +116,7 @@ impl Hosted {
     }
 }
 
-impl Drop for Hosted {
+impl Drop for HostExchange {
     fn drop(&mut self) {
         if self.outgoing.context().enter().is_ok() {
             // Copies end before the memory goes that they read and write.
@@ -122,8 +127,9 @@ impl Drop for Hosted {
 }
 
 impl Session {
-    /// Lets the host take part in steps from now on. Takes twice the size of the parameters on the GPU, and twice that of pinned memory of the
-    /// host. A second call does nothing, and steps can still be made as one graph.
+    /// Lets the host take part in steps from now on. Takes twice the size of the parameters on the GPU, and
+    /// twice that of pinned memory of the host. A second call does nothing, and steps can still be made as
+    /// one graph.
     ///
     /// # Errors
     /// When the memory is not there, or a bucket of the plan cannot be applied by itself.
@@ -138,16 +144,17 @@ impl Session {
         let _alone = cuda.enter()?;
         let plan = &self.train.as_ref().expect(HOSTED).plan;
         let Self { bases, slots, layers, moment, found, .. } = &*self;
-        let hosted = Hosted::new(&Kit { cuda: &cuda, bases, slots, layers, moment, found }, plan)?;
+        let hosted = HostExchange::new(&Kit { cuda: &cuda, bases, slots, layers, moment, found }, plan)?;
         self.hosted = Some(Box::new(hosted));
         Ok(())
     }
 
-    fn hosted(&mut self) -> &mut Hosted {
+    fn hosted(&mut self) -> &mut HostExchange {
         self.hosted.as_mut().expect(HOSTED)
     }
 
-    /// Has the numbers of a step copied before what is started next: every step, and every part of one, begins with this.
+    /// Has the numbers of a step copied before what is started next: every step, and every part of one,
+    /// begins with this.
     ///
     /// # Errors
     /// When the GPU does not answer.
@@ -157,9 +164,10 @@ impl Session {
         self.give(moment)
     }
 
-    /// Starts consecutive nodes of the training graph, without waiting for them. The same nodes are started call by call the first time,
-    /// recorded the second time, and then replayed by one call. What is started next comes after all of them, those that run beside others
-    /// included. A batch-norm among them has the statistics of this replica alone.
+    /// Starts consecutive nodes of the training graph, without waiting for them. The same nodes are started
+    /// call by call the first time, recorded the second time, and then replayed by one call. What is started
+    /// next comes after all of them, those that run beside others included. A batch-norm among them has the
+    /// statistics of this replica alone.
     ///
     /// # Errors
     /// When the GPU does not answer.
@@ -178,8 +186,8 @@ impl Session {
         recorded.start(stream, true, || program.start_nodes(&cuda, stream, nodes.clone()))
     }
 
-    /// Has the gradients of a bucket copied to the host, in its order, once what was started so far is done. What is started next may
-    /// overwrite them where they stood.
+    /// Has the gradients of a bucket copied to the host, in its order, once what was started so far is done.
+    /// What is started next may overwrite them where they stood.
     ///
     /// # Errors
     /// When the GPU does not answer.
@@ -189,7 +197,7 @@ impl Session {
     pub fn fetch_gradients(&mut self, bucket: usize) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let Hosted { buckets, outgoing, .. } = self.hosted();
+        let HostExchange { buckets, outgoing, .. } = self.hosted();
         buckets[bucket].fetch(&cuda, outgoing)
     }
 
@@ -205,8 +213,9 @@ impl Session {
         self.hosted.as_ref().expect(HOSTED).buckets[bucket].has_arrived()
     }
 
-    /// Waits for the gradients of a bucket that were fetched last: as the parameters lie in the flat layout, with zeros in the gaps. They are
-    /// the caller's until the next are fetched. There is no deadline: who has one asks [`Session::gradients_ready`] first.
+    /// Waits for the gradients of a bucket that were fetched last: as the parameters lie in the flat layout,
+    /// with zeros in the gaps. They are the caller's until the next are fetched. There is no deadline: who
+    /// has one asks [`Session::gradients_ready`] first.
     ///
     /// # Errors
     /// When the GPU does not answer.
@@ -218,44 +227,45 @@ impl Session {
         self.hosted().buckets[bucket].gradients()
     }
 
-    /// Pinned memory for sums or weights of a bucket, for those who write there and then call one of the functions that end in `_here`. Waits
-    /// until what was there before has left.
+    /// Pinned memory for sums or weights of a bucket, for those who write there and then call
+    /// [`Session::apply_staged_sums`] or one of its kind. Waits until what was there before has left.
     ///
     /// # Errors
     /// When the GPU does not answer.
     ///
     /// # Panics
     /// When the host does not take part in steps, or there is no such bucket.
-    pub fn incoming(&mut self, bucket: usize) -> Result<&mut [f32], CudaError> {
+    pub fn staging_mut(&mut self, bucket: usize) -> Result<&mut [f32], CudaError> {
         self.cuda.context().enter()?;
         self.hosted().buckets[bucket].incoming()
     }
 
-    /// Makes the optimizer's step of a bucket with sums in the host's order, after everything that was started so far. The rules are those of
-    /// the step that the sums belong to, which may be an earlier one than has begun; gradients are not clipped. Sums that are not all numbers
-    /// change nothing, and [`Session::spoiled_bucket`] tells.
+    /// Makes the optimizer's step of a bucket with sums in the host's order, after everything that was
+    /// started so far. The rules are those of the step that the sums belong to, which may be an earlier one
+    /// than has begun; gradients are not clipped. Sums that are not all numbers change nothing, and
+    /// [`Session::spoiled_bucket`] tells.
     ///
     /// # Errors
     /// When the GPU does not answer.
     ///
     /// # Panics
-    /// When the sums are not as many as the bucket's elements, or as [`Session::incoming`].
+    /// When the sums are not as many as the bucket's elements, or as [`Session::staging_mut`].
     pub fn apply_sums(&mut self, bucket: usize, sums: &[f32], moment: &Moment) -> Result<(), CudaError> {
-        self.incoming(bucket)?.copy_from_slice(sums);
-        self.apply_sums_here(bucket, moment)
+        self.staging_mut(bucket)?.copy_from_slice(sums);
+        self.apply_staged_sums(bucket, moment)
     }
 
-    /// As [`Session::apply_sums`] with what was written to [`Session::incoming`].
+    /// As [`Session::apply_sums`] with what was written to [`Session::staging_mut`].
     ///
     /// # Errors
     /// When the GPU does not answer.
     ///
     /// # Panics
-    /// As [`Session::incoming`].
-    pub fn apply_sums_here(&mut self, bucket: usize, moment: &Moment) -> Result<(), CudaError> {
+    /// As [`Session::staging_mut`].
+    pub fn apply_staged_sums(&mut self, bucket: usize, moment: &Moment) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let Hosted { buckets, incoming, .. } = self.hosted();
+        let HostExchange { buckets, incoming, .. } = self.hosted();
         buckets[bucket].apply_sums(&cuda, incoming, moment)
     }
 
@@ -265,23 +275,23 @@ impl Session {
     /// When the GPU does not answer.
     ///
     /// # Panics
-    /// When the weights are not as many as the bucket's elements, or as [`Session::incoming`].
+    /// When the weights are not as many as the bucket's elements, or as [`Session::staging_mut`].
     pub fn replace_weights(&mut self, bucket: usize, weights: &[f32]) -> Result<(), CudaError> {
-        self.incoming(bucket)?.copy_from_slice(weights);
-        self.replace_weights_here(bucket)
+        self.staging_mut(bucket)?.copy_from_slice(weights);
+        self.replace_staged_weights(bucket)
     }
 
-    /// As [`Session::replace_weights`] with what was written to [`Session::incoming`].
+    /// As [`Session::replace_weights`] with what was written to [`Session::staging_mut`].
     ///
     /// # Errors
     /// When the GPU does not answer.
     ///
     /// # Panics
-    /// As [`Session::incoming`].
-    pub fn replace_weights_here(&mut self, bucket: usize) -> Result<(), CudaError> {
+    /// As [`Session::staging_mut`].
+    pub fn replace_staged_weights(&mut self, bucket: usize) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let Hosted { buckets, incoming, .. } = self.hosted();
+        let HostExchange { buckets, incoming, .. } = self.hosted();
         buckets[bucket].replace_weights(&cuda, incoming)
     }
 
@@ -293,26 +303,27 @@ impl Session {
     /// # Panics
     /// As [`Session::apply_sums`].
     pub fn give_sums(&mut self, bucket: usize, sums: &[f32]) -> Result<(), CudaError> {
-        self.incoming(bucket)?.copy_from_slice(sums);
-        self.give_sums_here(bucket)
+        self.staging_mut(bucket)?.copy_from_slice(sums);
+        self.give_staged_sums(bucket)
     }
 
-    /// As [`Session::give_sums`] with what was written to [`Session::incoming`].
+    /// As [`Session::give_sums`] with what was written to [`Session::staging_mut`].
     ///
     /// # Errors
     /// When the GPU does not answer.
     ///
     /// # Panics
-    /// As [`Session::incoming`].
-    pub fn give_sums_here(&mut self, bucket: usize) -> Result<(), CudaError> {
+    /// As [`Session::staging_mut`].
+    pub fn give_staged_sums(&mut self, bucket: usize) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let Hosted { buckets, incoming, .. } = self.hosted();
+        let HostExchange { buckets, incoming, .. } = self.hosted();
         buckets[bucket].give_sums(&cuda, incoming)
     }
 
-    /// Makes the optimizer's step with the sums of all buckets, which are scaled down to the norm of `moment`. A loss that is no number, as
-    /// [`Session::start_tally`] found it last, or sums that are none, change nothing: [`Session::finish`] tells, and their norm.
+    /// Makes the optimizer's step with the sums of all buckets, which are scaled down to the norm of
+    /// `moment`. A loss that is no number, as [`Session::start_tally`] found it last, or sums that are none,
+    /// change nothing: [`Session::finish`] tells, and their norm.
     ///
     /// # Errors
     /// When the GPU does not answer.
@@ -334,8 +345,8 @@ impl Session {
         stream.download_later(self.found.address(), &mut self.results, FOUND_BYTES)
     }
 
-    /// The first bucket whose sums were not all numbers and were therefore not applied, at any time; of steps that were made, which after
-    /// [`Session::settle`] are all.
+    /// The first bucket whose sums were not all numbers and were therefore not applied, at any time; of steps
+    /// that were made, which after [`Session::settle`] are all.
     ///
     /// # Errors
     /// When the GPU does not answer.
@@ -370,7 +381,8 @@ impl Session {
         counted.record(stream)
     }
 
-    /// Waits for the tally that was started last, and for nothing that was started after it. Of the gradients nothing is known yet.
+    /// Waits for the tally that was started last, and for nothing that was started after it. Of the gradients
+    /// nothing is known yet.
     ///
     /// # Errors
     /// When the GPU does not answer.

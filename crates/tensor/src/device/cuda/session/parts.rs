@@ -74,8 +74,8 @@ fn add(
 }
 
 impl Session {
-    /// Adds up the gradients of a batch's parts, where the host takes part in steps: after the backward pass of every part but the last, and
-    /// in the last one's before a bucket is fetched.
+    /// Adds up the gradients of a batch's parts, where the host takes part in steps: after the backward pass of
+    /// every part but the last, and in the last one's before a bucket is fetched.
     ///
     /// # Errors
     /// When the GPU does not answer, or has no room for the sums.

@@ -88,7 +88,8 @@ impl Layers {
 }
 
 impl Rates {
-    /// Has the rates of the layers computed that stand among some elements; `tensors` are all weights and all gradients.
+    /// Has the rates of the layers computed that stand among some elements; `tensors` are all weights and all
+    /// gradients.
     fn launch(
         &self,
         builder: &mut Builder<'_>,
@@ -101,7 +102,7 @@ impl Rates {
         if layers.is_empty() {
             return Ok(());
         }
-        // Sums stand by the pieces' numbers among those of all layers, so that the firsts of all layers find them.
+        // Sums stand by the pieces' numbers among those of all layers, so that all layers' firsts find them.
         let pieces = firsts[layers.start]..firsts[layers.end];
         let sums = builder.scratch(pieces.end * 2 * size_of::<f64>());
         let at = |memory: &Memory, index: usize, bytes: usize| {
@@ -120,7 +121,8 @@ impl Rates {
 
 /// What the optimizer's step is made with.
 pub(super) struct Stepping {
-    /// Which elements of the parameters it changes. They begin at a multiple of 16, and no layer of a rate of its own is cut.
+    /// Which elements of the parameters it changes. They begin at a multiple of 16, and cut no layer that has a
+    /// rate of its own.
     pub elements: Range<usize>,
     /// Where all gradients stand.
     pub gradients: u64,

@@ -1,7 +1,8 @@
-//! A bucket's way to the host and back: pinned memory on one side, a buffer in the host's order on the other, and events between the streams.
+//! A bucket's way to the host and back: pinned memory on one side, a buffer in the host's order on the other,
+//! and events between the streams.
 //!
-//! The main stream alone touches gradients, sums and parameters. It fills and reads the staging buffer, and the copy streams, one for each
-//! direction, move it. Every use of the buffer follows the one before:
+//! The main stream alone touches gradients, sums and parameters. It fills and reads the staging buffer, and
+//! the copy streams, one for each direction, move it. Every use of the buffer follows the one before:
 //!
 //! | use | stream | comes after | is recorded as |
 //! |---|---|---|---|
@@ -10,7 +11,8 @@
 //! | sums or weights are copied from the host | incoming | `arrived`, `taken` | `uploaded` |
 //! | they are put into the device's order, and used | main | `uploaded` | `taken` |
 //!
-//! Cost for a bucket of n bytes and a step: 2n over the bus, and 4n of GPU memory traffic besides the optimizer's.
+//! Cost for a bucket of n bytes and a step: 2n over the bus, and 4n of GPU memory traffic besides the
+//! optimizer's.
 
 use std::ops::Range;
 
@@ -58,7 +60,8 @@ impl Sequence {
     }
 }
 
-/// Addresses on the GPU that buckets share, each of a buffer as long as the parameters, or with one entry for each bucket.
+/// Addresses on the GPU that buckets share, each of a buffer as long as the parameters, or with one entry for
+/// each bucket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buffers {
     /// What travels, in the host's order.
@@ -76,7 +79,7 @@ pub(super) const MOMENT_STRIDE: usize = MOMENT_BYTES.next_multiple_of(64);
 
 /// A bucket on its way.
 #[derive(Debug)]
-pub(super) struct Staged {
+pub(super) struct BucketStaging {
     length: usize,
     /// Where its part of the staging buffer begins, its numbers of a step, and its verdict.
     address: u64,
@@ -104,7 +107,7 @@ pub(super) struct Staged {
     is_spoiled: bool,
 }
 
-impl Staged {
+impl BucketStaging {
     /// Bucket `number` of a plan, whose arena begins at `kit`'s.
     pub fn new(kit: &Kit<'_>, plan: &Plan, number: usize, buffers: Buffers) -> Result<Self, CudaError> {
         let (bucket, context) = (&plan.buckets()[number], kit.cuda.context());
@@ -193,7 +196,8 @@ impl Staged {
         Ok(self.incoming.floats_mut(self.length))
     }
 
-    /// Has them copied, with the numbers of a step if there are some; the main stream goes on when they are there.
+    /// Has them copied, with the numbers of a step if there are some; the main stream goes on when they are
+    /// there.
     fn upload(&mut self, cuda: &Cuda, incoming: &Stream, step: Option<&Moment>) -> Result<(), CudaError> {
         self.uploaded.wait()?;
         let bytes = self.length * DType::F32.bytes();
@@ -221,7 +225,7 @@ impl Staged {
     pub fn apply_sums(&mut self, cuda: &Cuda, incoming: &Stream, moment: &Moment) -> Result<(), CudaError> {
         // The step before has long been made: its verdict is kept before the next one takes its place.
         self.taken.wait()?;
-        self.look()?;
+        self.keep_verdict();
         self.upload(cuda, incoming, Some(moment))?;
         self.to_sums.start(cuda)?;
         self.update.start(cuda)?;
@@ -239,20 +243,20 @@ impl Staged {
     /// Whether sums were not all numbers, as far as that is known.
     pub fn is_spoiled(&mut self) -> Result<bool, CudaError> {
         if self.taken.has_happened()? {
-            self.look()?;
+            self.keep_verdict();
         }
         Ok(self.is_spoiled)
     }
 
-    /// Reads the verdict, which nobody writes: the last step was made.
-    fn look(&mut self) -> Result<(), CudaError> {
-        let (word, _) = self.found.bytes_mut().split_at(size_of::<u32>());
-        self.is_spoiled |= word.iter().any(|byte| *byte != 0);
-        Ok(())
+    /// Reads the verdict on the last sums, which were used: nobody writes it now.
+    fn keep_verdict(&mut self) {
+        let spoiled = &self.found.bytes_mut()[..size_of::<u32>()];
+        self.is_spoiled |= spoiled.iter().any(|byte| *byte != 0);
     }
 }
 
-/// Copies a bucket, or transposes what stands in another order on the GPU. Gaps that are not copied stay zeros.
+/// Copies a bucket, or transposes what stands in another order on the GPU. Gaps that are not copied stay
+/// zeros.
 fn reorder(
     builder: &mut Builder<'_>,
     (plan, bucket, channels_last): (&Plan, &Bucket, &[bool]),

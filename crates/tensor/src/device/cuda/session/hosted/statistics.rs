@@ -1,9 +1,11 @@
-//! Batch-norms whose statistics are those of all replicas: a node runs in phases, and between two of them the host has its numbers added up.
+//! Batch-norms whose statistics are those of all replicas: a node runs in phases, and between two of them the
+//! host has its numbers added up.
 //!
-//! For each such node ([`Plan::nodes_with_sums`]), in the order of the plan, and for each of its sums: [`Session::start_sums`],
-//! [`Session::sums`], which waits, and [`Session::give_sums_back`]; then [`Session::start_rest`]. The numbers are those of the CPU in the same
-//! order, so that replicas on both kinds of device can train together. Numbers that are given back as they came are those of a replica that has
-//! no others.
+//! For each such node ([`Plan::nodes_with_sums`]), in the order of the plan, and for each of its sums:
+//! [`Session::start_sums`], [`Session::sums`], which waits, and [`Session::give_sums_back`]; then
+//! [`Session::start_rest`]. The numbers are those of the CPU in the same order, so that replicas on both
+//! kinds of device can train together. PinnedSums that are given back as they came are those of a replica
+//! that has no others.
 //!
 //! [`Plan::nodes_with_sums`]: crate::plan::Plan::nodes_with_sums
 
@@ -16,14 +18,14 @@ use crate::device::cuda::{Cuda, CudaError};
 use crate::dtype::DType;
 use crate::plan::Plan;
 
-/// Numbers on their way.
+/// PinnedSums on their way.
 #[derive(Debug)]
-pub(super) struct Numbers {
+pub(super) struct PinnedSums {
     pinned: Pinned,
     arrived: Event,
 }
 
-impl Numbers {
+impl PinnedSums {
     pub fn new(cuda: &Cuda, plan: &Plan) -> Result<Self, CudaError> {
         let most = plan.nodes_with_sums().flat_map(|(_, sums)| sums).max().unwrap_or(0);
         let pinned = Pinned::zeroed(cuda.context(), most * DType::F32.bytes())?;
@@ -41,7 +43,8 @@ impl Session {
         (Statistics::at(self.bases.statistics, channels).sums[sum], count)
     }
 
-    /// Starts a node up to its sum number `sum` (0, then perhaps 1; see [`Plan::sums`]), and has the numbers copied to the host.
+    /// Starts a node up to its sum number `sum` (0, then perhaps 1; see [`Plan::sums`]), and has the numbers
+    /// copied to the host.
     ///
     /// # Errors
     /// When the GPU does not answer.
@@ -58,7 +61,8 @@ impl Session {
         numbers.arrived.record(cuda.stream())
     }
 
-    /// Waits for the numbers of the sum that was started last, which the host replaces by those of all replicas.
+    /// Waits for the numbers of the sum that was started last, which the host replaces by those of all
+    /// replicas.
     ///
     /// # Errors
     /// When the GPU does not answer.
