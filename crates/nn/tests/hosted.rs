@@ -52,8 +52,35 @@ fn small(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
     net.linear("fc2", y, classes)
 }
 
+/// Matrices that take as long to copy as nodes take to compute: 38 and 17 MB.
+fn wide(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
+    let x = net.conv("conv1", x, Conv::new(64, 3).pad(1))?;
+    let x = net.relu(x)?;
+    let x = net.conv("conv2", x, Conv::new(128, 3).pad(1).stride(2).no_bias())?;
+    let x = net.batch_norm("bn2", x)?;
+    let x = net.relu(x)?;
+    let x = net.flatten(x)?;
+    let x = net.linear("fc1", x, 2048)?;
+    let x = net.relu(x)?;
+    let x = net.linear("fc2", x, 2048)?;
+    let x = net.relu(x)?;
+    net.linear("fc3", x, classes)
+}
+
+/// When a step by segments applies its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    /// In the backward pass, as soon as it may.
+    AtOnce,
+    /// Some in the backward pass, and some in the next forward pass.
+    Late,
+    /// In the next forward pass, where they are looked at for the first time.
+    Latest,
+}
+
 #[derive(Clone, Copy)]
 struct Setting {
+    model: fn(&mut Net, Value, usize) -> Result<Value, GraphError>,
     batch: usize,
     optimizer: Optimizer,
     precision: Precision,
@@ -64,6 +91,7 @@ struct Setting {
 }
 
 const PLAIN: Setting = Setting {
+    model: small,
     batch: 8,
     optimizer: Optimizer::Momentum,
     precision: Precision::F32,
@@ -81,8 +109,8 @@ struct Trial {
     store: Store,
     slots: Vec<Buffer>,
     rule: Rule,
-    /// Sums that are applied late, and the step they belong to.
-    pending: BTreeMap<usize, (Vec<f32>, Moment)>,
+    /// Sums that are applied late, if they were looked at, and the step they belong to.
+    pending: BTreeMap<usize, (Option<Vec<f32>>, Moment)>,
 }
 
 fn wanted(network: &Network, setting: &Setting) -> Wanted {
@@ -101,8 +129,9 @@ fn ends(network: &Network) -> Ends {
     Ends { x: network.x, targets: network.targets, logits: network.logits, seed }
 }
 
-fn network(mode: Mode, batch: usize) -> Network {
-    Network::new(&small, mode, batch, Input::Image { size: [SIDE, SIDE], channels: 3 }, CLASSES, 0.1).unwrap()
+fn network(mode: Mode, setting: &Setting) -> Network {
+    let Setting { model, batch, .. } = *setting;
+    Network::new(&model, mode, batch, Input::Image { size: [SIDE, SIDE], channels: 3 }, CLASSES, 0.1).unwrap()
 }
 
 fn filled(plan: &Plan, parameters: &[Parameter], states: &[State]) -> Store {
@@ -118,7 +147,7 @@ impl Trial {
     fn new(cuda: &Arc<Cuda>, setting: Setting) -> Self {
         let hyper = HyperParameters { weight_decay: Some(1e-3), ..HyperParameters::default() };
         let rule = setting.optimizer.rule(&hyper).unwrap();
-        let (train, eval) = (network(Mode::Train, setting.batch), network(Mode::Eval, setting.batch));
+        let (train, eval) = (network(Mode::Train, &setting), network(Mode::Eval, &setting));
         let plan = Plan::new(train.graph.clone(), &Wanted { beside: true, ..wanted(&train, &setting) });
         let eval_wanted = Wanted { updates: Updates::AtEnd, shares_statistics: false, ..wanted(&eval, &setting) };
         let eval_plan = Plan::new(eval.graph.clone(), &eval_wanted);
@@ -170,11 +199,17 @@ impl Trial {
             self.session.start_nodes(done..node).unwrap();
             done = node;
             if let Some((sums, moment)) = self.pending.remove(&bucket) {
-                self.session.apply_sums(bucket, &sums, &moment).unwrap();
+                self.apply(bucket, sums, &moment);
             }
         }
         self.session.start_nodes(done..self.plan.forward_nodes()).unwrap();
         self.session.start_tally().unwrap();
+    }
+
+    /// Applies sums, which are the gradients that were fetched.
+    fn apply(&mut self, bucket: usize, sums: Option<Vec<f32>>, moment: &Moment) {
+        let sums = sums.unwrap_or_else(|| self.session.gradients(bucket).unwrap().to_vec());
+        self.session.apply_sums(bucket, &sums, moment).unwrap();
     }
 
     /// What happens after which node of the backward pass: a bucket is final, or it may be applied.
@@ -191,9 +226,8 @@ impl Trial {
         self.session.start_nodes(done..self.plan.graph().nodes().len()).unwrap();
     }
 
-    /// A step by segments, whose sums are the own gradients: applied as soon as they may be, or in the next
-    /// forward pass.
-    fn hosted_step(&mut self, step: u64, late: bool) -> Found {
+    /// A step by segments, whose sums are the own gradients.
+    fn hosted_step(&mut self, step: u64, when: When) -> Found {
         let (moment, (images, targets)) = (self.moment(step), batch(step, self.setting.batch));
         self.fill((&images, &targets), 1.0);
         self.session.begin_step(&moment).unwrap();
@@ -202,10 +236,12 @@ impl Trial {
         for (node, applies, bucket) in self.turns() {
             self.session.start_nodes(done..node + 1).unwrap();
             done = done.max(node + 1);
-            if applies {
+            if applies && when == When::Latest {
+                self.pending.insert(bucket, (None, moment));
+            } else if applies {
                 let sums = self.session.gradients(bucket).unwrap().to_vec();
-                if late && bucket % 3 != 1 {
-                    self.pending.insert(bucket, (sums, moment));
+                if when == When::Late && bucket % 3 != 1 {
+                    self.pending.insert(bucket, (Some(sums), moment));
                 } else {
                     self.session.apply_sums(bucket, &sums, &moment).unwrap();
                 }
@@ -251,7 +287,7 @@ impl Trial {
 
     fn weights(&mut self) -> &[f32] {
         for (bucket, (sums, moment)) in std::mem::take(&mut self.pending) {
-            self.session.apply_sums(bucket, &sums, &moment).unwrap();
+            self.apply(bucket, sums, &moment);
         }
         self.session.settle().unwrap();
         self.session.fetch(&mut self.store, &mut self.slots).unwrap();
@@ -285,32 +321,41 @@ fn apart(a: &[f32], b: &[f32]) -> f64 {
 /// Six steps: call by call, recorded, replayed.
 const STEPS: u64 = 6;
 
+/// Compares steps by segments with steps that are one graph.
+fn compare(cuda: &Arc<Cuda>, setting: Setting) {
+    let (mut whole, text) = (Trial::new(cuda, setting), format!("{} {}", setting.optimizer.name(), setting.precision));
+    let found: Vec<Found> = (0..STEPS).map(|step| whole.step(step)).collect();
+    let start = whole.store.parameters.to_vec();
+    assert!(apart(&start, whole.weights()) > 1e-4, "{text}: weights move");
+    for when in [When::AtOnce, When::Late, When::Latest] {
+        let mut hosted = Trial::new(cuda, setting);
+        hosted.session.host_exchange().unwrap();
+        assert!(hosted.plan.buckets().len() > 3, "several buckets");
+        for (step, found) in found.iter().enumerate() {
+            let tally = hosted.hosted_step(step as u64, when);
+            let counts = |found: &Found| (found.loss, found.top1, found.top5);
+            assert_eq!(counts(&tally), counts(found), "{text}, {when:?}, step {step}");
+        }
+        assert!(hosted.weights() == whole.weights(), "{text}, {when:?}: the same weights");
+        assert!(hosted.slots.iter().zip(&whole.slots).all(|(a, b)| a[..] == b[..]), "{text}: the same optimizer");
+        assert_eq!(hosted.session.spoiled_bucket(), Ok(None));
+    }
+}
+
 #[test]
 fn a_step_by_segments_gives_the_same_bits_as_one_graph() {
     let Some(cuda) = gpu("a_step_by_segments_gives_the_same_bits_as_one_graph") else { return };
-    let optimizers = [Optimizer::Momentum, Optimizer::Adam, Optimizer::Lars, Optimizer::Sgd];
-    for (optimizer, precision) in
-        optimizers.into_iter().flat_map(|optimizer| [(optimizer, Precision::F32), (optimizer, Precision::Bf16)])
-    {
-        let setting = Setting { optimizer, precision, ..PLAIN };
-        let (mut whole, text) = (Trial::new(&cuda, setting), format!("{} {precision}", optimizer.name()));
-        let found: Vec<Found> = (0..STEPS).map(|step| whole.step(step)).collect();
-        let start = whole.store.parameters.to_vec();
-        assert!(apart(&start, whole.weights()) > 1e-4, "{text}: weights move");
-        for late in [false, true] {
-            let mut hosted = Trial::new(&cuda, setting);
-            hosted.session.host_exchange().unwrap();
-            assert!(hosted.plan.buckets().len() > 3, "several buckets");
-            for (step, found) in found.iter().enumerate() {
-                let tally = hosted.hosted_step(step as u64, late);
-                let counts = |found: &Found| (found.loss, found.top1, found.top5);
-                assert_eq!(counts(&tally), counts(found), "{text}, late {late}, step {step}");
-            }
-            assert!(hosted.weights() == whole.weights(), "{text}, late {late}: the same weights");
-            assert!(hosted.slots.iter().zip(&whole.slots).all(|(a, b)| a[..] == b[..]), "{text}: the same optimizer");
-            assert_eq!(hosted.session.spoiled_bucket(), Ok(None));
+    for optimizer in [Optimizer::Momentum, Optimizer::Adam, Optimizer::Lars, Optimizer::Sgd] {
+        for precision in [Precision::F32, Precision::Bf16] {
+            compare(&cuda, Setting { optimizer, precision, ..PLAIN });
         }
     }
+}
+
+#[test]
+fn copies_that_take_as_long_as_the_computation_come_in_time() {
+    let Some(cuda) = gpu("copies_that_take_as_long_as_the_computation_come_in_time") else { return };
+    compare(&cuda, Setting { model: wide, batch: 64, ..PLAIN });
 }
 
 #[test]
@@ -342,7 +387,10 @@ fn a_plan_of_early_updates_follows_one_graph() {
         |bucket: &Bucket| bucket.elements.len() < hosted.plan.parameters().range(bucket.parameters.start).len();
     assert!(hosted.plan.buckets().iter().any(is_part), "a tensor in parts");
     for step in 0..STEPS {
-        let (expected, found) = (whole.step(step).loss, hosted.hosted_step(step, step % 2 == 1).loss);
+        let (expected, found) = (
+            whole.step(step).loss,
+            hosted.hosted_step(step, if step % 2 == 1 { When::Late } else { When::AtOnce }).loss,
+        );
         assert!((found / expected - 1.0).abs() < 1e-4, "step {step}: {found} by parts, {expected} by one graph");
     }
     // Products of some rows may be computed by another algorithm: sums of f32 in another order.
@@ -473,7 +521,7 @@ fn a_gpu_and_a_cpu_add_up_the_same_numbers() {
     trials[0].session.host_exchange().unwrap();
     let mut there: Vec<(usize, Vec<f32>)> = Vec::new();
     step_of_all(&mut trials, 0, &mut |node, own| there.push((node, own[0].clone())));
-    let train = network(Mode::Train, setting.batch);
+    let train = network(Mode::Train, &setting);
     let plan = Plan::new(train.graph.clone(), &wanted(&train, &Setting { updates: Updates::AtEnd, ..setting }));
     let mut store = filled(&plan, &train.parameters, &train.states);
     let mut executor = Executor::new(&Device::Cpu(Arc::new(Cpu::new(2))), plan);
@@ -488,7 +536,11 @@ fn a_gpu_and_a_cpu_add_up_the_same_numbers() {
             here.push((node, numbers.to_vec()));
         }
     };
-    executor.forward_with(&mut store, pass, &mut |turn| Ok::<(), ()>(keep(turn))).unwrap();
+    let mut forward = |turn: Turn<'_>| {
+        keep(turn);
+        Ok::<(), ()>(())
+    };
+    executor.forward_with(&mut store, pass, &mut forward).unwrap();
     executor.backward(&mut store, pass, &mut |turn| {
         keep(turn);
         true
