@@ -32,8 +32,10 @@ struct Way {
 
 const ALL_REDUCE: Way = Way { flags: "--agree all-reduce", servers: 0, synchronous: true };
 const SERVER: Way = Way { flags: "--agree parameter-server --servers 1", servers: 1, synchronous: true };
-const BOUNDED: Way = Way { flags: "--agree parameter-server --servers 1 --staleness 2", servers: 1, synchronous: false };
-const FREE: Way = Way { flags: "--agree parameter-server --servers 1 --staleness none", servers: 1, synchronous: false };
+const BOUNDED: Way =
+    Way { flags: "--agree parameter-server --servers 1 --staleness 2", servers: 1, synchronous: false };
+const FREE: Way =
+    Way { flags: "--agree parameter-server --servers 1 --staleness none", servers: 1, synchronous: false };
 
 /// How a command line is started by several processes.
 fn several(carry: &str, processes: usize, test: &str) -> Option<String> {
@@ -54,11 +56,11 @@ fn train(place: &Place, start: &str, arguments: &str) {
         None => return drop(place.run(&format!("train {arguments}"))),
         Some((before, after)) => format!("{before}{program} train{after} {arguments}"),
     };
-    let output = place.command("").env_clear().env("PATH", std::env::var_os("PATH").unwrap());
     let output = std::process::Command::new("sh")
         .args(["-c", &line])
-        .current_dir(output.get_current_dir().unwrap())
+        .current_dir(place.path(""))
         .env("PACELINE_CACHE", place.cache())
+        .env_remove("PACELINE_ISA")
         .output()
         .unwrap();
     let (said, wrong) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -134,7 +134,8 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
 /// Which engine computes, and which agreement settles, is asked by their own folders alone: everybody else calls them.
 fn kinds_stay_home(source: &Source) -> Vec<String> {
     const ENGINES: [&str; 3] = ["Engine::Cpu", "Engine::Cuda", "Engine::Null"];
-    const AGREEMENTS: [&str; 4] = ["\"all-reduce\"", "\"parameter-server\"", "all_reduce::RECIPE", "parameter_server::RECIPE"];
+    const AGREEMENTS: [&str; 4] =
+        ["\"all-reduce\"", "\"parameter-server\"", "all_reduce::RECIPE", "parameter_server::RECIPE"];
     let trains = source.path.starts_with("crates/train/src/") || source.path.starts_with("src/");
     if !trains || source.is_test() {
         return vec![];

@@ -3,6 +3,8 @@
 //! A step is one graph of both passes, the optimizer included, and the sums over other GPUs where there are some. Where the host has to
 //! hear of gradients ([`CudaEngine::hear_of_gradients`]), it is run in segments instead (`hosted.rs`).
 
+mod hosted;
+
 use std::sync::Arc;
 
 use paceline_data::augment::View;
@@ -53,6 +55,8 @@ pub struct CudaEngine {
     prefetched: Option<usize>,
     /// Whether there is room for batches to come.
     has_room: bool,
+    /// Whether the host hears of gradients.
+    hosted: bool,
     /// Watches the way to other GPUs, where there are some.
     pub(super) guard: Option<Guard>,
     /// Of the parts so far, and what the last one found.
@@ -119,6 +123,7 @@ impl CudaEngine {
             albums: None,
             prefetched: None,
             has_room: true,
+            hosted: false,
             guard: None,
             tally: Tally::default(),
             found: Found::default(),
@@ -128,7 +133,7 @@ impl CudaEngine {
         })
     }
 
-    pub(super) fn forward(&mut self, slot: Slot, inputs: &Inputs<'_>, _: &mut dyn Listener) -> Result<(), Halt> {
+    pub(super) fn forward(&mut self, slot: Slot, inputs: &Inputs<'_>, on: &mut dyn Listener) -> Result<(), Halt> {
         assert_eq!(slot, Slot(0), "this engine keeps one micro-batch alive");
         if inputs.part == 0 {
             self.tally = Tally::default();
@@ -141,14 +146,18 @@ impl CudaEngine {
         // last part, only this rank does without; the run ends on all.)
         let seed = if self.tally.loss.is_finite() { inputs.seed } else { f32::NAN };
         self.upload()?;
-        Ok(self.fill(inputs.batch, seed)?)
+        self.fill(inputs.batch, seed)?;
+        if self.hosted { self.forward_hosted(inputs.moment, on) } else { Ok(()) }
     }
 
-    pub(super) fn backward(&mut self, slot: Slot, which: Gradients, _: &mut dyn Listener) -> Result<(), Halt> {
+    pub(super) fn backward(&mut self, slot: Slot, which: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
         assert_eq!((slot, which), (Slot(0), Gradients::All), "this engine computes all gradients at once");
         let (Some(moment), false) = (self.moment, self.gives_up()) else { return Ok(()) };
         let (numbers, parts) = (self.numbers(moment), self.options.accumulate);
         self.device_is_newer = true;
+        if self.hosted {
+            return self.backward_hosted(on);
+        }
         if parts == 1 {
             return Ok(self.watched(|engine| engine.session.start(&numbers))?);
         }
@@ -164,10 +173,13 @@ impl CudaEngine {
 
     /// A loss that is not a number ends a step early, unless others wait for its gradients.
     fn gives_up(&self) -> bool {
-        !self.tally.loss.is_finite() && self.guard.is_none()
+        !self.tally.loss.is_finite() && self.guard.is_none() && !self.hosted
     }
 
-    pub(super) fn close(&mut self, _: Moment, on: &mut dyn Listener) -> Result<StepOutput, Halt> {
+    pub(super) fn close(&mut self, moment: Moment, on: &mut dyn Listener) -> Result<StepOutput, Halt> {
+        if self.hosted {
+            return self.close_hosted(moment, on);
+        }
         if self.options.accumulate == 1 {
             self.found = self.watched(|engine| engine.session.finish())?;
             self.tally = tally(self.found, self.session.rows());
@@ -189,8 +201,8 @@ impl CudaEngine {
         Ok(NotFinite::Gradient((0..self.segments.len()).find(spoiled).unwrap_or(0)))
     }
 
-    pub(super) fn settle(&mut self, _: &mut dyn Listener) -> Result<(), Halt> {
-        Ok(())
+    pub(super) fn settle(&mut self, on: &mut dyn Listener) -> Result<(), Halt> {
+        if self.hosted { self.settle_hosted(on) } else { Ok(()) }
     }
 
     /// Brings a micro-batch to the GPU, in the way that fits it.
@@ -332,9 +344,5 @@ impl CudaEngine {
 
     pub(super) fn cpu(&self) -> &Arc<Cpu> {
         &self.cpu
-    }
-
-    pub(super) fn hear_of_gradients(&mut self) -> Result<(), TrainError> {
-        Err(TrainError::Refused("the host hears of no gradients on this device".into()))
     }
 }

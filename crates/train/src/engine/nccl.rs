@@ -1,11 +1,11 @@
 //! A GPU among others: it joins their group, by which gradients are summed inside the step's graph, and its steps are watched. The one
 //! thing that an engine holds of others.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paceline_comm::{CommError, Communicator, Rank};
 use paceline_tensor::device::cuda::CudaError;
-use paceline_tensor::device::cuda::nccl::{Group, Key, Seat};
+use paceline_tensor::device::cuda::nccl::{Group, Key, Seat, Watcher};
 
 use super::cuda::CudaEngine;
 use super::guard::{Guard, Limits, within};
@@ -19,6 +19,10 @@ const STEP: &str = "nccl-all-reduce";
 
 fn failed(rank: Rank, phase: &'static str, CudaError(what): CudaError) -> TrainError {
     CommError::Failed { rank, phase, what }.into()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl CudaEngine {
@@ -43,11 +47,16 @@ impl CudaEngine {
     /// When another rank, or the way to it, has failed.
     pub fn take_seat(&mut self, key: Key, seat: Seat, limits: &Limits) -> Result<(), TrainError> {
         let (cuda, rank) = (Arc::clone(self.session.cuda()), Rank::at(seat.number));
-        let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, seat))?;
-        let group = Arc::new(joined.map_err(|error| failed(rank, JOIN, error))?);
-        let (looked_at, left) = (Arc::clone(&group), Arc::clone(&group));
-        let look = move || looked_at.state().err().map(|error| error.to_string());
-        let guard = Guard::start(rank, limits, look, move || left.abort())?;
+        let lengths = self.session.sum_lengths();
+        let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, seat, &lengths))?;
+        let (group, watcher) = joined.map_err(|error| failed(rank, JOIN, error))?;
+        // The guard's thread looks again and again, and leaves once at most.
+        let watcher = Arc::new(Mutex::new(Some(watcher)));
+        let left = Arc::clone(&watcher);
+        let look =
+            move || locked(&watcher).as_ref().and_then(|watcher| watcher.state().err()).map(|error| error.to_string());
+        let leave = move || locked(&left).take().into_iter().for_each(Watcher::abort);
+        let guard = Guard::start(rank, limits, look, leave)?;
         guard.during(JOIN, || self.session.join(group).map_err(|error| failed(rank, JOIN, error)))?;
         self.guard = Some(guard);
         Ok(())

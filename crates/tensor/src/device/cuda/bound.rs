@@ -118,6 +118,11 @@ fn translate_some(
 impl Bound {
     /// Takes memory and makes the program.
     pub fn new(cuda: &Arc<Cuda>, plan: &Plan) -> Result<Self, CudaError> {
+        if plan.shares_statistics() {
+            return Err(CudaError(
+                "node by node, a GPU takes the statistics of a batch-norm over its own batch".into(),
+            ));
+        }
         let _alone = cuda.enter()?;
         let take = |bytes: usize, what: &str| Memory::zeroed(cuda.context(), bytes, what);
         let words = |layout: &Layout| layout.length() * DType::F32.bytes();
@@ -135,6 +140,7 @@ impl Bound {
             states: states.address(),
             pass: pass.address(),
             gates: 0,
+            statistics: 0,
             channels_last: channels_last(plan),
         };
         let mut program = Program::new(cuda, plan, &bases, false)?;

@@ -15,6 +15,7 @@ const SOURCE: &str = concat!(
     include_str!("kernels/prelude.cu"),
     include_str!("kernels/elementwise.cu"),
     include_str!("kernels/batch_norm.cu"),
+    include_str!("kernels/shared_norm.cu"),
     include_str!("kernels/layout.cu"),
     include_str!("kernels/pooling.cu"),
     include_str!("kernels/stem.cu"),

@@ -240,6 +240,14 @@ impl Pinned {
         // SAFETY: `bytes` initialised bytes that belong to `self`.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
     }
+
+    /// The first bytes as numbers, under the same condition.
+    pub fn floats_mut(&mut self, length: usize) -> &mut [f32] {
+        assert!(length * size_of::<f32>() <= self.bytes, "no more than there is");
+        // SAFETY: so many initialised bytes that belong to `self`; the driver gives whole pages, and any bits
+        // are a number.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), length) }
+    }
 }
 
 impl Drop for Pinned {
@@ -439,6 +447,17 @@ impl Event {
     pub fn wait(&self) -> Result<(), CudaError> {
         // SAFETY: the event lives.
         check(unsafe { sys::cuEventSynchronize(self.event) }, "computing on the GPU")
+    }
+
+    /// Whether it has happened; one that was never recorded has.
+    pub fn has_happened(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event lives.
+        let status = unsafe { sys::cuEventQuery(self.event) };
+        if status == sys::CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        check(status, "computing on the GPU")?;
+        Ok(true)
     }
 
     /// Seconds since another event.

@@ -50,6 +50,17 @@ impl Recorded {
         whole: bool,
         work: impl Fn() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
+        self.start_with(stream, whole, work, || Ok(()))
+    }
+
+    /// The same; what `right` gives is held while the recorded work is started.
+    pub fn start_with<T>(
+        &mut self,
+        stream: &Stream,
+        whole: bool,
+        work: impl Fn() -> Result<(), CudaError>,
+        right: impl FnOnce() -> Result<T, CudaError>,
+    ) -> Result<(), CudaError> {
         self.runs += 1;
         if self.runs == 1 {
             return work();
@@ -57,6 +68,7 @@ impl Recorded {
         if self.captured.is_none() {
             self.captured = Some(stream.capture(whole, work)?);
         }
+        let _held = right()?;
         stream.replay(self.captured.as_ref().expect("captured above"))
     }
 }

@@ -19,6 +19,7 @@ use crate::op::Op;
 
 pub(super) use batch_norm::relu_gradient;
 pub(super) use elementwise::cast;
+pub(super) use layout::permute;
 pub(super) use rows::tally;
 pub(super) use stem::{Stem, stem_gradient};
 

@@ -1,19 +1,23 @@
-//! Sums over the GPUs of several processes, by the vendor's NCCL. Here a group has seats, and one of them is ours; who takes part, how they
-//! find each other and how long they may take is the caller's affair.
+//! Sums over the GPUs of several processes, by the vendor's NCCL. Here a group has seats, and one of them is
+//! ours; who takes part, how they find each other and how long they may take is the caller's affair.
 //!
-//! Three layers, as for the other libraries: functions looked up by name (raw), statuses turned into sentences (checked), [`Group`] (safe).
+//! Three layers, as for the other libraries: functions looked up by name (raw), statuses turned into
+//! sentences (checked), [`Group`] and [`Watcher`] (safe). The two share a communicator: one makes calls, the
+//! other may end it at any time.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 use paceline_system::clock;
 
-use super::driver::{Context, Stream};
+use super::driver::{Context, Memory, Stream};
 use super::{Cuda, CudaError, library, lock};
 
 /// Bytes of a [`Key`].
@@ -57,7 +61,8 @@ struct Raw {
     describe: unsafe extern "C" fn(c_int) -> *const c_char,
     /// Not in the oldest.
     last_error: Option<unsafe extern "C" fn(Comm) -> *const c_char>,
-    /// Keeps the functions where they are: NCCL has threads of its own that outlast our calls, so it is never unloaded.
+    /// Keeps the functions where they are: NCCL has threads of its own that outlast our calls, so it is never
+    /// unloaded.
     _library: ManuallyDrop<libloading::Library>,
 }
 
@@ -86,14 +91,15 @@ impl Raw {
         })
     }
 
-    /// Turns a status into a result that names what was tried. `comm` is null, or a communicator that lives.
-    fn check(&self, status: c_int, what: &str, comm: Comm) -> Result<(), CudaError> {
+    /// Turns a status into a result that names what was tried.
+    fn check(&self, status: c_int, what: &str) -> Result<(), CudaError> {
         if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: both return null or a text of NCCL's own that lives until its next error.
+        // SAFETY: both return null or a text of NCCL's own that lives until its next error; the last error is
+        // of all communicators, so that none is named.
         let (kind, last) = unsafe {
-            (text((self.describe)(status)), self.last_error.map_or_else(String::new, |last| text(last(comm))))
+            (text((self.describe)(status)), self.last_error.map_or_else(String::new, |last| text(last(null_mut()))))
         };
         let last = last.lines().last().unwrap_or_default().trim();
         let last = if last.is_empty() { String::new() } else { format!(": {last}") };
@@ -118,7 +124,7 @@ unsafe fn text(pointer: *const c_char) -> String {
 pub fn version() -> Result<u32, CudaError> {
     let (raw, mut version) = (Raw::load()?, 0);
     // SAFETY: one integer is written.
-    raw.check(unsafe { (raw.version)(&mut version) }, "asking for NCCL's version", null_mut())?;
+    raw.check(unsafe { (raw.version)(&mut version) }, "asking for NCCL's version")?;
     Ok(u32::try_from(version).unwrap_or(0))
 }
 
@@ -134,24 +140,56 @@ pub fn version_text(version: u32) -> String {
 pub fn key() -> Result<Key, CudaError> {
     let (raw, mut id) = (Raw::load()?, UniqueId { bytes: [0; KEY_BYTES] });
     // SAFETY: one key is written.
-    raw.check(unsafe { (raw.unique_id)(&mut id) }, "beginning NCCL", null_mut())?;
+    raw.check(unsafe { (raw.unique_id)(&mut id) }, "beginning NCCL")?;
     Ok(id.bytes)
 }
 
-/// Our seat in a group.
-pub struct Group {
+/// A communicator, and who may use it: whoever holds the lock makes calls, the one [`Watcher`] asks for the
+/// state and ends it, and who drops the last reference gives it back.
+struct Shared {
     raw: Raw,
     comm: Comm,
-    /// Held during calls that other threads must not make at the same time.
+    /// Held during calls, and by who ends the communicator.
     calls: Mutex<()>,
+    /// Set before the communicator is ended; never unset.
     ended: AtomicBool,
     context: Arc<Context>,
 }
 
-// SAFETY: `calls` keeps calls apart; asking for errors and aborting are allowed from any thread at any time.
-unsafe impl Send for Group {}
+// SAFETY: nothing in it belongs to a thread. NCCL wants one thread at a time to operate a communicator, which
+// `calls` sees to; asking for asynchronous errors, which only the watcher does, is made for another thread
+// than the one that makes calls.
+unsafe impl Send for Shared {}
 // SAFETY: as above.
-unsafe impl Sync for Group {}
+unsafe impl Sync for Shared {}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !*self.ended.get_mut() && self.context.enter().is_ok() {
+            // SAFETY: joined once, and not ended: that sets `ended` first. This was the last reference, so
+            // nobody makes calls. Graphs that hold its work are gone: who captured them holds a group longer.
+            unsafe { (self.raw.destroy)(self.comm) };
+        }
+    }
+}
+
+/// Our seat in a group: who holds it adds up numbers with the others.
+pub struct Group(Arc<Shared>);
+
+/// Looks after a [`Group`] from another thread. There is one for each, and it alone asks for the state and
+/// leaves: after [`Watcher::abort`], which consumes it, nobody can ask any more, and [`Group`] refuses to
+/// make calls.
+pub struct Watcher {
+    shared: Arc<Shared>,
+    /// One thread at a time.
+    _alone: PhantomData<Cell<()>>,
+}
+
+/// The right to make calls: as long as it is held, the communicator is not ended.
+pub(super) struct Calls<'a> {
+    shared: &'a Shared,
+    _alone: MutexGuard<'a, ()>,
+}
 
 impl std::fmt::Debug for Group {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -159,80 +197,110 @@ impl std::fmt::Debug for Group {
     }
 }
 
+impl std::fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watcher")
+    }
+}
+
 impl Group {
-    /// Takes a seat, and waits until all are taken: NCCL has no deadline of its own.
+    /// Takes a seat, waits until all are taken, and makes a sum of each of these lengths once, which connects
+    /// all that will be needed: later calls only start work on the GPU, and return. NCCL has no deadline of
+    /// its own; who has one calls this on a thread that can be left behind.
     ///
     /// # Errors
     /// When there is no NCCL, or a member or the way to it fails.
     ///
     /// # Panics
     /// When there is no such seat.
-    pub fn join(cuda: &Cuda, key: &Key, seat: Seat) -> Result<Self, CudaError> {
+    pub fn join(cuda: &Cuda, key: &Key, seat: Seat, lengths: &[usize]) -> Result<(Self, Watcher), CudaError> {
         assert!(seat.number < seat.of, "a seat of the group");
         let (raw, mut comm) = (Raw::load()?, null_mut());
         cuda.context().enter()?;
         let (of, number) = (seat.of as c_int, seat.number as c_int);
         // SAFETY: one handle is written, which `drop` or `abort` gives back; the GPU is the calling thread's.
         let status = unsafe { (raw.join)(&mut comm, of, UniqueId { bytes: *key }, number) };
-        raw.check(status, "joining the other GPUs", null_mut())?;
-        let context = Arc::clone(cuda.context());
-        Ok(Self { raw, comm, calls: Mutex::default(), ended: AtomicBool::new(false), context })
+        raw.check(status, "joining the other GPUs")?;
+        let (context, ended) = (Arc::clone(cuda.context()), AtomicBool::new(false));
+        let shared = Arc::new(Shared { raw, comm, calls: Mutex::default(), ended, context });
+        let (group, watcher) = (Self(Arc::clone(&shared)), Watcher { shared, _alone: PhantomData });
+        match group.connect(cuda, lengths) {
+            Ok(()) => Ok((group, watcher)),
+            Err(error) => {
+                // Giving a communicator back waits for its work, which may never end.
+                watcher.abort();
+                Err(error)
+            }
+        }
     }
 
-    /// Replaces numbers by their sum over all seats, in order with the stream's other work. All seats do so in the same order.
-    pub(super) fn sum(&self, address: u64, elements: usize, stream: &Stream) -> Result<(), CudaError> {
-        let _alone = lock(&self.calls);
-        if self.ended.load(Ordering::SeqCst) {
+    fn connect(&self, cuda: &Cuda, lengths: &[usize]) -> Result<(), CudaError> {
+        let most = lengths.iter().max().map_or(0, |most| most * size_of::<f32>());
+        let memory = Memory::zeroed(cuda.context(), most, "a first sum over all GPUs")?;
+        let (stream, calls) = (Stream::new(cuda.context())?, self.calls()?);
+        lengths.iter().try_for_each(|&length| calls.sum(memory.address(), length, &stream))?;
+        stream.wait()
+    }
+
+    /// The right to make calls, unless the GPUs were parted.
+    pub(super) fn calls(&self) -> Result<Calls<'_>, CudaError> {
+        let alone = lock(&self.0.calls);
+        if self.0.ended.load(Ordering::SeqCst) {
             return Err(CudaError("the GPUs were parted".into()));
         }
-        let memory = address as *mut c_void;
-        // SAFETY: the range is the caller's to name; the communicator has not ended.
-        let status =
-            unsafe { (self.raw.all_reduce)(memory, memory, elements, FLOAT32, SUM, self.comm, stream.handle().cast()) };
-        self.raw.check(status, "adding up gradients", self.comm)
+        Ok(Calls { shared: &self.0, _alone: alone })
     }
+}
 
-    /// What NCCL has found out since: its network threads tell here. Not after [`Group::abort`].
+impl Calls<'_> {
+    /// Replaces numbers by their sum over all seats, in order with the stream's other work. All seats do so
+    /// in the same order.
+    pub fn sum(&self, address: u64, elements: usize, stream: &Stream) -> Result<(), CudaError> {
+        let (memory, Shared { raw, comm, .. }) = (address as *mut c_void, self.shared);
+        // SAFETY: the range is the caller's to name. The communicator lives: it was not ended when the lock
+        // was taken, and who ends it needs the lock.
+        let status = unsafe { (raw.all_reduce)(memory, memory, elements, FLOAT32, SUM, *comm, stream.handle().cast()) };
+        raw.check(status, "adding up gradients")
+    }
+}
+
+impl Watcher {
+    /// What NCCL has found out since: its network threads tell here.
     ///
     /// # Errors
     /// What went wrong.
     pub fn state(&self) -> Result<(), CudaError> {
-        if self.ended.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        let mut found = SUCCESS;
-        // SAFETY: one status is written; the communicator has not ended: only who asks here ends it.
-        let asked = unsafe { (self.raw.async_error)(self.comm, &mut found) };
-        self.raw.check(asked, "asking NCCL for errors", null_mut())?;
-        self.raw.check(found, "adding up gradients", self.comm)
+        let (mut found, Shared { raw, comm, .. }) = (SUCCESS, &*self.shared);
+        // SAFETY: one status is written. The communicator lives: only this watcher ends it, and is consumed
+        // by that, and it holds a reference.
+        let asked = unsafe { (raw.async_error)(*comm, &mut found) };
+        raw.check(asked, "asking NCCL for errors")?;
+        raw.check(found, "adding up gradients")
     }
 
-    /// Leaves the others at once: whatever waits for them on the GPU or in a call returns, with nothing worth having. By the thread that
-    /// calls [`Group::state`].
-    pub fn abort(&self) {
-        if self.ended.swap(true, Ordering::SeqCst) || self.context.enter().is_err() {
-            return;
-        }
-        // A call that does not return by itself waits for somebody; it may be interrupted. Others are let through.
-        let mut alone = self.calls.try_lock().ok();
+    /// Leaves the others at once: whatever waits for them on the GPU returns, with nothing worth having. A
+    /// call that is under way is waited for; calls only start work, so that one that has not returned after a
+    /// second has lost its thread. Then the communicator is left as it is: nothing that waits is freed, and
+    /// the process has to end.
+    pub fn abort(self) {
+        let Shared { raw, comm, calls, ended, context } = &*self.shared;
+        ended.store(true, Ordering::SeqCst);
+        let mut alone = calls.try_lock();
         for _ in 0..100 {
-            if alone.is_some() {
+            if !matches!(alone, Err(TryLockError::WouldBlock)) {
                 break;
             }
+            drop(alone);
             clock::sleep(Duration::from_millis(10));
-            alone = self.calls.try_lock().ok();
+            alone = calls.try_lock();
         }
-        // SAFETY: ended once, as `swap` sees to; calls that begin later see it.
-        unsafe { (self.raw.abort)(self.comm) };
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if !*self.ended.get_mut() && self.context.enter().is_ok() {
-            // SAFETY: joined once, ended nowhere else. Graphs that hold its work are gone: who captured them holds a group longer.
-            unsafe { (self.raw.destroy)(self.comm) };
+        if matches!(alone, Err(TryLockError::WouldBlock)) || context.enter().is_err() {
+            return;
         }
+        // SAFETY: no call is under way, because we hold the lock, and none will begin: `ended` was set
+        // before. Nobody asks for the state, because there is one watcher, which is here. It is ended once,
+        // because this consumes it, and `drop` sees that it was.
+        unsafe { (raw.abort)(*comm) };
     }
 }
 

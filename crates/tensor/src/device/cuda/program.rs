@@ -7,8 +7,14 @@
 //! Nodes that the plan lets be computed beside others run on a stream of their own and are waited for where the plan says; until then, what they
 //! work in belongs to nobody else.
 
+mod argument;
+mod statistics;
+
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+
+pub(super) use argument::{Address, Argument};
+pub(super) use statistics::Statistics;
 
 use super::compile;
 use super::convolution::Convolution;
@@ -20,72 +26,6 @@ use crate::dtype::DType;
 use crate::graph::{Node, Value};
 use crate::plan::{Place, Plan};
 use crate::shape::Shape;
-
-/// An address on the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Address {
-    /// Known.
-    Fixed(u64),
-    /// So many bytes into the working memory.
-    Scratch(u64),
-}
-
-impl Address {
-    fn complete(self, scratch: u64) -> u64 {
-        match self {
-            Self::Fixed(address) => address,
-            Self::Scratch(offset) => scratch + offset,
-        }
-    }
-}
-
-/// An argument of a kernel.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Argument {
-    /// A pointer.
-    Address(Address),
-    /// A `long long`.
-    Long(u64),
-    /// An `int`.
-    Int(i32),
-    /// A `float`.
-    Float(f32),
-}
-
-impl From<Address> for Argument {
-    fn from(address: Address) -> Self {
-        Self::Address(address)
-    }
-}
-
-impl From<usize> for Argument {
-    fn from(value: usize) -> Self {
-        Self::Long(value as u64)
-    }
-}
-
-impl From<i32> for Argument {
-    fn from(value: i32) -> Self {
-        Self::Int(value)
-    }
-}
-
-impl From<f32> for Argument {
-    fn from(value: f32) -> Self {
-        Self::Float(value)
-    }
-}
-
-impl Argument {
-    fn complete(self, scratch: u64) -> u64 {
-        match self {
-            Self::Address(address) => address.complete(scratch),
-            Self::Long(value) => value,
-            Self::Int(value) => u64::from(value as u32),
-            Self::Float(value) => u64::from(value.to_bits()),
-        }
-    }
-}
 
 /// Where the tensors of a run are.
 #[derive(Clone, Debug)]
@@ -104,6 +44,8 @@ pub(super) struct Bases {
     pub pass: u64,
     /// Bits that ReLUs leave for their gradients, where there is memory for them.
     pub gates: u64,
+    /// What batch-norms add up with other replicas', where they do.
+    pub statistics: u64,
     /// Which parameters, and their gradients, stand in the order output channel, row, column, input channel.
     pub channels_last: Vec<bool>,
 }
@@ -201,6 +143,8 @@ pub(super) struct Program {
     scratch_bytes: [usize; 2],
     /// What is computed beside the rest, by node.
     beside: BTreeMap<usize, Beside>,
+    /// Of nodes that stop to have numbers added up: how many calls come before each stop.
+    stops: BTreeMap<usize, Vec<usize>>,
 }
 
 /// A node that is computed beside others.
@@ -226,13 +170,10 @@ impl Program {
     /// Turns every node into calls. With `join`, some nodes are computed together with others and have none of their own; what they
     /// would give out between is then not there to be looked at.
     pub fn new(cuda: &Cuda, plan: &Plan, bases: &Bases, join: bool) -> Result<Self, CudaError> {
-        if plan.shares_statistics() {
-            return Err(CudaError("a GPU takes the statistics of a batch-norm over its own batch".into()));
-        }
         let mut builder = Builder::new(cuda);
         let joins = if join { Joins::new(plan) } else { Joins::default() };
         let mut ends = Vec::with_capacity(plan.graph().nodes().len());
-        let mut beside = BTreeMap::new();
+        let (mut beside, mut stops) = (BTreeMap::new(), BTreeMap::new());
         for (index, node) in plan.graph().nodes().iter().enumerate() {
             let sum = joins.sums.get(&index).map(|&sum| &plan.graph().nodes()[sum]);
             let gate = joins.gates.get(&index).map(|offset| Address::Fixed(bases.gates + offset));
@@ -260,8 +201,12 @@ impl Program {
                 beside.insert(index, Beside { until, begun, done });
             }
             ends.push(builder.calls.len());
+            let found = std::mem::take(&mut builder.stops);
+            if !found.is_empty() {
+                stops.insert(index, found);
+            }
         }
-        Ok(Self { beside, ..builder.finish(ends) })
+        Ok(Self { beside, stops, ..builder.finish(ends) })
     }
 
     /// Calls that belong to no node.
@@ -351,6 +296,21 @@ impl Program {
         under_way.iter().try_for_each(|beside| stream.wait_for(&beside.done))
     }
 
+    /// Starts the calls of a node that come before its stop number `phase` and after the one before, or after
+    /// the last.
+    pub fn start_phase(&self, cuda: &Cuda, stream: &Stream, node: usize, phase: usize) -> Result<(), CudaError> {
+        let first = node.checked_sub(1).map_or(0, |last| self.ends[last]);
+        let stops = self.stops.get(&node).map_or(&[][..], Vec::as_slice);
+        let bounds: Vec<usize> = [first].iter().chain(stops).chain([&self.ends[node]]).copied().collect();
+        self.start_calls(cuda, stream, bounds[phase]..bounds[phase + 1])
+    }
+
+    /// How many calls consecutive nodes have.
+    pub fn calls_of(&self, nodes: &Range<usize>) -> usize {
+        let before = |node: usize| node.checked_sub(1).map_or(0, |last| self.ends[last.min(self.ends.len() - 1)]);
+        if self.ends.is_empty() { 0 } else { before(nodes.end).saturating_sub(before(nodes.start)) }
+    }
+
     /// The number of calls.
     pub fn calls(&self) -> usize {
         self.calls.len()
@@ -398,6 +358,12 @@ impl<'a> At<'a> {
         self.tensor(self.node.outputs[index])
     }
 
+    /// Where the statistics of a batch-norm of so many channels stand while they are added up with other
+    /// replicas', if they are.
+    pub fn statistics(&self, channels: usize) -> Option<Statistics> {
+        self.plan.shares_statistics().then(|| Statistics::at(self.bases.statistics, channels))
+    }
+
     /// Where the [`crate::Pass`] stands, as four 64-bit words: seed, step, first sample, samples.
     pub fn pass(&self) -> Address {
         Address::Fixed(self.bases.pass)
@@ -438,6 +404,8 @@ pub(super) struct Builder<'a> {
     taken: Vec<(Range<usize>, usize)>,
     /// Working memory that one call of this node after the other may use: where it begins, and its bytes.
     workspace: (u64, usize),
+    /// How many calls come before each stop of this node.
+    stops: Vec<usize>,
 }
 
 /// Bytes of shared memory that a block may ask for: every GPU that multiplies bf16 has them.
@@ -461,7 +429,13 @@ impl<'a> Builder<'a> {
             scratch_bytes: [0; 2],
             taken: Vec::new(),
             workspace: (0, 0),
+            stops: Vec::new(),
         }
+    }
+
+    /// Ends a phase of a node: before the next, numbers may be added up with others'.
+    pub fn stop(&mut self) {
+        self.stops.push(self.calls.len());
     }
 
     /// Ends a node that may be under way as long as any of some nodes, and beside them if it is done before a node.
@@ -581,6 +555,6 @@ impl<'a> Builder<'a> {
 
     fn finish(self, ends: Vec<usize>) -> Program {
         let Self { calls, starts: scratch, scratch_bytes, .. } = self;
-        Program { calls, scratch, ends, scratch_bytes, beside: BTreeMap::new() }
+        Program { calls, scratch, ends, scratch_bytes, beside: BTreeMap::new(), stops: BTreeMap::new() }
     }
 }

@@ -5,6 +5,7 @@
 
 mod album;
 mod exchange;
+mod hosted;
 mod input;
 mod parts;
 mod room;
@@ -15,16 +16,18 @@ use std::sync::Arc;
 
 pub use album::Album;
 use exchange::Exchange;
+use hosted::HostExchange;
 use input::Input;
 pub use input::Samples;
+pub use parts::Part;
 use parts::Sums;
 use room::Room;
-use update::{Layers, MOMENT_BYTES, ROWS_AT, write_moment};
+use update::{Layers, MOMENT_BYTES, ROWS_AT, VERDICT_BYTES, write_moment};
 
 use super::bound::{channels_last, translate};
 use super::driver::{Event, Memory, Pinned};
 use super::graph::Recorded;
-use super::program::{Address, Bases, Program};
+use super::program::{Address, Bases, Program, Statistics};
 use super::{Cuda, CudaError, lower};
 use crate::buffer::{Buffer, bytes_of, bytes_of_mut};
 use crate::device::cpu::update::Update;
@@ -76,7 +79,21 @@ pub struct Found {
 }
 
 /// Three numbers of the tally, then the verdict on the gradients.
-const FOUND_BYTES: usize = 24 + 16;
+const FOUND_BYTES: usize = 24 + VERDICT_BYTES;
+
+/// Reads them.
+fn found_in(bytes: &[u8]) -> Found {
+    let word = |at: usize| f64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let spoiled = u32::from_le_bytes(bytes[24..28].try_into().expect("four bytes"));
+    Found {
+        loss: word(0),
+        top1: word(8) as u64,
+        top5: word(16) as u64,
+        loss_is_finite: spoiled != 1,
+        gradients_are_finite: spoiled != 2,
+        norm: word(32),
+    }
+}
 /// Steps that may be under way.
 const AHEAD: usize = 8;
 
@@ -103,6 +120,8 @@ pub struct Session {
     sums: Option<Sums>,
     /// The way to other GPUs that train the same model. Dropped after the graphs that go there.
     exchange: Option<Exchange>,
+    /// What the host needs to take part in steps, once it does.
+    hosted: Option<Box<HostExchange>>,
     eval: Half,
     bases: Bases,
     arena: Memory,
@@ -122,6 +141,7 @@ pub struct Session {
     /// Held as long as programs refer to them.
     rounded: Memory,
     gates: Memory,
+    statistics: Memory,
     scratch: Memory,
     cuda: Arc<Cuda>,
 }
@@ -163,6 +183,7 @@ impl Session {
         let slots = (0..blueprint.slots).map(|_| take(words, "the optimizer")).collect::<Result<Vec<_>, _>>()?;
         let (moment, found) = (take(MOMENT_BYTES, "a step's numbers")?, take(FOUND_BYTES, "a step's results")?);
         let gates = take(room.gates, "what ReLUs let pass")?;
+        let statistics = take(Statistics::bytes(plan), "statistics of all replicas")?;
         let bases = Bases {
             arena: arena.address(),
             parameters: parameters.address(),
@@ -171,6 +192,7 @@ impl Session {
             states: states.address(),
             pass: moment.address(),
             gates: gates.address(),
+            statistics: statistics.address(),
             channels_last: channels_last(plan),
         };
         let layers = Layers::new(cuda, plan.parameters().length(), (blueprint.decays, blueprint.layer_rates))?;
@@ -182,11 +204,7 @@ impl Session {
         let working = programs().map(Program::scratch_bytes).max().unwrap_or(0);
         room.check_working(cuda, working)?;
         let scratch = take(working, "working memory")?;
-        for half in train.iter_mut().chain([&mut eval]) {
-            half.program.complete(scratch.address())?;
-            half.tally.complete(scratch.address())?;
-            half.update.iter_mut().try_for_each(|update| update.complete(scratch.address()))?;
-        }
+        train.iter_mut().chain([&mut eval]).try_for_each(|half| half.complete(scratch.address()))?;
         let context = cuda.context();
         let input = Input::new(cuda, train.iter().chain([&eval]))?;
         let moments = (0..AHEAD).map(|_| Ok((Pinned::zeroed(context, MOMENT_BYTES)?, Event::new(context)?)));
@@ -196,6 +214,7 @@ impl Session {
         Ok(Self {
             train,
             exchange: None,
+            hosted: None,
             eval,
             bases,
             arena,
@@ -214,6 +233,7 @@ impl Session {
             layers,
             rounded,
             gates,
+            statistics,
             scratch,
             cuda: Arc::clone(cuda),
         })
@@ -243,13 +263,14 @@ impl Session {
     pub fn memory(&self) -> [(&'static str, usize); 7] {
         let slots = self.slots.iter().map(Memory::bytes).sum();
         let small =
-            [&self.states, &self.moment, &self.found].map(Memory::bytes).iter().sum::<usize>() + self.layers.bytes();
+            [&self.states, &self.moment, &self.found, &self.statistics].map(Memory::bytes).iter().sum::<usize>()
+                + self.layers.bytes();
         [
             ("arena", self.arena.bytes()),
             ("gates", self.gates.bytes()),
             ("working", self.scratch.bytes()),
             ("parameters", self.parameters.bytes() + self.rounded.bytes()),
-            ("gradients", self.gradients.bytes()),
+            ("gradients", self.gradients.bytes() + self.hosted.as_ref().map_or(0, |hosted| hosted.bytes())),
             ("optimizer", slots),
             ("rest", small + self.input.bytes() + self.sums.as_ref().map_or(0, Sums::bytes)),
         ]
@@ -329,17 +350,7 @@ impl Session {
     pub fn finish(&mut self) -> Result<Found, CudaError> {
         let _alone = self.cuda.enter()?;
         self.cuda.stream().wait()?;
-        let bytes = self.results.bytes_mut();
-        let word = |at: usize| f64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        let spoiled = u32::from_le_bytes(bytes[24..28].try_into().expect("four bytes"));
-        Ok(Found {
-            loss: word(0),
-            top1: word(8) as u64,
-            top5: word(16) as u64,
-            loss_is_finite: spoiled != 1,
-            gradients_are_finite: spoiled != 2,
-            norm: word(32),
-        })
+        Ok(found_in(self.results.bytes_mut()))
     }
 
     /// Answers the batch that was filled in last: logits of the rows that it has, and how good they are.
@@ -408,6 +419,12 @@ impl Half {
         self.arena + offset as u64
     }
 
+    /// Completes all addresses: the working memory starts here.
+    fn complete(&mut self, scratch: u64) -> Result<(), CudaError> {
+        let programs = [&mut self.program, &mut self.tally].into_iter().chain(&mut self.update);
+        programs.into_iter().try_for_each(|program| program.complete(scratch))
+    }
+
     fn programs(&self) -> impl Iterator<Item = &Program> {
         [&self.program, &self.tally].into_iter().chain(&self.update)
     }
@@ -415,14 +432,16 @@ impl Half {
     fn start(&mut self, cuda: &Cuda, exchange: Option<&Exchange>) -> Result<(), CudaError> {
         let stream = cuda.stream();
         let (program, tally, update) = (&self.program, &self.tally, &self.update);
-        self.recorded.start(stream, exchange.is_none(), || {
+        let work = || {
             match exchange {
                 Some(exchange) => exchange.start(program, cuda, stream, |_| Ok(()))?,
                 None => program.start(cuda, stream)?,
             }
             tally.start(cuda, stream)?;
             update.iter().try_for_each(|update| update.start(cuda, stream))
-        })
+        };
+        let calls = || exchange.map(Exchange::calls).transpose();
+        self.recorded.start_with(stream, exchange.is_none(), work, calls)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Batch normalisation: how rows and channels are shared among blocks. The passes are in `kernels/batch_norm.cu`.
 
 use super::super::CudaError;
-use super::super::program::{Address, Argument, At, Builder, Tensor};
+use super::super::program::{Address, Argument, At, Builder, Statistics, Tensor};
 use crate::dtype::DType;
 use crate::op::{BatchNorm, BatchNormGrad, Op, Rectifier, ReluMask};
 
@@ -166,6 +166,9 @@ fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), 
     let (x, mean, spread) = (at.input(0), at.output(1).address, at.output(2).address);
     let numbers = [norm.epsilon, norm.momentum].map(Argument::from);
     let statistics = [mean, spread, at.input(2).address, at.input(3).address].map(Argument::from);
+    if let Some(shared) = at.statistics(x.shape.last()) {
+        return train_shared(builder, at, norm, shared);
+    }
     if norm.moments {
         let (channels, rows) = (x.shape.last(), x.elements() / x.shape.last());
         let given = [0, 1].map(|index| at.input(norm.moments_at() + index).address);
@@ -185,6 +188,32 @@ fn train(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm) -> Result<(), 
     arguments.extend([gamma.into(), at.input(1).address.into(), kind(norm.rectifier)]);
     arguments.extend(cut.arguments());
     cut.launch(builder, &arguments)
+}
+
+/// Statistics over the rows of all replicas: two stops, at which what is added up stands where [`Statistics`]
+/// says. See `kernels/shared_norm.cu`.
+fn train_shared(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNorm, shared: Statistics) -> Result<(), CudaError> {
+    if norm.moments {
+        return Err(CudaError("statistics that a convolution gives are not added up with other replicas'".into()));
+    }
+    let (x, mean, spread) = (at.input(0), at.output(1).address, at.output(2).address);
+    let (first, partial) = sums(builder, &x)?;
+    let totals = builder.scratch(3 * first.channels * DType::F32.bytes());
+    first.totals(builder, "batch_norm_totals", partial, &[totals.into(), 1.into()])?;
+    let [sums, squares, moments] = [shared.sums[0], shared.sums[1], shared.moments].map(Address::Fixed);
+    let (rows, channels) = (Argument::from(first.rows), Argument::from(first.channels as i32));
+    let each = |builder: &mut Builder<'_>, name: &str, arguments: &[Argument]| {
+        builder.launch(name, [first.channels.div_ceil(THREADS as usize), 1, 1], THREADS, arguments)
+    };
+    each(builder, "share_sums", &[totals.into(), rows, channels, moments.into(), sums.into()])?;
+    builder.stop();
+    each(builder, "share_squares", &[sums.into(), moments.into(), rows, channels, mean.into(), squares.into()])?;
+    builder.stop();
+    let [epsilon, momentum] = [norm.epsilon, norm.momentum].map(Argument::from);
+    let mut arguments = vec![sums.into(), squares.into(), channels, epsilon, momentum];
+    arguments.extend([mean, spread, at.input(2).address, at.input(3).address].map(Argument::from));
+    each(builder, "share_statistics", &arguments)?;
+    apply(builder, at, norm, [mean, spread], false)
 }
 
 /// What is added before the ReLU, and what multiplies; nothing where there is none.
@@ -241,17 +270,46 @@ fn gradient(builder: &mut Builder<'_>, at: &At<'_>, norm: BatchNormGrad) -> Resu
     arguments.extend([kind(norm.rectifier), partial.into()]);
     arguments.extend(first.arguments());
     first.launch(builder, &arguments)?;
-    let [sums, blocks] = first.found(builder, (partial, false))?;
-    let dgamma = if norm.scale { at.output(2).address } else { builder.scratch(first.channels * DType::F32.bytes()) };
+    let channel_bytes = first.channels * DType::F32.bytes();
+    let dgamma = if norm.scale { at.output(2).address } else { builder.scratch(channel_bytes) };
+    let given = [at.output(1).address, dgamma];
+    let ([sums, blocks], [dbeta, dgamma]) = match at.statistics(first.channels) {
+        None => (first.found(builder, (partial, false))?, given),
+        // What the second pass gives out besides dx are then sums over all replicas, which nobody wants.
+        Some(shared) => {
+            let found = gradient_shared(builder, (&first, partial), (spread, given), shared)?;
+            (found, [(); 2].map(|()| builder.scratch(channel_bytes)))
+        }
+    };
     // Once it was given out, what the ReLU let pass is read instead of dy.
     let (dz, y, mask) = if norm.residual { (dz, NOTHING, "_0") } else { (dy.address, y, mask) };
     let cut = Cut::new(builder, &x, ("batch_norm_grad_apply", mask))?;
-    let (dx, dbeta) = (at.output(0).address, at.output(1).address);
+    let dx = at.output(0).address;
     let mut arguments: Vec<Argument> =
         [dz, x.address, y, dx, mean, spread, gamma, beta, dbeta, dgamma].map(Argument::from).into();
     arguments.extend([kind(norm.rectifier), sums, blocks]);
     arguments.extend(cut.arguments());
     cut.launch(builder, &arguments)
+}
+
+/// What the second pass of a gradient is told, where sums are those of all replicas; the gradients of offset
+/// and factor, which are this replica's own, are given out here. One stop.
+fn gradient_shared(
+    builder: &mut Builder<'_>,
+    (first, partial): (&Cut, Address),
+    (spread, [dbeta, dgamma]): (Address, [Address; 2]),
+    shared: Statistics,
+) -> Result<[Argument; 2], CudaError> {
+    let [own, all] = [(); 2].map(|()| builder.scratch(2 * first.channels * DType::F32.bytes()));
+    first.totals(builder, "batch_norm_totals", partial, &[own.into(), 0.into()])?;
+    let (sums, rows) = (Address::Fixed(shared.sums[0]), Argument::from(first.rows));
+    let (channels, blocks) = (Argument::from(first.channels as i32), first.channels.div_ceil(THREADS as usize));
+    let arguments = [own.into(), spread.into(), rows, channels, dbeta.into(), dgamma.into(), sums.into()];
+    builder.launch("share_gradient_sums", [blocks, 1, 1], THREADS, &arguments)?;
+    builder.stop();
+    let arguments = [sums.into(), spread.into(), rows, channels, all.into()];
+    builder.launch("share_gradient_totals", [blocks, 1, 1], THREADS, &arguments)?;
+    Ok([all.into(), 1.into()])
 }
 
 /// The gradient of ReLU and, in the same pass, its sum over all dims but the last: the gradient of a bias.

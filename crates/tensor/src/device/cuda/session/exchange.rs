@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::super::driver::{Event, Stream};
 use super::super::graph::Recorded;
-use super::super::nccl::Group;
+use super::super::nccl::{Calls, Group};
 use super::super::program::Program;
 use super::super::{Cuda, CudaError};
 use super::Session;
@@ -36,6 +36,10 @@ fn pieces(buckets: impl Iterator<Item = (usize, Range<usize>)>) -> Vec<Piece> {
     pieces
 }
 
+fn pieces_of(plan: &Plan) -> Vec<Piece> {
+    pieces(plan.buckets().iter().map(|bucket| (bucket.ready_after, bucket.elements.clone())))
+}
+
 /// The way to the others.
 #[derive(Debug)]
 pub(super) struct Exchange {
@@ -46,25 +50,27 @@ pub(super) struct Exchange {
     joined: Event,
     gradients: u64,
     stream: Stream,
-    group: Arc<Group>,
+    group: Group,
 }
 
 impl Exchange {
-    /// For gradients at this address. Every sum is made once, of whatever is there, which connects all that will be needed: in a step,
-    /// nothing waits for another process except on the GPU.
-    pub fn new(cuda: &Cuda, group: Arc<Group>, plan: &Plan, gradients: u64) -> Result<Self, CudaError> {
-        let buckets = plan.buckets().iter().map(|bucket| (bucket.ready_after, bucket.elements.clone()));
-        let (pieces, context) = (pieces(buckets), cuda.context());
+    /// For gradients at this address.
+    pub fn new(cuda: &Cuda, group: Group, plan: &Plan, gradients: u64) -> Result<Self, CudaError> {
+        let (pieces, context) = (pieces_of(plan), cuda.context());
         let forks = pieces.iter().map(|_| Event::between(context)).collect::<Result<Vec<_>, _>>()?;
         let (joined, stream) = (Event::between(context)?, Stream::new(context)?);
-        let exchange = Self { pieces, forks, joined, gradients, stream, group };
-        exchange.pieces.iter().try_for_each(|piece| exchange.sum(piece))?;
-        exchange.stream.wait()?;
-        Ok(exchange)
+        Ok(Self { pieces, forks, joined, gradients, stream, group })
+    }
+
+    /// The right to start sums, and graphs that hold some. Nobody keeps it who may have to wait for the GPU: it
+    /// could wait for others that never come, and who leaves them needs the right.
+    pub fn calls(&self) -> Result<Calls<'_>, CudaError> {
+        self.group.calls()
     }
 
     fn sum(&self, piece: &Piece) -> Result<(), CudaError> {
-        self.group.sum(self.gradients + (piece.start * size_of::<f32>()) as u64, piece.elements, &self.stream)
+        let address = self.gradients + (piece.start * size_of::<f32>()) as u64;
+        self.calls()?.sum(address, piece.elements, &self.stream)
     }
 
     /// Starts every call of a program, and every sum as soon as its gradients are final and `prepare` has made them what is to be sent.
@@ -94,17 +100,27 @@ impl Exchange {
 }
 
 impl Session {
+    /// How long the sums are that every step of the training graph makes with others, in order: see
+    /// [`Group::join`].
+    pub fn sum_lengths(&self) -> Vec<usize> {
+        let pieces = self.train.iter().flat_map(|half| pieces_of(&half.plan));
+        pieces.map(|piece| piece.elements).collect()
+    }
+
     /// Adds up the gradients of every step with those of a group's other members, from now on.
     ///
     /// # Errors
-    /// When a member or the way to it fails.
+    /// When statistics of batch-norms are to be added up too: a graph cannot.
     ///
     /// # Panics
     /// When the session has no training graph.
-    pub fn join(&mut self, group: Arc<Group>) -> Result<(), CudaError> {
+    pub fn join(&mut self, group: Group) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let half = self.train.as_mut().expect("a training graph");
+        if half.plan.shares_statistics() {
+            return Err(CudaError("within a graph, statistics of a batch-norm are those of this GPU's batch".into()));
+        }
         (half.recorded, self.sums) = (Recorded::default(), None);
         self.exchange = Some(Exchange::new(&cuda, group, &half.plan, self.bases.gradients)?);
         Ok(())

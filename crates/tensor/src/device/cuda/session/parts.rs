@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{FOUND_BYTES, Moment, Session};
+use super::{Exchange, FOUND_BYTES, Moment, Session};
 use crate::device::cuda::driver::{Function, Memory, Stream};
 use crate::device::cuda::graph::Recorded;
 use crate::device::cuda::program::BLOCK;
@@ -19,6 +19,20 @@ pub(super) struct Sums {
     part: Recorded,
     /// The last one, with the step.
     last: Recorded,
+}
+
+/// What becomes of the gradients of a batch's part, where the host takes part in steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// They begin the sum.
+    First,
+    /// They are added to it.
+    Between,
+    /// The sum is added to those of this bucket, which are then the batch's.
+    Last {
+        /// Its number in the plan.
+        bucket: usize,
+    },
 }
 
 /// Which part of a batch, and what becomes of its gradients.
@@ -60,6 +74,32 @@ fn add(
 }
 
 impl Session {
+    /// Adds up the gradients of a batch's parts, where the host takes part in steps: after the backward pass of
+    /// every part but the last, and in the last one's before a bucket is fetched.
+    ///
+    /// # Errors
+    /// When the GPU does not answer, or has no room for the sums.
+    ///
+    /// # Panics
+    /// When the session has no training graph, or one whose gradients are applied in the backward pass.
+    pub fn accumulate(&mut self, part: Part) -> Result<(), CudaError> {
+        let cuda = Arc::clone(&self.cuda);
+        let _alone = cuda.enter()?;
+        let plan = &self.train.as_ref().expect("a training graph").plan;
+        assert!(plan.stores_gradients(), "gradients of parts stand still until they are added up");
+        let elements = plan.parameters().length();
+        if self.sums.is_none() {
+            self.sums = Some(Sums::new(&cuda, elements)?);
+        }
+        let sums = self.sums.as_ref().expect("taken above");
+        let (range, which) = match part {
+            Part::First => (0..elements, Which::First),
+            Part::Between => (0..elements, Which::Between),
+            Part::Last { bucket } => (plan.buckets()[bucket].elements.clone(), Which::Last),
+        };
+        add(cuda.stream(), sums.add, [sums.memory.address(), self.bases.gradients], range, which)
+    }
+
     /// Starts part `part` of `parts` on the samples that were filled in last, without waiting for it. The last one makes the step.
     ///
     /// # Errors
@@ -86,14 +126,16 @@ impl Session {
             add(0..elements, if part == 0 { Which::First } else { Which::Between })?;
         } else {
             let exchange = self.exchange.as_ref();
-            sums.last.start(stream, exchange.is_none(), || {
+            let work = || {
                 match exchange {
                     Some(exchange) => exchange.start(&half.program, &cuda, stream, |range| add(range, Which::Last))?,
                     None => half.program.start(&cuda, stream).and_then(|()| add(0..elements, Which::Last))?,
                 }
                 half.tally.start(&cuda, stream)?;
                 half.update.iter().try_for_each(|update| update.start(&cuda, stream))
-            })?;
+            };
+            let calls = || exchange.map(Exchange::calls).transpose();
+            sums.last.start_with(stream, exchange.is_none(), work, calls)?;
         }
         stream.download_later(self.found.address(), &mut self.results, FOUND_BYTES)
     }

@@ -38,7 +38,8 @@ struct Rates {
     firsts: Memory,
     /// The rate of every layer, by number.
     rates: Memory,
-    counts: [usize; 2],
+    /// Where every layer stands, and which of the pieces is its first, with their number at the end.
+    layers: (Vec<Range<usize>>, Vec<usize>),
 }
 
 impl Layers {
@@ -65,7 +66,7 @@ impl Layers {
                 pieces: give(&words, "pieces of parameters")?,
                 firsts: give(&starts, "pieces of parameters")?,
                 rates: give(&ones, "rates of parameters")?,
-                counts: [pieces.len(), firsts.len() - 1],
+                layers: (decays.iter().filter(|range| range.1).map(|range| range.0.clone()).collect(), firsts),
             })
         });
         Ok(Self { marks, rates: rates.transpose()? })
@@ -76,53 +77,105 @@ impl Layers {
         let rates = self.rates.iter().flat_map(|rates| [&rates.pieces, &rates.firsts, &rates.rates]);
         self.marks.bytes() + rates.map(Memory::bytes).sum::<usize>()
     }
+
+    /// Whether what it does to some elements follows from them alone.
+    pub fn can_update(&self, elements: &Range<usize>) -> bool {
+        let cut = |layer: &Range<usize>| {
+            let overlaps = layer.start < elements.end && elements.start < layer.end;
+            overlaps && !(elements.start <= layer.start && layer.end <= elements.end)
+        };
+        !self.rates.iter().flat_map(|rates| &rates.layers.0).any(cut)
+    }
 }
 
 impl Rates {
-    /// Has the rates computed; `tensors` are the weights and the gradients.
+    /// Has the rates of the layers computed that stand among some elements; `tensors` are all weights and all
+    /// gradients.
     fn launch(
         &self,
         builder: &mut Builder<'_>,
-        tensors: [Address; 2],
+        (tensors, elements): ([Address; 2], &Range<usize>),
         [moment, verdict]: [Address; 2],
     ) -> Result<(), CudaError> {
-        let [pieces, layers] = self.counts;
-        if layers == 0 {
+        let (ranges, firsts) = &self.layers;
+        let before = |end: usize| ranges.partition_point(|layer| layer.start < end);
+        let layers = before(elements.start)..before(elements.end);
+        if layers.is_empty() {
             return Ok(());
         }
-        let sums = builder.scratch(pieces * 2 * size_of::<f64>());
-        let fixed = |memory: &Memory| Argument::from(Address::Fixed(memory.address()));
+        // Sums stand by the pieces' numbers among those of all layers, so that all layers' firsts find them.
+        let pieces = firsts[layers.start]..firsts[layers.end];
+        let sums = builder.scratch(pieces.end * 2 * size_of::<f64>());
+        let at = |memory: &Memory, index: usize, bytes: usize| {
+            Argument::from(Address::Fixed(memory.address() + (index * bytes) as u64))
+        };
         let [weights, gradients] = tensors.map(Argument::from);
-        let arguments = [weights, gradients, fixed(&self.pieces), verdict.into(), sums.into()];
-        builder.launch("layer_squares", [pieces, 1, 1], BLOCK, &arguments)?;
-        let rates = [self.coefficient.into(), fixed(&self.rates)];
-        let arguments = [sums.into(), fixed(&self.firsts), moment.into(), rates[0], rates[1]];
-        builder.launch("layer_rates", [layers, 1, 1], BLOCK, &arguments)
+        let words = at(&self.pieces, pieces.start, 2 * size_of::<u64>());
+        let arguments =
+            [weights, gradients, words, verdict.into(), sums.plus(pieces.start * 2 * size_of::<f64>()).into()];
+        builder.launch("layer_squares", [pieces.len(), 1, 1], BLOCK, &arguments)?;
+        let [firsts, rates] = [&self.firsts, &self.rates].map(|memory| at(memory, layers.start, size_of::<f32>()));
+        let arguments = [sums.into(), firsts, moment.into(), self.coefficient.into(), rates];
+        builder.launch("layer_rates", [layers.len(), 1, 1], BLOCK, &arguments)
     }
 }
+
+/// What the optimizer's step is made with.
+pub(super) struct Stepping {
+    /// Which elements of the parameters it changes. They begin at a multiple of 16, and cut no layer that has a
+    /// rate of its own.
+    pub elements: Range<usize>,
+    /// Where all gradients stand.
+    pub gradients: u64,
+    /// The numbers of the step.
+    pub moment: u64,
+    /// The loss, which has to be a number; 0 for none.
+    pub loss: u64,
+    /// Where the verdict on the gradients goes.
+    pub verdict: u64,
+}
+
+/// Bytes of a verdict.
+pub(super) const VERDICT_BYTES: usize = 16;
 
 impl Kit<'_> {
     /// What follows in training: the verdict and the step.
     pub fn update(&self, plan: &Plan) -> Result<Program, CudaError> {
-        let (found, moment) = (Address::Fixed(self.found.address()), Address::Fixed(self.moment.address()));
-        let verdict = Address::Fixed(self.found.address() + 24);
+        self.update_some(&Stepping {
+            elements: 0..plan.parameters().length(),
+            gradients: self.bases.gradients,
+            moment: self.moment.address(),
+            loss: self.found.address(),
+            verdict: self.found.address() + 24,
+        })
+    }
+
+    /// The verdict on some gradients, and the step of their parameters.
+    pub fn update_some(&self, stepping: &Stepping) -> Result<Program, CudaError> {
+        let Stepping { elements: ref range, gradients, moment, loss, verdict } = *stepping;
+        let [moment, loss, verdict] = [moment, loss, verdict].map(Address::Fixed);
+        let from = |address: u64, bytes: usize| match address {
+            0 => Address::Fixed(0),
+            address => Address::Fixed(address + (range.start * bytes) as u64),
+        };
         Program::of_calls(self.cuda, |builder| {
-            let elements = plan.parameters().length();
+            let elements = range.len();
             let chunks = elements.div_ceil(4 * BLOCK as usize).min(self.cuda.multiprocessors() * 8).max(1);
             let partial = builder.scratch(chunks * size_of::<f64>());
-            let gradients = Address::Fixed(self.bases.gradients);
-            let arguments = [gradients.into(), elements.into(), partial.into()];
+            let arguments = [from(gradients, 4).into(), elements.into(), partial.into()];
             builder.launch("gradient_squares", [chunks, 1, 1], BLOCK, &arguments)?;
-            let arguments = [partial.into(), (chunks as i32).into(), found.into(), moment.into(), verdict.into()];
+            let arguments = [partial.into(), (chunks as i32).into(), loss.into(), moment.into(), verdict.into()];
             builder.launch("gradient_verdict", [1, 1, 1], BLOCK, &arguments)?;
-            let tensors = [self.bases.parameters, self.bases.gradients].map(Address::Fixed);
+            let tensors = [self.bases.parameters, gradients];
             let rates = self.layers.rates.as_ref();
-            rates.map_or(Ok(()), |rates| rates.launch(builder, tensors, [moment, verdict]))?;
-            let slot = |index: usize| Address::Fixed(self.slots.get(index).map_or(0, Memory::address));
-            let mut arguments: Vec<Argument> = tensors.map(Argument::from).into();
-            arguments.extend([slot(0), slot(1), Address::Fixed(self.bases.rounded)].map(Argument::from));
+            let all = (tensors.map(Address::Fixed), range);
+            rates.map_or(Ok(()), |rates| rates.launch(builder, all, [moment, verdict]))?;
+            let slot = |index: usize| from(self.slots.get(index).map_or(0, Memory::address), 4);
+            let mut arguments: Vec<Argument> = tensors.map(|address| from(address, 4).into()).into();
+            arguments.extend([slot(0), slot(1), from(self.bases.rounded, 2)].map(Argument::from));
+            let marks = self.layers.marks.address() + (range.start / 16 * size_of::<u16>()) as u64;
             let rates = rates.map_or(0, |rates| rates.rates.address());
-            arguments.extend([self.layers.marks.address(), rates].map(Address::Fixed).map(Argument::from));
+            arguments.extend([marks, rates].map(Address::Fixed).map(Argument::from));
             arguments.push(elements.into());
             arguments.extend([moment, verdict].map(Argument::from));
             builder.launch_each("update_parameters", elements.div_ceil(4), &arguments)
