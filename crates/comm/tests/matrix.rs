@@ -4,7 +4,7 @@
 mod world;
 
 use paceline_comm::reduce::{round_bf16, widen_bf16};
-use paceline_comm::{Algorithm, Collective, Rank};
+use paceline_comm::{Algorithm, Collective, CommError, Rank};
 use world::{Carry, LENGTHS, TIMEOUT, check, communicators, expected, input, on_all, options};
 
 const WORLDS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
@@ -83,17 +83,17 @@ fn rounded_sums_are_the_same_bits_on_all_ranks() {
 }
 
 #[test]
-fn shared_buffers_are_reduced_where_they_lie() {
+fn registered_buffers_are_reduced_where_they_lie() {
     for carry in [Carry::Thread, Carry::Shm] {
         for world in [1, 2, 3, 5] {
             let mut ranks = communicators(carry, &options(world, None, TIMEOUT));
             on_all(&mut ranks, |comm| {
                 for length in LENGTHS {
                     let rank = comm.rank().index();
-                    let mut buffer = comm.shared_buffer(length).unwrap();
+                    let mut buffer = comm.register_buffer(length).unwrap();
                     buffer.as_mut_slice().copy_from_slice(&input(rank, length));
                     let part = length / 3..length;
-                    comm.all_reduce_shared(&mut buffer, part.clone()).unwrap();
+                    comm.all_reduce_registered(&mut buffer, part.clone()).unwrap();
                     let sums = expected(Collective::AllReduce, rank, world, length).1;
                     assert_eq!(buffer.as_slice()[part.clone()], sums[part.clone()]);
                     assert_eq!(buffer.as_slice()[..part.start], input(rank, length)[..part.start]);
@@ -102,6 +102,34 @@ fn shared_buffers_are_reduced_where_they_lie() {
             });
         }
     }
+}
+
+#[test]
+fn ranks_that_reduce_different_registered_buffers_notice_and_lose_them() {
+    let mut ranks = communicators(Carry::Shm, &options(2, None, TIMEOUT));
+    on_all(&mut ranks, |comm| {
+        let mut buffers = [(); 2].map(|()| comm.register_buffer(10).unwrap());
+        let error = comm.all_reduce_registered(&mut buffers[comm.rank().index()], 0..10).unwrap_err();
+        assert!(matches!(error, CommError::Protocol { .. }), "{error}");
+        let lost = &buffers[comm.rank().index()];
+        assert!(std::panic::catch_unwind(|| lost.as_slice().len()).is_err(), "the other may still write there");
+        assert_eq!(buffers[1 - comm.rank().index()].as_slice(), [0.0; 10]);
+    });
+}
+
+#[test]
+fn a_buffer_that_another_communicator_has_registered_is_reduced_all_the_same() {
+    let mut worlds = [(); 2].map(|()| communicators(Carry::Shm, &options(2, None, TIMEOUT)));
+    let mut buffers: Vec<_> = worlds[0].iter_mut().map(|comm| comm.register_buffer(10).unwrap()).collect();
+    std::thread::scope(|scope| {
+        for (comm, buffer) in worlds[1].iter_mut().zip(&mut buffers) {
+            scope.spawn(move || {
+                buffer.as_mut_slice().fill(1.0 + comm.rank().0 as f32);
+                comm.all_reduce_registered(buffer, 0..10).unwrap();
+                assert_eq!(buffer.as_slice(), [3.0; 10]);
+            });
+        }
+    });
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub use courier::BucketShape;
 use courier::Courier;
 pub use facts::{FACTS, Facts};
-use paceline_comm::{CommError, Common, Communicator, Rank};
+use paceline_comm::{CommError, Communicator, LentSlice, Rank};
 use parameter_server::{Pace, Roles};
 use shares::Shares;
 
@@ -80,11 +80,11 @@ pub enum Brought {
 #[derive(Debug)]
 pub struct Memory {
     /// All ranks' weights.
-    pub weights: Common,
+    pub weights: LentSlice,
     /// All ranks' buffers of the optimizer.
-    pub optimizer: Vec<Common>,
+    pub optimizer: Vec<LentSlice>,
     /// This rank's gradients, as the parameters lie. Those that are computed here are not copied when they are sent.
-    pub gradients: Common,
+    pub gradients: LentSlice,
 }
 
 impl Agreement {

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
+use paceline_comm::{CommError, Communicator, Rank, RegisteredBuffer};
 use paceline_system::clock::Clock;
 
 use super::courier::{Answer, BucketShape, Courier, Ends, Job};
@@ -21,8 +21,8 @@ pub(super) fn start(
     buckets: &[BucketShape],
     deadline: Duration,
 ) -> Result<Courier, CommError> {
-    let memory: Result<Vec<SharedBuffer>, CommError> =
-        buckets.iter().map(|bucket| communicator.shared_buffer(bucket.elements)).collect();
+    let memory: Result<Vec<RegisteredBuffer>, CommError> =
+        buckets.iter().map(|bucket| communicator.register_buffer(bucket.elements)).collect();
     let who = (communicator.rank(), communicator.world(), "all-reduce");
     let mut carrier = Carrier { communicator, buckets: buckets.to_vec(), clock: Clock::real() };
     Courier::start(who, memory?, deadline, move |ends| carrier.run(ends))
@@ -40,7 +40,7 @@ struct Step {
     order: Vec<Message>,
     /// The next message.
     next: usize,
-    buckets: Vec<Option<SharedBuffer>>,
+    buckets: Vec<Option<RegisteredBuffer>>,
     /// Elements that were carried, in how many seconds.
     carried: (usize, f64),
 }
@@ -82,7 +82,7 @@ impl Carrier {
         let Some(Message { bucket, range }) = step.order.get(step.next) else { return Ok(false) };
         let Some(memory) = &mut step.buckets[*bucket] else { return Ok(false) };
         let start = self.clock.seconds();
-        self.communicator.all_reduce_shared(memory, range.clone())?;
+        self.communicator.all_reduce_registered(memory, range.clone())?;
         let seconds = self.clock.seconds() - start;
         step.carried = (step.carried.0 + range.len(), step.carried.1 + seconds);
         step.next += 1;

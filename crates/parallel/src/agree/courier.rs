@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_comm::error::Party;
-use paceline_comm::{CommError, Rank, SharedBuffer};
+use paceline_comm::{CommError, Rank, RegisteredBuffer};
 use paceline_system::clock::Clock;
 use paceline_system::threads;
 
@@ -35,7 +35,7 @@ pub(super) enum Job {
     /// A step begins: numbers to be added up over all ranks.
     Share(Shared),
     /// Final gradients.
-    Bucket(usize, SharedBuffer),
+    Bucket(usize, RegisteredBuffer),
     /// When each bucket was ready in the last step, in seconds.
     Reorder(Vec<f32>),
     /// Numbers to be added up over all ranks, which come here at the same point.
@@ -51,7 +51,7 @@ pub(super) enum Job {
 /// What it gives back.
 pub(super) enum Answer {
     Shared(Shared),
-    Bucket(usize, SharedBuffer),
+    Bucket(usize, RegisteredBuffer),
     Numbers(Vec<f32>),
     State(Vec<Vec<f32>>),
     Failed(CommError),
@@ -73,9 +73,9 @@ impl Ends {
 /// Where the memory of a bucket is.
 #[derive(Debug)]
 enum Slot {
-    Home(SharedBuffer),
+    Home(RegisteredBuffer),
     Away,
-    Landed(SharedBuffer),
+    Landed(RegisteredBuffer),
 }
 
 /// A replica's end.
@@ -107,7 +107,7 @@ impl Courier {
     /// Starts the thread: `carry` takes jobs until there are no more.
     pub fn start(
         (rank, world, phase): (Rank, usize, &'static str),
-        memory: Vec<SharedBuffer>,
+        memory: Vec<RegisteredBuffer>,
         deadline: Duration,
         carry: impl FnOnce(&Ends) -> Result<(), CommError> + Send + 'static,
     ) -> Result<Self, CommError> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use paceline_comm::transfer::{Action, Transfer};
-use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
+use paceline_comm::{CommError, Communicator, Rank, RegisteredBuffer};
 use paceline_system::memory::zeros;
 
 use super::super::courier::{Answer, BucketShape, Courier, Ends, Job};
@@ -19,7 +19,7 @@ pub(super) fn start(
 ) -> Result<Courier, CommError> {
     let lengths: Vec<usize> = buckets.iter().map(|bucket| bucket.elements).collect();
     let zeros = |&length: &usize| zeros(length, "messages").unwrap_or_else(|refused| refused.unwind());
-    let memory = lengths.iter().map(zeros).map(SharedBuffer::Heap).collect();
+    let memory = lengths.iter().map(zeros).map(RegisteredBuffer::from).collect();
     let rank = communicator.rank();
     let calls = Call::of_step(&lengths);
     let room = calls.iter().map(|call| call.worker_elements(roles)).max().unwrap_or(0).max(2 * SHARED);
@@ -49,10 +49,10 @@ struct Carrier {
 impl Carrier {
     fn run(&mut self, ends: &Ends) -> Result<(), CommError> {
         let count = self.buckets.len();
-        let mut memory: Vec<Option<SharedBuffer>> = (0..count).map(|_| None).collect();
+        let mut memory: Vec<Option<RegisteredBuffer>> = (0..count).map(|_| None).collect();
         // The next call of the step, and the bucket under way.
         let mut next = count + 1;
-        let mut pushed: Option<SharedBuffer> = None;
+        let mut pushed: Option<RegisteredBuffer> = None;
         while let Ok(job) = ends.jobs.recv() {
             match job {
                 // Buckets go in the order in which they are ready: the servers have nothing to choose from.
