@@ -23,11 +23,16 @@ use crate::transport::shm::{self, OneCopy};
 use crate::transport::{Interest, Transport};
 use crate::wait::Wait;
 
+mod group;
+
 /// The code of messages between two ranks; collectives have their own, from 1.
 const MESSAGE: u16 = 0x100;
 
 /// The code of lists that a caller made itself.
 const EXCHANGE: u16 = 0x101;
+
+/// The same of halves.
+const EXCHANGE_BF16: u16 = 0x102;
 
 /// How a communicator behaves.
 #[derive(Clone, Debug)]
@@ -59,14 +64,7 @@ impl Communicator {
     /// # Panics
     /// When the options are for another world than the transport: a bug.
     pub fn new(transport: Transport, options: Options) -> Self {
-        let (rank, world) = match &transport {
-            Transport::Thread(port) => (port.rank(), port.world()),
-            Transport::Shm(port) => (port.rank(), port.world()),
-            Transport::Tcp(port) => (port.rank(), port.world()),
-            #[cfg(feature = "mpi")]
-            Transport::Mpi(port) => (port.rank(), port.world()),
-            Transport::Sim(port) => (port.rank(), port.world()),
-        };
+        let (rank, world) = transport.place();
         assert_eq!(options.choice.links().nodes.world(), world, "the choice of algorithms is for another world");
         let members = (0..world).map(Rank::at).collect();
         Self { rank, members, transport, options, sequence: 0, broken: false }
@@ -103,6 +101,11 @@ impl Communicator {
     /// Chooses algorithms by this from now on; all ranks at the same point.
     pub fn set_choice(&mut self, choice: Choice) {
         self.options.choice = choice;
+    }
+
+    /// From now on a call may take so long.
+    pub const fn set_timeout(&mut self, timeout: Duration) {
+        self.options.timeout = timeout;
     }
 
     /// The part of a buffer of so many elements that belongs to this rank after a reduce-scatter.
@@ -281,6 +284,14 @@ impl Communicator {
     /// As [`Communicator::all_reduce`].
     pub fn exchange(&mut self, list: &[Transfer], tag: u64, buffer: &mut [f32]) -> Result<(), CommError> {
         self.run(list, ("exchange", EXCHANGE, tag), Kind::F32, Bytes::Open(cast_slice_mut(buffer)))
+    }
+
+    /// The same for upper halves of numbers, with sums made in `f32`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn exchange_bf16(&mut self, list: &[Transfer], tag: u64, buffer: &mut [u16]) -> Result<(), CommError> {
+        self.run(list, ("exchange", EXCHANGE_BF16, tag), Kind::Bf16, Bytes::Open(cast_slice_mut(buffer)))
     }
 
     /// Waits until one of these ranks has sent something, and says which: the first in the order of `peers`.

@@ -5,7 +5,7 @@ mod world;
 
 use paceline_comm::reduce::{round_bf16, widen_bf16};
 use paceline_comm::{Algorithm, Collective, CommError, Rank};
-use world::{Carry, LENGTHS, TIMEOUT, check, communicators, expected, input, on_all, options};
+use world::{Carry, LENGTHS, TIMEOUT, check, check_bf16, communicators, expected, input, on_all, options};
 
 const WORLDS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
 
@@ -21,6 +21,9 @@ fn matrix(carry: Carry) {
                     on_all(&mut ranks, |comm| {
                         comm.set_choice(choice.clone());
                         check(comm, collective, length, &format!("{algorithm} on {carry:?}"));
+                        if collective == Collective::AllReduce {
+                            check_bf16(comm, length, &format!("{algorithm} on {carry:?}"));
+                        }
                     });
                 }
             }
@@ -130,6 +133,29 @@ fn a_buffer_that_another_communicator_has_registered_is_reduced_all_the_same() {
             });
         }
     });
+}
+
+#[test]
+fn a_list_of_the_callers_own_moves_and_adds_halves() {
+    use paceline_comm::{Action, Transfer};
+    for carry in Carry::ALL {
+        let mut ranks = communicators(carry, &options(2, None, TIMEOUT));
+        on_all(&mut ranks, |comm| {
+            let (rank, peer) = (comm.rank().0, Rank(1 - comm.rank().0));
+            let of = |action, start| Transfer { step: 0, action, peer, start, length: 9999 };
+            // Each adds the other's first part to its second.
+            let mut halves = vec![round_bf16(1.0 + rank as f32); 2 * 9999];
+            comm.exchange_bf16(&[of(Action::Send, 0), of(Action::Reduce, 9999)], 5, &mut halves).unwrap();
+            assert!(halves[..9999].iter().all(|&half| widen_bf16(half) == 1.0 + rank as f32), "{carry:?}");
+            assert!(halves[9999..].iter().all(|&half| widen_bf16(half) == 3.0), "{carry:?}");
+            // Numbers and halves are told apart.
+            let mixed = match rank {
+                0 => comm.exchange(&[of(Action::Send, 0)], 6, &mut [0.0; 9999]),
+                _ => comm.exchange_bf16(&[Transfer { length: 2 * 9999, ..of(Action::Receive, 0) }], 6, &mut halves),
+            };
+            assert!(rank == 0 || matches!(mixed, Err(CommError::Protocol { .. })), "{carry:?}: {mixed:?}");
+        });
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod arena;
 mod connect;
 mod control;
 mod direct;
+mod group;
 mod layout;
 mod memory;
 mod one_copy;
