@@ -5,6 +5,7 @@
 //! while a step runs. Which message follows which is a list ([`schedule`]), the same on every rank.
 
 pub mod agree;
+pub mod mesh;
 pub mod schedule;
 
 pub use agree::{Agreement, Brought};
