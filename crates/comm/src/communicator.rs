@@ -140,8 +140,9 @@ impl Communicator {
         self.collective(Collective::AllReduce, Kind::Bf16, cast_slice_mut(buffer))
     }
 
-    /// Leaves the sum of all ranks' buffers in each, for part of a registered buffer: where the transport can, nothing is
-    /// copied. All ranks name the same part of buffers made by the same call of [`Communicator::register_buffer`].
+    /// Leaves the sum of all ranks' buffers in each, for part of a registered buffer: where the transport
+    /// can, nothing is copied. All ranks name the same part of buffers made by the same call of
+    /// [`Communicator::register_buffer`].
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`].
@@ -169,7 +170,8 @@ impl Communicator {
         self.all_reduce(&mut buffer.as_mut_slice()[range])
     }
 
-    /// A buffer of zeros that the transport knows beforehand. All ranks call this in the same order with the same length.
+    /// A buffer of zeros that the transport knows beforehand. All ranks call this in the same order with the
+    /// same length.
     ///
     /// # Errors
     /// When the system has no memory to map.
@@ -185,8 +187,8 @@ impl Communicator {
         self.named(registered)
     }
 
-    /// One copy of weights that all ranks step together, where the transport shares memory; none elsewhere. All ranks call
-    /// this in the same order with the same shape.
+    /// One copy of weights that all ranks step together, where the transport shares memory; none elsewhere.
+    /// All ranks call this in the same order with the same shape.
     ///
     /// # Errors
     /// When the system has no memory to map.
@@ -201,7 +203,8 @@ impl Communicator {
         self.named(made)
     }
 
-    /// Whether ranks can have one copy of weights ([`Communicator::one_copy`]): where they map the same memory.
+    /// Whether ranks can have one copy of weights ([`Communicator::one_copy`]): where they map the same
+    /// memory.
     pub const fn shares_memory(&self) -> bool {
         matches!(self.transport, Transport::Shm(_))
     }

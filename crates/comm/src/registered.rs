@@ -1,4 +1,5 @@
-//! A buffer of numbers that the transport knows beforehand, so that an all-reduce may work on it where it lies.
+//! A buffer of numbers that the transport knows beforehand, so that an all-reduce may work on it where it
+//! lies.
 
 use crate::transport::shm::Registered;
 

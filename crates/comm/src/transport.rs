@@ -135,8 +135,8 @@ impl Transport {
         }
     }
 
-    /// This rank's end in a group of these ranks, of which it is one. All members do this at the same point with the same
-    /// number.
+    /// This rank's end in a group of these ranks, of which it is one. All members do this at the same point
+    /// with the same number.
     pub(crate) fn group(&self, members: &[Rank], context: u64) -> Result<Self, CommError> {
         match self {
             Self::Thread(port) => Ok(Self::Thread(port.group(members, context))),

@@ -1,5 +1,5 @@
-//! Groups of ranks: rows and columns of a mesh, each with messages, sums and memory of its own, beside each other and
-//! beside the world; and faults in them, which name ranks as the user knows them.
+//! Groups of ranks: rows and columns of a mesh, each with messages, sums and memory of its own, beside each
+//! other and beside the world; and faults in them, which name ranks as the user knows them.
 
 mod world;
 

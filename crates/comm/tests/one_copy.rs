@@ -1,5 +1,5 @@
-//! One copy of weights that ranks step together: every rank at its own pace, every piece of work by one rank, faults named,
-//! and nobody touches numbers that are not its own at that time.
+//! One copy of weights that ranks step together: every rank at its own pace, every piece of work by one rank,
+//! faults named, and nobody touches numbers that are not its own at that time.
 
 mod world;
 
@@ -19,8 +19,8 @@ fn share(comm: &mut Communicator, buckets: &[Range<usize>]) -> OneCopy {
     comm.one_copy(&shape).unwrap().expect("ranks share memory")
 }
 
-/// A round: gives gradients, and adds twice their sum to the weights until all pieces are finished. The weights then, and
-/// how many pieces this rank made.
+/// A round: gives gradients, and adds twice their sum to the weights until all pieces are finished. The
+/// weights then, and how many pieces this rank made.
 fn round(comm: &Communicator, region: &mut OneCopy, bucket: usize, length: usize) -> (Vec<f32>, u64) {
     let (number, wait) = (region.stage(bucket) as usize, comm.wait());
     region.write_gradients(bucket, &input(comm.rank().index() + number, length));

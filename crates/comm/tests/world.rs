@@ -150,8 +150,8 @@ fn run(comm: &mut Communicator, collective: Collective, buffer: &mut [f32]) {
     .unwrap();
 }
 
-/// Runs a collective on a buffer of so many elements, and compares what this rank must hold, bit by bit. Ranks of a group
-/// have the numbers of their ranks in the world.
+/// Runs a collective on a buffer of so many elements, and compares what this rank must hold, bit by bit.
+/// Ranks of a group have the numbers of their ranks in the world.
 pub fn check(comm: &mut Communicator, collective: Collective, length: usize, how: &str) {
     let (rank, world) = (comm.rank().index(), comm.world());
     let names: Vec<usize> = (0..world).map(|rank| comm.world_rank(Rank::at(rank)).index()).collect();

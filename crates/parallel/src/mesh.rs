@@ -1,15 +1,15 @@
-//! Who computes what: which part of which stage of which worker a rank has, and with whom it shares what along each axis.
-//! Plain values, with no process and no connection behind them.
+//! Who computes what: which part of which stage of which worker a rank has, and with whom it shares what
+//! along each axis. Plain values, with no process and no connection behind them.
 //!
-//! A worker is one replica of the model, computed by stages × parts ranks. Ranks count parts first, then stages, then
-//! workers, and servers come last:
+//! A worker is one replica of the model, computed by stages × parts ranks. Ranks count parts first, then
+//! stages, then workers, and servers come last:
 //!
 //! ```text
 //! rank = (data × stages + stage) × parts + part        data = the worker's number, on node after node
 //! ```
 //!
-//! Launchers number ranks node by node, so the ranks of one worker are neighbours, on one node wherever they fit: parts
-//! talk most (within every layer), stages less (between some layers), workers least (once a step).
+//! Launchers number ranks node by node, so the ranks of one worker are neighbours, on one node wherever they
+//! fit: parts talk most (within every layer), stages less (between some layers), workers least (once a step).
 
 use paceline_comm::Rank;
 

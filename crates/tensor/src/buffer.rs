@@ -36,9 +36,9 @@ enum Memory {
     Lent(Box<dyn Lent>, usize),
 }
 
-/// Numbers that somebody else keeps, say in memory that several processes map. A value that gives out slices promises, as
-/// every safe type does, that nobody else writes what is read through them, or reads what is written: where that takes
-/// rules which no type can check, making the value is `unsafe`.
+/// Numbers that somebody else keeps, say in memory that several processes map. A value that gives out slices
+/// promises, as every safe type does, that nobody else writes what is read through them, or reads what is
+/// written: where that takes rules which no type can check, making the value is `unsafe`.
 pub trait Lent: DerefMut<Target = [f32]> + Send + Sync {}
 
 impl<T: DerefMut<Target = [f32]> + Send + Sync> Lent for T {}

@@ -1,5 +1,5 @@
-//! The communicator of some of the ranks: links, counters and memory of its own, so that nothing of it meets what the
-//! others say, and threads may use several at once.
+//! The communicator of some of the ranks: links, counters and memory of its own, so that nothing of it meets
+//! what the others say, and threads may use several at once.
 
 use std::sync::Arc;
 
@@ -19,15 +19,18 @@ const GROUP: u16 = 0x103;
 const PHASE: &str = "group";
 
 impl Communicator {
-    /// The communicator of these ranks, of which this is one; they are numbered anew in this order, and errors name them by
-    /// their numbers in the world. All of them call this at the same point with the same list, and wait here for each
-    /// other; the others do not. It has the timeout, the stop and the algorithms of this one, restricted to its members.
+    /// The communicator of these ranks, of which this is one; they are numbered anew in this order, and
+    /// errors name them by their numbers in the world. All of them call this at the same point with the same
+    /// list, and wait here for each other; the others do not. It has the timeout, the stop and the algorithms
+    /// of this one, restricted to its members.
     ///
-    /// It may be used at the same time as this one, by another thread. Over sockets each group takes a connection to
-    /// each of its ranks that was opened in advance ([`crate::transport::tcp::Config::groups`]).
+    /// It may be used at the same time as this one, by another thread. Over sockets each group takes a
+    /// connection to each of its ranks that was opened in advance
+    /// ([`crate::transport::tcp::Config::groups`]).
     ///
     /// # Errors
-    /// When a member is gone, late, or names other members; or when the transport has nothing left for another group.
+    /// When a member is gone, late, or names other members; or when the transport has nothing left for
+    /// another group.
     ///
     /// # Panics
     /// When this rank is not one of them, or one is named twice or is not a rank: a bug.

@@ -4,9 +4,10 @@
 //! every other transport. The bytes between two ranks are one stream, cut into messages of at most [`MESSAGE_BYTES`]; MPI
 //! keeps their order. Nothing blocks: everything under way is asked whether it is done (`raw.rs`).
 //!
-//! Who may join is decided by `mpirun`, and what becomes of the others when one dies too; the greeting with the run's token is
-//! that of the control connections. A process has one MPI, and so one of these ports, and those of groups that it makes
-//! (`MPI_Comm_create_group`). MPI is started for one call at a time: ports that threads use at once take turns, call by call.
+//! Who may join is decided by `mpirun`, and what becomes of the others when one dies too; the greeting with
+//! the run's token is that of the control connections. A process has one MPI, and so one of these ports, and
+//! those of groups that it makes (`MPI_Comm_create_group`). MPI is started for one call at a time: ports that
+//! threads use at once take turns, call by call.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -40,8 +41,8 @@ struct Arrival {
     used: usize,
 }
 
-/// One rank's end. Dropping the last of a process ends MPI, if all ranks do so within a few seconds; else MPI is left to
-/// `mpirun`.
+/// One rank's end. Dropping the last of a process ends MPI, if all ranks do so within a few seconds; else MPI
+/// is left to `mpirun`.
 #[derive(Debug)]
 pub struct Port {
     comm: Comm,
@@ -58,8 +59,8 @@ impl Port {
         Self { comm, sends, arrivals }
     }
 
-    /// This rank's end in a group of these ranks, of which it is one: a communicator of MPI's own. All of them are here, or
-    /// MPI waits for them without a deadline.
+    /// This rank's end in a group of these ranks, of which it is one: a communicator of MPI's own. All of
+    /// them are here, or MPI waits for them without a deadline.
     pub(super) fn group(&self, members: &[Rank]) -> Result<Self, CommError> {
         let members: Vec<usize> = members.iter().map(|member| member.index()).collect();
         let failed = |what| CommError::Failed { rank: self.rank(), phase: "group", what };

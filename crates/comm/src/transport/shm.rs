@@ -1,12 +1,12 @@
 //! Ranks as processes of one host, which map the same memory.
 //!
-//! The memory has no name: rank 0 makes it and hands it to each of the others over a socket (`connect.rs`), and it is
-//! gone with the last process that maps it, however that ends. The world has one part of it and every group another
-//! (`arena.rs`). In each are (`layout.rs`): a few words per rank (`control.rs`), a ring of bytes for each ordered pair
-//! (`ring.rs`), staging slots, and what the ranks asked for together. An all-reduce exchanges no messages: a rank adds
-//! its chunk straight from its peers' memory and writes it there (`direct.rs`). Ranks that have one copy of the weights
-//! add up gradients and make the step with them in pieces (`one_copy.rs`).
-//! Waiting spins for a moment, then sleeps on a futex.
+//! The memory has no name: rank 0 makes it and hands it to each of the others over a socket (`connect.rs`),
+//! and it is gone with the last process that maps it, however that ends. The world has one part of it and
+//! every group another (`arena.rs`). In each are (`layout.rs`): a few words per rank (`control.rs`), a ring
+//! of bytes for each ordered pair (`ring.rs`), staging slots, and what the ranks asked for together. An
+//! all-reduce exchanges no messages: a rank adds its chunk straight from its peers' memory and writes it
+//! there (`direct.rs`). Ranks that have one copy of the weights add up gradients and make the step with them
+//! in pieces (`one_copy.rs`). Waiting spins for a moment, then sleeps on a futex.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +48,8 @@ pub struct Port {
 }
 
 impl Port {
-    /// The end of a rank in the part of the file that belongs to a context. The memory of the world, if this is a group.
+    /// The end of a rank in the part of the file that belongs to a context. The memory of the world, if this
+    /// is a group.
     fn open(
         (mut arena, root): (Arena, Option<Arc<Memory>>),
         rank: usize,

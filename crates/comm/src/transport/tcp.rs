@@ -1,9 +1,9 @@
 //! Ranks joined by sockets: every two by one or several TCP connections, each opened with a greeting.
 //!
-//! Sockets never block. The bytes between two ranks are dealt out over their sockets in stripes, round robin; both ends
-//! count bytes, so no stripe needs a header. With TLS each socket keeps its own secret. A group has connections of its own,
-//! which were opened in advance. The calling thread itself moves the bytes: on one core per rank a second thread would
-//! only take turns with it.
+//! Sockets never block. The bytes between two ranks are dealt out over their sockets in stripes, round robin;
+//! both ends count bytes, so no stripe needs a header. With TLS each socket keeps its own secret. A group has
+//! connections of its own, which were opened in advance. The calling thread itself moves the bytes: on one
+//! core per rank a second thread would only take turns with it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -106,8 +106,8 @@ impl Port {
         self.cables.len()
     }
 
-    /// This rank's end in a group of these ranks, of which it is one: takes a spare connection to each of the others. Two
-    /// ranks make the groups that they are both in in the same order, and so take the same one.
+    /// This rank's end in a group of these ranks, of which it is one: takes a spare connection to each of the
+    /// others. Two ranks make the groups that they are both in in the same order, and so take the same one.
     pub(super) fn group(&self, members: &[Rank]) -> Result<Self, CommError> {
         let rank = members.iter().position(|member| member.index() == self.rank).expect("this rank is a member");
         let names: Vec<Rank> = members.iter().map(|member| self.members[member.index()]).collect();

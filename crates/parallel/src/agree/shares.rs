@@ -72,11 +72,12 @@ impl Shares {
             sums: SHARED,
         };
         let region = communicator.one_copy(&shape)?.expect("ranks share memory");
-        // SAFETY: what is lent is `memory`, which one replica takes. It fills weights and optimizer on rank 0 alone, before
-        // the broadcast that begins the run. Afterwards it reads the weights and the optimizer's numbers of a bucket, and
-        // computes its gradients, only after `bring` has found all pieces finished and before it calls `bring` again, which
-        // alone arrives, and only with a bucket that was sent; or it reads them after `has_made`. It touches the optimizer's
-        // numbers otherwise only inside `apply`, in the range of the piece that this rank then holds.
+        // SAFETY: what is lent is `memory`, which one replica takes. It fills weights and optimizer on rank 0
+        // alone, before the broadcast that begins the run. Afterwards it reads the weights and the
+        // optimizer's numbers of a bucket, and computes its gradients, only after `bring` has found all
+        // pieces finished and before it calls `bring` again, which alone arrives, and only with a bucket that
+        // was sent; or it reads them after `has_made`. It touches the optimizer's numbers otherwise only
+        // inside `apply`, in the range of the piece that this rank then holds.
         let lent = unsafe { region.lend() }?;
         let start = lent.gradients.as_ptr().addr();
         let bucket = |range: &Range<usize>| Bucket {
@@ -124,8 +125,8 @@ impl Shares {
         bucket.at = At::Sent;
     }
 
-    /// Makes pieces of steps until the weights of a bucket are up to date, or, unless it is to `wait`, as many as are this
-    /// rank's.
+    /// Makes pieces of steps until the weights of a bucket are up to date, or, unless it is to `wait`, as
+    /// many as are this rank's.
     pub fn bring<E: From<CommError>>(
         &mut self,
         index: usize,
@@ -201,8 +202,8 @@ impl Shares {
         Ok(true)
     }
 
-    /// Whether the weights are those after so many steps, and stay so: every piece of those steps is done, and nobody holds
-    /// one of the next. Nobody takes a piece after this.
+    /// Whether the weights are those after so many steps, and stay so: every piece of those steps is done,
+    /// and nobody holds one of the next. Nobody takes a piece after this.
     pub fn has_made(&mut self, steps: u64) -> bool {
         let Self { region, buckets, .. } = self;
         region.freeze();

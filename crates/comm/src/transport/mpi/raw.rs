@@ -1,9 +1,9 @@
 //! The calls of MPI, made safe: an [`Operation`] owns all memory that MPI reads or writes on its behalf, and gives it up only
 //! when MPI says that it is done with it. One that is dropped before leaves its memory to MPI for good.
 //!
-//! MPI is started for calls from any thread, one at a time (`MPI_THREAD_SERIALIZED`); communicators of several threads take
-//! turns at a gate that all of them share ([`Library`]). All calls come back at once, but those that start and end MPI and
-//! the one that makes a group.
+//! MPI is started for calls from any thread, one at a time (`MPI_THREAD_SERIALIZED`); communicators of
+//! several threads take turns at a gate that all of them share ([`Library`]). All calls come back at once,
+//! but those that start and end MPI and the one that makes a group.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -39,7 +39,8 @@ impl Library {
     /// Whether all ranks have come here in time.
     fn all_are_here(&mut self) -> bool {
         let (clock, mut request, mut done) = (Clock::real(), MaybeUninit::uninit(), 0);
-        // SAFETY: no memory is involved but the request, which the call fills in. Nobody else is left to call MPI.
+        // SAFETY: no memory is involved but the request, which the call fills in. Nobody else is left to call
+        // MPI.
         if check(unsafe { ffi::MPI_Ibarrier(ffi::RSMPI_COMM_WORLD, request.as_mut_ptr()) }).is_err() {
             return false;
         }
@@ -99,8 +100,8 @@ impl Comm {
         Ok(Self { library, handle: Handle(unsafe { ffi::RSMPI_COMM_WORLD }), rank, size })
     }
 
-    /// The communicator of some ranks, of which this is one, in this order. All of them call this; MPI waits for them here,
-    /// without a deadline.
+    /// The communicator of some ranks, of which this is one, in this order. All of them call this; MPI waits
+    /// for them here, without a deadline.
     pub fn group(&self, members: &[usize]) -> Result<Self, String> {
         let rank = members.iter().position(|&member| member == self.rank).ok_or("this rank is not a member")?;
         let (count, members) = (int(members.len())?, ints(members)?);
@@ -108,7 +109,8 @@ impl Comm {
         let (mut all, mut some, mut new) = (MaybeUninit::uninit(), MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the communicator is there until MPI ends; the call fills in the group.
         check(unsafe { ffi::MPI_Comm_group(self.handle.0, all.as_mut_ptr()) })?;
-        // SAFETY: the group was filled in, and there are `count` ranks of it, all different; the call fills in the other.
+        // SAFETY: the group was filled in, and there are `count` ranks of it, all different; the call fills
+        // in the other.
         let chosen =
             check(unsafe { ffi::MPI_Group_incl(*all.assume_init_ref(), count, members.as_ptr(), some.as_mut_ptr()) });
         let made = chosen.and_then(|()| {
@@ -303,8 +305,8 @@ pub struct Operation {
     library: Arc<Library>,
 }
 
-// SAFETY: a request may be asked about by any thread, one at a time, which `&mut` and the gate uphold; MPI was started for
-// that.
+// SAFETY: a request may be asked about by any thread, one at a time, which `&mut` and the gate uphold; MPI
+// was started for that.
 unsafe impl Send for Operation {}
 
 impl Operation {

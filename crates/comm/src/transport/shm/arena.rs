@@ -1,5 +1,5 @@
-//! What is left of a world's or a group's part of the file: ranks that ask for the same, in the same order, are given
-//! the same place.
+//! What is left of a world's or a group's part of the file: ranks that ask for the same, in the same order,
+//! are given the same place.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! A rank's control block in shared memory: whether it is there, and sleeping and waking across processes by a futex
-//! that is rung only when the rank says that it sleeps. Every world, group and one-copy region has blocks of its own, so
-//! that threads which wait for different ones do not take each other's rings.
+//! A rank's control block in shared memory: whether it is there, and sleeping and waking across processes by
+//! a futex that is rung only when the rank says that it sleeps. Every world, group and one-copy region has
+//! blocks of its own, so that threads which wait for different ones do not take each other's rings.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,10 +14,12 @@ use super::Memory;
 use super::layout::{BELL, CONTROL_BYTES, SLEEPS, STATE, State};
 use crate::rank::Rank;
 
-/// A handle on each rank's process, where it is another one that can be watched: readable once that has ended.
+/// A handle on each rank's process, where it is another one that can be watched: readable once that has
+/// ended.
 pub(super) type Processes = Vec<Option<Arc<OwnedFd>>>;
 
-/// The control blocks of some ranks, at the start of a mapping. Dropping it tells the others that this rank has left.
+/// The control blocks of some ranks, at the start of a mapping. Dropping it tells the others that this rank
+/// has left.
 #[derive(Debug)]
 pub(super) struct Control {
     pub(super) memory: Arc<Memory>,
@@ -79,7 +81,8 @@ impl Control {
     /// Wakes a peer if it sleeps. What it is woken for must be written before.
     pub(super) fn wake(&self, peer: usize) {
         let control = self.at(peer);
-        // Either this fence comes first and the sleeper sees what was written, or the sleeper's does and we see it.
+        // Either this fence comes first and the sleeper sees what was written, or the sleeper's does and we
+        // see it.
         fence(Ordering::SeqCst);
         if self.memory.word32(control + SLEEPS).load(Ordering::Relaxed) != 0 {
             let bell = self.memory.word32(control + BELL);

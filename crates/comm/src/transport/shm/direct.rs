@@ -1,10 +1,11 @@
 //! All-reduce without messages: every rank adds its own chunk of all ranks' numbers where they lie.
 //!
-//! A round: (1) a rank says that its numbers are there; (2) once all have said so, it adds chunk r of all buffers, in
-//! the order of ranks, and writes the sums into all of them; (3) it says so, and once all have, the result is whole.
-//! Per rank and element: p/p reads and p/p writes of memory, 2S bytes in all, against 2(p−1)/p·S sent, received and
-//! copied twice by a ring. All ranks hold the same bits, since one rank made each sum.
-//! Buffers outside the shared memory go through two staging slots: while the peers finish one, the next is copied in.
+//! A round: (1) a rank says that its numbers are there; (2) once all have said so, it adds chunk r of all
+//! buffers, in the order of ranks, and writes the sums into all of them; (3) it says so, and once all have,
+//! the result is whole. Per rank and element: p/p reads and p/p writes of memory, 2S bytes in all, against
+//! 2(p−1)/p·S sent, received and copied twice by a ring. All ranks hold the same bits, since one rank made
+//! each sum. Buffers outside the shared memory go through two staging slots: while the peers finish one, the
+//! next is copied in.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -56,8 +57,8 @@ impl Port {
         self.arrive(self.rounds, what);
         self.wait_all(ARRIVED, self.rounds, what, wait)?;
         let own = chunk(range.len(), self.control.world, self.control.rank);
-        // SAFETY: all have come with the same buffer and range, and none leaves before all are done; each reduces its own
-        // chunk of the range.
+        // SAFETY: all have come with the same buffer and range, and none leaves before all are done; each
+        // reduces its own chunk of the range.
         unsafe { buffer.reduce(range.start + own.start..range.start + own.end) };
         self.publish(REDUCED, self.rounds);
         self.wait_all(REDUCED, self.rounds, what, wait)
@@ -79,8 +80,9 @@ impl Port {
         let block = |index: usize| index * SLOT_BYTES..((index + 1) * SLOT_BYTES).min(length);
         let first = self.rounds + 1;
         self.rounds += blocks as u64;
-        // SAFETY: of both slots, the last sums were made before this rank passed their round, and copied out; peers touch
-        // them again once this rank has come to the next. A communicator that has failed comes here no more.
+        // SAFETY: of both slots, the last sums were made before this rank passed their round, and copied out;
+        // peers touch them again once this rank has come to the next. A communicator that has failed comes
+        // here no more.
         unsafe { self.memory().write(self.layout.slot(rank, slot(first)), &buffer[block(0)]) };
         self.arrive(first, what);
         for index in 0..blocks {
@@ -95,11 +97,13 @@ impl Port {
             let own = chunk(bytes / kind.bytes(), world, rank);
             let start = own.start * kind.bytes();
             let offsets: Vec<usize> = (0..world).map(|rank| self.layout.slot(rank, slot(round)) + start).collect();
-            // SAFETY: all have come to the round and wait for its sums, of which this rank alone makes its own chunk's.
+            // SAFETY: all have come to the round and wait for its sums, of which this rank alone makes its
+            // own chunk's.
             unsafe { self.memory().reduce(kind, &offsets, own.len() * kind.bytes()) };
             self.publish(REDUCED, round);
             self.wait_all(REDUCED, round, what, wait)?;
-            // SAFETY: all have made their sums of this round, and nobody writes here before this rank comes again.
+            // SAFETY: all have made their sums of this round, and nobody writes here before this rank comes
+            // again.
             unsafe { self.memory().read(self.layout.slot(rank, slot(round)), &mut buffer[block(index)]) };
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! A subset of the ranks: a part of the file of their own, laid out as the world's is, with its own words, rings and slots.
+//! A subset of the ranks: a part of the file of their own, laid out as the world's is, with its own words,
+//! rings and slots.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,8 @@ impl Port {
         self.root.word64(GROUPS).fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// This rank's end in a group of these ranks, of which it is one, in a part of the file that they have agreed on.
+    /// This rank's end in a group of these ranks, of which it is one, in a part of the file that they have
+    /// agreed on.
     pub(crate) fn group(&self, members: &[Rank], context: u64) -> Result<Self, CommError> {
         let rank = self.rank();
         if !(1..CONTEXTS_MAX).contains(&context) {

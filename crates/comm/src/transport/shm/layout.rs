@@ -4,8 +4,8 @@
 pub(super) const PAGE_BYTES: usize = 4096;
 /// What two ranks should not both write at a time: processors fetch cache lines in pairs.
 pub(super) const LINE_BYTES: usize = 128;
-/// What a world or a group has of the file, most of which is never touched and costs nothing: first what every rank maps
-/// (the [`Layout`]), then what its ranks ask for together.
+/// What a world or a group has of the file, most of which is never touched and costs nothing: first what
+/// every rank maps (the [`Layout`]), then what its ranks ask for together.
 pub(super) const CONTEXT_BYTES: u64 = 1 << 40;
 /// The world, and groups of its ranks. Those that are gone count too.
 pub(super) const CONTEXTS_MAX: u64 = 1024;

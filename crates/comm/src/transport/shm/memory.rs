@@ -1,10 +1,11 @@
-//! Mapped memory: the only place of this transport that holds pointers. Every access is checked against the mapping.
+//! Mapped memory: the only place of this transport that holds pointers. Every access is checked against the
+//! mapping.
 //!
-//! Words are atomics. Plain bytes have one writer at a time, and who that is follows from words: rings say it by their
-//! counters, staging slots and registered buffers by the rounds of `direct.rs`, the one-copy region by the stages and
-//! pieces of `one_copy.rs`. Functions that touch plain bytes are `unsafe`, and their callers say which of these it is. A
-//! peer that breaks the rules can make numbers wrong, as it can by sending wrong ones; no length or pointer is ever
-//! read from this memory.
+//! Words are atomics. Plain bytes have one writer at a time, and who that is follows from words: rings say it
+//! by their counters, staging slots and registered buffers by the rounds of `direct.rs`, the one-copy region
+//! by the stages and pieces of `one_copy.rs`. Functions that touch plain bytes are `unsafe`, and their
+//! callers say which of these it is. A peer that breaks the rules can make numbers wrong, as it can by
+//! sending wrong ones; no length or pointer is ever read from this memory.
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};
@@ -26,8 +27,8 @@ pub(super) struct Memory {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread. Words are atomics, and whoever touches plain bytes
-// promises that nobody else writes them, on whichever thread.
+// SAFETY: the mapping belongs to the process, not to a thread. Words are atomics, and whoever touches plain
+// bytes promises that nobody else writes them, on whichever thread.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
@@ -49,7 +50,8 @@ impl Memory {
         unsafe { self.start.as_ptr().add(offset) }
     }
 
-    /// A word. The places of words are fixed by the layouts and hold nothing else, so they are never plain bytes.
+    /// A word. The places of words are fixed by the layouts and hold nothing else, so they are never plain
+    /// bytes.
     pub(super) fn word32(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: inside the mapping and aligned; these words are accessed as atomics only.
         unsafe { AtomicU32::from_ptr(self.at(offset, 4, 4).cast()) }
@@ -67,17 +69,20 @@ impl Memory {
     /// No rank writes these bytes meanwhile, and they hold no word.
     pub(super) unsafe fn read(&self, offset: usize, bytes: &mut [u8]) {
         let source = self.at(offset, bytes.len(), 1);
-        // SAFETY: inside the mapping; the target is borrowed mutably and so is other memory; the caller promises the rest.
+        // SAFETY: inside the mapping; the target is borrowed mutably and so is other memory; the caller
+        // promises the rest.
         unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), bytes.len()) };
     }
 
     /// Copies bytes in.
     ///
     /// # Safety
-    /// No other rank touches these bytes meanwhile, nobody in this process holds a reference to them, and they hold no word.
+    /// No other rank touches these bytes meanwhile, nobody in this process holds a reference to them, and
+    /// they hold no word.
     pub(super) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         let target = self.at(offset, bytes.len(), 1);
-        // SAFETY: inside the mapping; nobody refers to the target, so the source is other memory; the caller promises the rest.
+        // SAFETY: inside the mapping; nobody refers to the target, so the source is other memory; the caller
+        // promises the rest.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
     }
 
@@ -94,11 +99,13 @@ impl Memory {
     /// Numbers in place, to be written.
     ///
     /// # Safety
-    /// Nobody else touches these bytes while the result is held, through whatever mapping, and they hold no word.
+    /// Nobody else touches these bytes while the result is held, through whatever mapping, and they hold no
+    /// word.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that this is the only reference")]
     pub(super) unsafe fn view_mut(&self, offset: usize, length: usize) -> &mut [f32] {
         let start = self.at(offset, length * size_of::<f32>(), align_of::<f32>());
-        // SAFETY: inside the mapping and aligned, any bits are a number, and the caller promises that nobody else is there.
+        // SAFETY: inside the mapping and aligned, any bits are a number, and the caller promises that nobody
+        // else is there.
         unsafe { std::slice::from_raw_parts_mut(start.cast(), length) }
     }
 
@@ -109,7 +116,8 @@ impl Memory {
     unsafe fn reduce_two(&self, first: usize, second: usize, length: usize) {
         let bytes = length * size_of::<f32>();
         assert!(first.abs_diff(second) >= bytes, "two ranks' numbers do not overlap");
-        // SAFETY: the caller promises that only this rank touches either range now, and they were found to be disjoint.
+        // SAFETY: the caller promises that only this rank touches either range now, and they were found to be
+        // disjoint.
         let (first, second) = unsafe { (self.view_mut(first, length), self.view_mut(second, length)) };
         for (first, second) in first.iter_mut().zip(second) {
             let sum = *first + *second;
@@ -117,11 +125,12 @@ impl Memory {
         }
     }
 
-    /// Adds the numbers at all of `offsets`, in that order, and writes the sums to all of them, in parts that stay in
-    /// the first-level cache.
+    /// Adds the numbers at all of `offsets`, in that order, and writes the sums to all of them, in parts that
+    /// stay in the first-level cache.
     ///
     /// # Safety
-    /// Only this rank touches these bytes, in every rank's part, until the call returns; and they hold no word.
+    /// Only this rank touches these bytes, in every rank's part, until the call returns; and they hold no
+    /// word.
     pub(super) unsafe fn reduce(&self, kind: Kind, offsets: &[usize], bytes: usize) {
         if let (Kind::F32, &[first, second]) = (kind, offsets) {
             // SAFETY: what the caller promises.
@@ -154,7 +163,8 @@ impl Memory {
                 bytemuck::cast_slice(sums)
             };
             for offset in offsets {
-                // SAFETY: the caller promises that only this rank touches these bytes; the views above are gone.
+                // SAFETY: the caller promises that only this rank touches these bytes; the views above are
+                // gone.
                 unsafe { self.write(offset + start * kind.bytes(), result) };
             }
         }
@@ -192,9 +202,9 @@ impl Drop for Memory {
     }
 }
 
-/// A mapping of numbers that other ranks map too. It looks like a slice of its own because whoever made it, by
-/// [`super::OneCopy::lend`], has promised to look at it only when nobody else writes there, and to write only when nobody
-/// else looks.
+/// A mapping of numbers that other ranks map too. It looks like a slice of its own because whoever made it,
+/// by [`super::OneCopy::lend`], has promised to look at it only when nobody else writes there, and to write
+/// only when nobody else looks.
 #[derive(Debug)]
 pub struct LentSlice {
     memory: Memory,
@@ -223,8 +233,8 @@ impl Deref for LentSlice {
 
 impl DerefMut for LentSlice {
     fn deref_mut(&mut self) -> &mut [f32] {
-        // SAFETY: this mapping is reached through this value alone, which is borrowed mutably; that nobody looks at what is
-        // written through other mappings meanwhile is promised by whoever made it.
+        // SAFETY: this mapping is reached through this value alone, which is borrowed mutably; that nobody
+        // looks at what is written through other mappings meanwhile is promised by whoever made it.
         unsafe { self.memory.view_mut(0, self.length) }
     }
 }

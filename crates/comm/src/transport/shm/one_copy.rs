@@ -1,14 +1,15 @@
-//! One copy of the weights and of the optimizer's state, which all ranks of a host step together, each at its own pace.
-//! No stage is a message, nobody has to answer, and nothing runs beside the ranks' own work.
+//! One copy of the weights and of the optimizer's state, which all ranks of a host step together, each at its
+//! own pace. No stage is a message, nobody has to answer, and nothing runs beside the ranks' own work.
 //!
-//! A round of a bucket: every rank writes its gradients and arrives at the next stage. Once all have, the bucket is cut
-//! into pieces; whoever has time takes the next one, adds up all ranks' gradients of it, makes the step with the sums and
-//! finishes it. Once all pieces are finished, the weights may be read again, and gradients written.
+//! A round of a bucket: every rank writes its gradients and arrives at the next stage. Once all have, the
+//! bucket is cut into pieces; whoever has time takes the next one, adds up all ranks' gradients of it, makes
+//! the step with the sums and finishes it. Once all pieces are finished, the weights may be read again, and
+//! gradients written.
 //!
-//! Who may touch what is decided by words in shared memory, and every method that touches numbers looks at them first:
-//! the gradients and weights of a bucket belong to nobody else while its pieces are finished and this rank has not
-//! arrived; a piece belongs to the one rank that took it ([`Piece`]). What no type can check is what an engine does with
-//! memory that it was lent: [`OneCopy::lend`] is therefore `unsafe`.
+//! Who may touch what is decided by words in shared memory, and every method that touches numbers looks at
+//! them first: the gradients and weights of a bucket belong to nobody else while its pieces are finished and
+//! this rank has not arrived; a piece belongs to the one rank that took it ([`Piece`]). What no type can
+//! check is what an engine does with memory that it was lent: [`OneCopy::lend`] is therefore `unsafe`.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -243,13 +244,14 @@ impl OneCopy {
         let Bucket { elements, .. } = &self.buckets[bucket];
         assert_eq!(gradients.len(), elements.len(), "a gradient for each weight");
         let offset = self.control.rank * part_bytes(self.elements) + elements.start * size_of::<f32>();
-        // SAFETY: all pieces for which they were read are finished, and there are no others before this rank arrives, for
-        // which it has to borrow this value again. An engine that was lent them is not writing here: see `lend`.
+        // SAFETY: all pieces for which they were read are finished, and there are no others before this rank
+        // arrives, for which it has to borrow this value again. An engine that was lent them is not writing
+        // here: see `lend`.
         unsafe { self.gradients.write(offset, cast_slice(gradients)) };
     }
 
-    /// Says that this rank's gradients of a bucket are there, and that it does not read the weights any more: the next
-    /// stage. A rank that takes part no more does not.
+    /// Says that this rank's gradients of a bucket are there, and that it does not read the weights any more:
+    /// the next stage. A rank that takes part no more does not.
     ///
     /// # Panics
     /// While pieces of the round before are not finished.
@@ -277,7 +279,8 @@ impl OneCopy {
         let Ok(number) = self.taken(bucket).fetch_update(Ordering::AcqRel, Ordering::Acquire, next) else {
             return Ok(None);
         };
-        // Either whoever freezes the region sees that the piece is taken, or this rank sees that it is frozen.
+        // Either whoever freezes the region sees that the piece is taken, or this rank sees that it is
+        // frozen.
         fence(Ordering::SeqCst);
         if !self.all_take_part(bucket, stage) {
             return Ok(None);
@@ -312,8 +315,8 @@ impl OneCopy {
         self.end_at(POISONED);
     }
 
-    /// Keeps the weights as they are, as far as that is still possible: nobody takes a piece any more. Where none is held
-    /// ([`OneCopy::is_idle`]) they stay so.
+    /// Keeps the weights as they are, as far as that is still possible: nobody takes a piece any more. Where
+    /// none is held ([`OneCopy::is_idle`]) they stay so.
     pub fn freeze(&mut self) {
         if !self.ended {
             self.end_at(FROZEN);
@@ -341,13 +344,15 @@ impl OneCopy {
     pub fn weights(&self, bucket: usize) -> &[f32] {
         assert!(self.is_finished(bucket), "weights that are being stepped are not read");
         let Bucket { elements, .. } = &self.buckets[bucket];
-        // SAFETY: weights are written for pieces. All of this stage are finished, and there are no others before this rank
-        // arrives, for which it has to borrow this value mutably. What else writes them follows the rules of `lend`.
+        // SAFETY: weights are written for pieces. All of this stage are finished, and there are no others
+        // before this rank arrives, for which it has to borrow this value mutably. What else writes them
+        // follows the rules of `lend`.
         unsafe { self.weights.view(elements.start * size_of::<f32>(), elements.len()) }
     }
 
-    /// Waits until all others have arrived at this rank's stage of a bucket, if they had not, or all pieces of it are
-    /// finished; returns earlier when anything else has happened, so that the caller can look whether there is work.
+    /// Waits until all others have arrived at this rank's stage of a bucket, if they had not, or all pieces
+    /// of it are finished; returns earlier when anything else has happened, so that the caller can look
+    /// whether there is work.
     ///
     /// # Errors
     /// When another rank is gone, or too late.
@@ -394,8 +399,8 @@ impl OneCopy {
         self.control.wake_peers();
     }
 
-    /// Gives this rank's numbers, whose sum over all ranks [`OneCopy::finish_sum`] will give; waits until all have that of
-    /// the numbers before.
+    /// Gives this rank's numbers, whose sum over all ranks [`OneCopy::finish_sum`] will give; waits until all
+    /// have that of the numbers before.
     ///
     /// # Errors
     /// When another rank is gone, or too late.
@@ -407,7 +412,8 @@ impl OneCopy {
         assert!(stage.is_multiple_of(2) && numbers.len() == length, "one sum after the other, of so many numbers");
         self.wait_for_sums(stage, wait)?;
         let offset = start + self.control.rank * Sums::stride(length);
-        // SAFETY: all have taken the sum for which these numbers were read, and read them again only after the next store.
+        // SAFETY: all have taken the sum for which these numbers were read, and read them again only after
+        // the next store.
         unsafe { self.control.memory.write(offset, cast_slice(numbers)) };
         self.arrive_at_sum(stage + 1);
         Ok(())
@@ -432,20 +438,21 @@ impl OneCopy {
         Ok(())
     }
 
-    /// The address space of an engine that computes gradients where they are added up, and reads weights where they are
-    /// stepped: other mappings of the same memory.
+    /// The address space of an engine that computes gradients where they are added up, and reads weights
+    /// where they are stepped: other mappings of the same memory.
     ///
     /// # Errors
     /// When the system has no memory to map.
     ///
     /// # Safety
     /// While any of the slices is there, whoever holds them
-    /// - writes gradients and reads weights of a bucket only while [`OneCopy::is_finished`] holds for it and before the
-    ///   [`OneCopy::arrive`] that follows, or reads them after [`OneCopy::freeze`] where [`OneCopy::is_idle`] holds;
-    /// - reads the optimizer's numbers of a bucket when it may read its weights, and otherwise reads and writes only those of a
-    ///   [`Piece`] that this rank holds;
-    /// - writes weights and optimizer's numbers otherwise only on one rank, before the first round, and has all ranks meet
-    ///   in a collective between that and their first look at them;
+    /// - writes gradients and reads weights of a bucket only while [`OneCopy::is_finished`] holds for it and
+    ///   before the [`OneCopy::arrive`] that follows, or reads them after [`OneCopy::freeze`] where
+    ///   [`OneCopy::is_idle`] holds;
+    /// - reads the optimizer's numbers of a bucket when it may read its weights, and otherwise reads and
+    ///   writes only those of a [`Piece`] that this rank holds;
+    /// - writes weights and optimizer's numbers otherwise only on one rank, before the first round, and has
+    ///   all ranks meet in a collective between that and their first look at them;
     /// - holds no reference into a slice while it calls a method of this value that touches the same numbers.
     pub unsafe fn lend(&self) -> Result<Lent, CommError> {
         let (gradients, weights, optimizer) = &self.places;
@@ -488,15 +495,16 @@ impl Piece<'_> {
         assert_eq!(sums.len(), self.range.len(), "a sum for each gradient");
         let stride = part_bytes(self.region.elements);
         let offsets = (0..self.region.control.world).map(|rank| rank * stride + self.offset());
-        // SAFETY: all ranks have arrived, and none writes its gradients again before all pieces are finished, of which this
-        // is one.
+        // SAFETY: all ranks have arrived, and none writes its gradients again before all pieces are finished,
+        // of which this is one.
         unsafe { self.region.gradients.sum_into(offsets, sums) };
     }
 
     /// Its weights.
     pub fn weights(&mut self) -> &mut [f32] {
-        // SAFETY: a piece is given to one rank, pieces do not meet, and nobody else touches the weights before it is finished;
-        // in this process only this value, which is borrowed mutably, and engines that keep the rules of `lend`.
+        // SAFETY: a piece is given to one rank, pieces do not meet, and nobody else touches the weights
+        // before it is finished; in this process only this value, which is borrowed mutably, and engines that
+        // keep the rules of `lend`.
         unsafe { self.region.weights.view_mut(self.offset(), self.range.len()) }
     }
 
@@ -507,7 +515,8 @@ impl Piece<'_> {
     }
 }
 
-/// The words of a bucket, each on a line of its own: a stage for each rank, pieces taken, and pieces finished.
+/// The words of a bucket, each on a line of its own: a stage for each rank, pieces taken, and pieces
+/// finished.
 const fn board_bytes(world: usize) -> usize {
     (world + 2) * LINE_BYTES
 }

@@ -1,4 +1,5 @@
-//! One rank's numbers in memory that holds every rank's, one after the other: an all-reduce adds them where they lie.
+//! One rank's numbers in memory that holds every rank's, one after the other: an all-reduce adds them where
+//! they lie.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -65,9 +66,9 @@ impl Registered {
     /// # Panics
     /// After an all-reduce of them has failed.
     pub fn as_slice(&self) -> &[f32] {
-        // SAFETY: peers touch these numbers only in an all-reduce of this very buffer that this rank has come to as well,
-        // which borrows it mutably until all are done; where it fails before that, the buffer is lost. In this process
-        // only this value leads to them.
+        // SAFETY: peers touch these numbers only in an all-reduce of this very buffer that this rank has come
+        // to as well, which borrows it mutably until all are done; where it fails before that, the buffer is
+        // lost. In this process only this value leads to them.
         unsafe { self.memory.view(self.own_offset(), self.length) }
     }
 
@@ -88,13 +89,14 @@ impl Registered {
     /// Adds a range of all ranks' numbers and writes the sums to all of them.
     ///
     /// # Safety
-    /// All ranks have come to an all-reduce of this buffer, none has left it, and only this one reduces this range.
+    /// All ranks have come to an all-reduce of this buffer, none has left it, and only this one reduces this
+    /// range.
     pub(super) unsafe fn reduce(&mut self, range: Range<usize>) {
         assert!(range.end <= self.length, "outside the registered buffer");
         let offset = |rank: usize| rank * Self::stride(self.length) + range.start * size_of::<f32>();
         let offsets: Vec<usize> = (0..self.world).map(offset).collect();
-        // SAFETY: ranks that are in the all-reduce hold no slice of the buffer, which they borrow mutably, and reduce other
-        // ranges than this one.
+        // SAFETY: ranks that are in the all-reduce hold no slice of the buffer, which they borrow mutably,
+        // and reduce other ranges than this one.
         unsafe { self.memory.reduce(Kind::F32, &offsets, range.len() * size_of::<f32>()) };
     }
 }

@@ -1,4 +1,5 @@
-//! A ring of bytes in shared memory, with one writer and one reader: each is the port of one rank, borrowed mutably.
+//! A ring of bytes in shared memory, with one writer and one reader: each is the port of one rank, borrowed
+//! mutably.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -53,8 +54,8 @@ impl Ring<'_> {
             return Ok(0);
         }
         let (start, first, second) = self.pieces(written, count);
-        // SAFETY: these bytes lie between what was written and what was read one turn ago, so the reader does not look at
-        // them before the counter says so; there is one writer.
+        // SAFETY: these bytes lie between what was written and what was read one turn ago, so the reader does
+        // not look at them before the counter says so; there is one writer.
         unsafe {
             self.memory.write(start, &bytes[..first]);
             self.memory.write(self.offset + RING_DATA, &bytes[first..first + second]);
@@ -70,8 +71,8 @@ impl Ring<'_> {
             return Ok(0);
         }
         let (start, first, second) = self.pieces(read, count);
-        // SAFETY: these bytes lie between what was read and what was written, so the writer does not come here before the
-        // counter says so; there is one reader.
+        // SAFETY: these bytes lie between what was read and what was written, so the writer does not come
+        // here before the counter says so; there is one reader.
         unsafe {
             self.memory.read(start, &mut bytes[..first]);
             self.memory.read(self.offset + RING_DATA, &mut bytes[first..first + second]);

@@ -76,8 +76,8 @@ struct Rider<'a> {
     buffer: &'a mut Vec<u8>,
 }
 
-/// Runs what several groups of a world do at the same time: by group, how each of its ranks ended. A rank that is in
-/// several does all of it at once, and its card carries all of it.
+/// Runs what several groups of a world do at the same time: by group, how each of its ranks ended. A rank
+/// that is in several does all of it at once, and its card carries all of it.
 ///
 /// # Panics
 /// When a part has not as many buffers and lists as members: a bug.

@@ -129,7 +129,8 @@ fn a_cut_link_and_a_partition_end_with_the_deadline_and_name_a_rank() {
     }
 }
 
-/// What a group of these ranks does, with numbers that follow from their ranks in the world; and what each must hold then.
+/// What a group of these ranks does, with numbers that follow from their ranks in the world; and what each
+/// must hold then.
 fn part(members: &[Rank], collective: Collective, algorithm: Algorithm, length: usize) -> (Part, Vec<Vec<u8>>) {
     let (world, number) = (members.len(), |member: Rank, index: usize| (member.index() * 7 + index * 3) % 11);
     let of = |member: Rank| (0..length).map(move |index| number(member, index) as f32);
@@ -145,7 +146,8 @@ fn part(members: &[Rank], collective: Collective, algorithm: Algorithm, length: 
     (Part { members: members.to_vec(), kind: Kind::F32, lists, buffers }, vec![after; world])
 }
 
-/// The world, the rows and the columns of a mesh, and a group in a shuffled order, each with a collective of its own.
+/// The world, the rows and the columns of a mesh, and a group in a shuffled order, each with a collective of
+/// its own.
 fn parts(rows: usize, columns: usize, random: &mut Random) -> Vec<(Part, Vec<Vec<u8>>)> {
     let world = rows * columns;
     let rank = |row: usize, column: usize| Rank::at(row * columns + column);

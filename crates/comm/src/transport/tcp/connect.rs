@@ -37,8 +37,8 @@ const TURN_MAX: usize = 32;
 pub struct Config {
     /// Connections between every two ranks, the same on all ranks.
     pub sockets: u16,
-    /// How many groups any two ranks can be in together, the same on all ranks: each takes a connection more, which is
-    /// opened now.
+    /// How many groups any two ranks can be in together, the same on all ranks: each takes a connection more,
+    /// which is opened now.
     pub groups: u16,
     /// Bytes the kernel may hold for each connection and direction; none leaves it to the kernel.
     pub buffer_bytes: Option<usize>,
@@ -83,7 +83,8 @@ impl fmt::Debug for Report {
 }
 
 impl Default for Config {
-    /// One socket, no groups, and the kernel's own buffers: the fastest on loopback; long or fast links want more of both.
+    /// One socket, no groups, and the kernel's own buffers: the fastest on loopback; long or fast links want
+    /// more of both.
     fn default() -> Self {
         Self { sockets: 1, groups: 0, buffer_bytes: None, tls: None, report: Report::default() }
     }
