@@ -220,7 +220,8 @@ impl Team {
         let wait = Wait::new(CONNECT_MAX, self.control.stop());
         let by_memory =
             config.carry == Carry::Shm || (matches!(config.carry, Carry::Auto | Carry::Nccl) && one_machine);
-        let mut aside = None;
+        // The sums of batch-norms are waited for; over sockets they have connections of their own.
+        let mut apart = false;
         let transport = match listener {
             #[cfg(feature = "mpi")]
             _ if config.carry == Carry::Mpi => {
@@ -228,23 +229,20 @@ impl Team {
             }
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
-                // The sums of batch-norms are waited for; they have a connection of their own.
-                let spare = config.sync_batch_norm;
-                sockets.sockets += u16::from(spare);
-                let mut port = tcp::connect(listener, &addresses, &membership, sockets, &wait)?;
-                aside = spare.then(|| port.split());
-                Transport::Tcp(port)
+                apart = config.sync_batch_norm;
+                sockets.groups += u16::from(apart);
+                Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
             }
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
         };
         let nodes = Nodes::new(table.nodes().iter().map(|&node| node as u32).collect());
         let options = Options { timeout: MESSAGE_MAX, stop: self.control.stop().clone(), choice: guess(nodes.clone()) };
-        let mut communicator = Communicator::new(transport, options.clone());
+        let mut communicator = Communicator::new(transport, options);
         let algorithm = config.algorithm.as_deref().and_then(Algorithm::from_name);
         let links = probe::links(&mut communicator, nodes)?;
-        let choice = Choice::by_cost(links).forced(algorithm);
-        communicator.set_choice(choice.clone());
-        let urgent = aside.map(|port| Communicator::new(Transport::Tcp(port), Options { choice, ..options }));
+        communicator.set_choice(Choice::by_cost(links).forced(algorithm));
+        let all: Vec<Rank> = (0..world).map(Rank::at).collect();
+        let urgent = apart.then(|| communicator.group(&all)).transpose()?;
         Ok((communicator, urgent))
     }
 

@@ -32,7 +32,7 @@ pub fn run() -> Result<()> {
             cargo(&lint, &environment)?;
             linted = true;
         }
-        for ranks in ["2", "3", "4"] {
+        for ranks in ["2", "3", "4", "6"] {
             let words: Vec<String> = [mpirun.as_str(), "-n", ranks]
                 .into_iter()
                 .chain(options.iter().copied())

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::collective::{Algorithm, Collective};
 use crate::cost::{Links, seconds};
+use crate::rank::Rank;
 
 /// How a communicator picks algorithms. Every rank must hold the same value: they do not ask each other.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +24,12 @@ impl Choice {
     pub const fn forced(mut self, algorithm: Option<Algorithm>) -> Self {
         self.forced = algorithm;
         self
+    }
+
+    /// The same for some of the ranks, which are numbered anew in this order.
+    #[must_use]
+    pub fn restricted_to(&self, members: &[Rank]) -> Self {
+        Self { links: self.links.restricted_to(members), forced: self.forced }
     }
 
     /// Whether an algorithm was named.
@@ -94,6 +101,18 @@ mod tests {
         let nodes = Nodes::new((0..32).map(|rank| rank / 8).collect());
         let links = Links { nodes, within: Link::new(1e-6, 2e10), between: Link::new(50e-6, 1e8) };
         assert_eq!(Choice::by_cost(links).algorithm(Collective::AllReduce, 1 << 26), Algorithm::Hierarchical);
+    }
+
+    #[test]
+    fn a_group_on_one_node_asks_for_one_level_and_one_across_for_two() {
+        let nodes = Nodes::new((0..32).map(|rank| rank / 8).collect());
+        let links = Links { nodes, within: Link::new(1e-6, 2e10), between: Link::new(50e-6, 1e8) };
+        let choice = Choice::by_cost(links);
+        let some = |ranks: &[u32]| choice.restricted_to(&ranks.iter().map(|&rank| Rank(rank)).collect::<Vec<_>>());
+        let (inside, across) = (some(&[8, 9, 10, 11]), some(&[0, 1, 2, 3, 24, 25, 26, 27]));
+        assert_eq!((inside.links().nodes.groups().len(), across.links().nodes.groups().len()), (1, 2));
+        assert_ne!(inside.algorithm(Collective::AllReduce, 1 << 26), Algorithm::Hierarchical);
+        assert_eq!(across.algorithm(Collective::AllReduce, 1 << 26), Algorithm::Hierarchical);
     }
 
     #[test]

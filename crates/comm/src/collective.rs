@@ -173,6 +173,12 @@ impl Nodes {
         self.node_of.len()
     }
 
+    /// The nodes of some of the ranks, which are numbered anew in this order.
+    #[must_use]
+    pub fn restricted_to(&self, members: &[Rank]) -> Self {
+        Self { node_of: members.iter().map(|rank| self.node_of[rank.index()]).collect() }
+    }
+
     /// The ranks of each node, nodes in the order of their first rank.
     pub fn groups(&self) -> Vec<Vec<usize>> {
         let mut groups: Vec<(u32, Vec<usize>)> = Vec::new();

@@ -4,6 +4,7 @@
 //! says so. After an error a communicator is broken, since messages may be lost in the middle, and says so at once.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::cast_slice_mut;
@@ -14,19 +15,24 @@ use crate::collective::{Algorithm, Collective, transfers};
 use crate::error::{CommError, Party};
 use crate::rank::Rank;
 use crate::reduce::Kind;
+use crate::registered::RegisteredBuffer;
 use crate::run::{Bytes, Job, run};
-use crate::shared::SharedBuffer;
 use crate::stop::Stop;
 use crate::transfer::{Action, Transfer, chunk};
-use crate::transport::shm::{self, Common};
+use crate::transport::shm::{self, OneCopy};
 use crate::transport::{Interest, Transport};
 use crate::wait::Wait;
+
+mod group;
 
 /// The code of messages between two ranks; collectives have their own, from 1.
 const MESSAGE: u16 = 0x100;
 
 /// The code of lists that a caller made itself.
 const EXCHANGE: u16 = 0x101;
+
+/// The same of halves.
+const EXCHANGE_BF16: u16 = 0x102;
 
 /// How a communicator behaves.
 #[derive(Clone, Debug)]
@@ -43,7 +49,8 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Communicator {
     rank: Rank,
-    world: usize,
+    /// The ranks' numbers in the world, by which errors name them.
+    members: Arc<[Rank]>,
     transport: Transport,
     options: Options,
     /// Collectives begun so far.
@@ -57,16 +64,10 @@ impl Communicator {
     /// # Panics
     /// When the options are for another world than the transport: a bug.
     pub fn new(transport: Transport, options: Options) -> Self {
-        let (rank, world) = match &transport {
-            Transport::Thread(port) => (port.rank(), port.world()),
-            Transport::Shm(port) => (port.rank(), port.world()),
-            Transport::Tcp(port) => (port.rank(), port.world()),
-            #[cfg(feature = "mpi")]
-            Transport::Mpi(port) => (port.rank(), port.world()),
-            Transport::Sim(port) => (port.rank(), port.world()),
-        };
+        let (rank, world) = transport.place();
         assert_eq!(options.choice.links().nodes.world(), world, "the choice of algorithms is for another world");
-        Self { rank, world, transport, options, sequence: 0, broken: false }
+        let members = (0..world).map(Rank::at).collect();
+        Self { rank, members, transport, options, sequence: 0, broken: false }
     }
 
     /// This rank.
@@ -75,8 +76,16 @@ impl Communicator {
     }
 
     /// How many ranks there are.
-    pub const fn world(&self) -> usize {
-        self.world
+    pub fn world(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The number of a rank of this communicator in the world of all processes: what a user is told.
+    ///
+    /// # Panics
+    /// When there is no such rank: a bug.
+    pub fn world_rank(&self, rank: Rank) -> Rank {
+        self.members[rank.index()]
     }
 
     /// How bytes travel.
@@ -94,9 +103,14 @@ impl Communicator {
         self.options.choice = choice;
     }
 
+    /// From now on a call may take so long.
+    pub const fn set_timeout(&mut self, timeout: Duration) {
+        self.options.timeout = timeout;
+    }
+
     /// The part of a buffer of so many elements that belongs to this rank after a reduce-scatter.
-    pub const fn own_chunk(&self, length: usize) -> Range<usize> {
-        chunk(length, self.world, self.rank.index())
+    pub fn own_chunk(&self, length: usize) -> Range<usize> {
+        chunk(length, self.world(), self.rank.index())
     }
 
     /// The algorithm that a collective on so many bytes will take.
@@ -126,160 +140,78 @@ impl Communicator {
         self.collective(Collective::AllReduce, Kind::Bf16, cast_slice_mut(buffer))
     }
 
-    /// Leaves the sum of all ranks' buffers in each, for part of a buffer that may be in shared memory: then nothing is
-    /// copied. All ranks name the same part of buffers made by the same call of [`Communicator::shared_buffer`].
+    /// Leaves the sum of all ranks' buffers in each, for part of a registered buffer: where the transport
+    /// can, nothing is copied. All ranks name the same part of buffers made by the same call of
+    /// [`Communicator::register_buffer`].
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`].
-    pub fn all_reduce_shared(&mut self, buffer: &mut SharedBuffer, range: Range<usize>) -> Result<(), CommError> {
+    ///
+    /// # Panics
+    /// When the part is outside the buffer.
+    pub fn all_reduce_registered(
+        &mut self,
+        buffer: &mut RegisteredBuffer,
+        range: Range<usize>,
+    ) -> Result<(), CommError> {
         let direct = self.algorithm(Collective::AllReduce, range.len() * 4) == Algorithm::Direct;
-        if let (Transport::Shm(port), Some(mapped), true) = (&mut self.transport, buffer.mapped_mut(), direct) {
+        if let (Transport::Shm(port), Some(shared), true) = (&mut self.transport, buffer.shared_mut(), direct)
+            && port.has_registered(shared)
+        {
             self.sequence += 1;
             let wait = Wait::new(self.options.timeout, &self.options.stop);
             let result = if self.broken {
                 Err(CommError::Broken { rank: self.rank, phase: Collective::AllReduce.name() })
             } else {
-                port.all_reduce_mapped(mapped, range, self.sequence, &wait)
+                port.all_reduce_registered(shared, range, self.sequence, &wait)
             };
-            self.broken |= result.is_err();
-            return result;
+            return self.ended(result);
         }
         self.all_reduce(&mut buffer.as_mut_slice()[range])
     }
 
-    /// A buffer of zeros that peers can add from directly where the transport shares memory, and a plain one elsewhere.
-    /// All ranks call this in the same order with the same length.
+    /// A buffer of zeros that the transport knows beforehand. All ranks call this in the same order with the
+    /// same length.
     ///
     /// # Errors
     /// When the system has no memory to map.
-    pub fn shared_buffer(&mut self, length: usize) -> Result<SharedBuffer, CommError> {
-        match &mut self.transport {
-            Transport::Shm(port) => port.shared_buffer(length).map(SharedBuffer::Mapped),
-            _ => memory::zeros(length, "messages").map(SharedBuffer::Heap).map_err(|refused| CommError::System {
+    pub fn register_buffer(&mut self, length: usize) -> Result<RegisteredBuffer, CommError> {
+        let registered = match &mut self.transport {
+            Transport::Shm(port) => port.register(length).map(RegisteredBuffer::from),
+            _ => memory::zeros(length, "messages").map(RegisteredBuffer::from).map_err(|refused| CommError::System {
                 rank: self.rank,
                 what: "take memory for messages",
                 source: std::io::Error::new(std::io::ErrorKind::OutOfMemory, refused),
             }),
-        }
+        };
+        self.named(registered)
     }
 
-    /// Numbers that are no rank's own: each of the mappings leads to the same ones, on all ranks. None where the transport does not
-    /// share memory. Who may write which when, the callers agree on by the stages of shared buffers.
+    /// One copy of weights that all ranks step together, where the transport shares memory; none elsewhere.
+    /// All ranks call this in the same order with the same shape.
     ///
     /// # Errors
-    /// As [`Communicator::shared_buffer`].
-    pub fn common<const N: usize>(&mut self, length: usize) -> Result<Option<[Common; N]>, CommError> {
-        match &mut self.transport {
-            Transport::Shm(port) => port.common(length).map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    /// Whether ranks can work on shared buffers by stages: where they map the same memory. See [`Communicator::come_to`].
-    pub const fn shares_memory(&self) -> bool {
-        matches!(self.transport, Transport::Shm(_))
-    }
-
-    /// Says that this rank has come to a stage with a shared buffer: it has filled its numbers. Once all have
-    /// ([`Communicator::are_at`]), ranks take pieces of what is to be done with them ([`Communicator::take`]), and nobody fills its
-    /// numbers again before all pieces are finished. Stages and pieces count on from round to round. No call but
-    /// [`Communicator::watch`] waits.
+    /// When the system has no memory to map.
     ///
     /// # Panics
-    /// Here and below, when the buffer is not in shared memory.
-    pub fn come_to(&mut self, buffer: &mut SharedBuffer, stage: u64) {
-        let (port, mapped) = self.mapped_mut(buffer);
-        port.come_to(mapped, stage);
+    /// When buckets meet, or lie outside the weights.
+    pub fn one_copy(&mut self, shape: &shm::Shape<'_>) -> Result<Option<OneCopy>, CommError> {
+        let made = match &mut self.transport {
+            Transport::Shm(port) => port.one_copy(shape, &self.members).map(Some),
+            _ => Ok(None),
+        };
+        self.named(made)
     }
 
-    /// Whether all other ranks have come to a stage.
-    pub fn are_at(&mut self, buffer: &mut SharedBuffer, stage: u64) -> bool {
-        let (port, mapped) = self.mapped_mut(buffer);
-        port.are_at(mapped, stage)
-    }
-
-    /// The furthest stage of another rank.
-    pub fn furthest(&mut self, buffer: &mut SharedBuffer) -> u64 {
-        let (port, mapped) = self.mapped_mut(buffer);
-        port.furthest(mapped)
-    }
-
-    /// The number of a piece of work that this rank is to do, if there is one left below `end`.
-    pub fn take(&mut self, buffer: &mut SharedBuffer, end: u64) -> Option<u64> {
-        let (port, mapped) = self.mapped_mut(buffer);
-        port.take(mapped, end)
-    }
-
-    /// Says that a piece is done: what was written for it, in shared or common memory, can be read by all.
-    pub fn finish(&mut self, buffer: &mut SharedBuffer) {
-        let (port, mapped) = self.mapped_mut(buffer);
-        port.finish(mapped);
-    }
-
-    /// How many pieces are done.
-    pub fn finished(&mut self, buffer: &mut SharedBuffer) -> u64 {
-        let (port, mapped) = self.mapped_mut(buffer);
-        port.finished(mapped)
+    /// Whether ranks can have one copy of weights ([`Communicator::one_copy`]): where they map the same
+    /// memory.
+    pub const fn shares_memory(&self) -> bool {
+        matches!(self.transport, Transport::Shm(_))
     }
 
     /// How long a call of this communicator may wait, from now on.
     pub fn wait(&self) -> Wait {
         Wait::new(self.options.timeout, &self.options.stop)
-    }
-
-    /// Waits until all others have come to a stage, if they had not, or so many pieces are done; comes back earlier when anything else
-    /// has happened, so that the caller can look whether there is something to do.
-    ///
-    /// # Errors
-    /// When another rank is gone, or too late.
-    pub fn watch(&mut self, buffer: &mut SharedBuffer, what: (u64, u64), wait: &Wait) -> Result<(), CommError> {
-        let (port, mapped) = self.mapped_mut(buffer);
-        port.watch(mapped, what, wait)
-    }
-
-    /// Writes the sum of a range of all ranks' numbers, added in the order of ranks, which they have written when they came to a stage
-    /// with a `board`: a shared buffer that only counts stages and pieces, for a part of a larger one.
-    ///
-    /// # Panics
-    /// When not all are there.
-    pub fn sum_into(
-        &mut self,
-        buffer: &mut SharedBuffer,
-        range: Range<usize>,
-        (board, stage): (&mut SharedBuffer, u64),
-        sums: &mut [f32],
-    ) {
-        let (port, mapped) = self.mapped_mut(buffer);
-        let board = board.mapped_mut().expect("a board is in shared memory");
-        port.sum_into(mapped, range, (board, stage), sums);
-    }
-
-    /// The same of a whole buffer that is its own board.
-    ///
-    /// # Panics
-    /// When not all are there.
-    pub fn sum_here(&mut self, buffer: &mut SharedBuffer, stage: u64, sums: &mut [f32]) {
-        let (port, mapped) = self.mapped_mut(buffer);
-        port.sum_into(mapped, 0..sums.len(), (mapped, stage), sums);
-    }
-
-    /// Another way to this rank's own numbers in a shared buffer, for those who write them without asking for the buffer. None where
-    /// the transport does not share memory.
-    ///
-    /// # Errors
-    /// As [`Communicator::shared_buffer`].
-    pub fn own_again(&mut self, buffer: &mut SharedBuffer) -> Result<Option<Common>, CommError> {
-        match (&mut self.transport, buffer.mapped_mut()) {
-            (Transport::Shm(port), Some(mapped)) => port.own_again(mapped).map(Some),
-            _ => Ok(None),
-        }
-    }
-
-    fn mapped_mut<'a, 'b>(&'a mut self, buffer: &'b mut SharedBuffer) -> (&'a mut shm::Port, &'b mut shm::Mapped) {
-        match (&mut self.transport, buffer.mapped_mut()) {
-            (Transport::Shm(port), Some(mapped)) => (port, mapped),
-            _ => panic!("only ranks that share memory work on it by stages"),
-        }
     }
 
     /// Leaves the sum of this rank's chunk ([`Communicator::own_chunk`]) in it; the rest of the buffer is spoilt.
@@ -362,7 +294,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn exchange_bf16(&mut self, list: &[Transfer], tag: u64, buffer: &mut [u16]) -> Result<(), CommError> {
-        self.run(list, ("exchange", EXCHANGE, tag), Kind::Bf16, Bytes::Open(cast_slice_mut(buffer)))
+        self.run(list, ("exchange", EXCHANGE_BF16, tag), Kind::Bf16, Bytes::Open(cast_slice_mut(buffer)))
     }
 
     /// Waits until one of these ranks has sent something, and says which: the first in the order of `peers`.
@@ -370,6 +302,11 @@ impl Communicator {
     /// # Errors
     /// When none does in time, or one of them is gone.
     pub fn wait_any(&mut self, peers: &[Rank]) -> Result<Rank, CommError> {
+        let found = self.first_to_send(peers);
+        self.named(found)
+    }
+
+    fn first_to_send(&mut self, peers: &[Rank]) -> Result<Rank, CommError> {
         const PHASE: &str = "wait_any";
         let wait = Wait::new(self.options.timeout, &self.options.stop);
         let rank = self.rank;
@@ -392,7 +329,7 @@ impl Communicator {
             Bytes::Fixed(bytes) => ("send", Action::Send, bytes.len()),
             Bytes::Open(bytes) => ("recv", Action::Receive, bytes.len()),
         };
-        assert!(peer != self.rank && peer.index() < self.world, "{} has no link to {peer}", self.rank);
+        assert!(peer != self.rank && peer.index() < self.world(), "{} has no link to {peer}", self.rank);
         if length == 0 {
             return Ok(());
         }
@@ -403,7 +340,7 @@ impl Communicator {
     fn collective(&mut self, collective: Collective, kind: Kind, buffer: &mut [u8]) -> Result<(), CommError> {
         let algorithm = self.algorithm(collective, buffer.len());
         self.sequence += 1;
-        if self.world == 1 {
+        if self.world() == 1 {
             return Ok(());
         }
         if let (Collective::AllReduce, Algorithm::Direct, Transport::Shm(port), false) =
@@ -411,8 +348,7 @@ impl Communicator {
         {
             let wait = Wait::new(self.options.timeout, &self.options.stop);
             let result = port.all_reduce_staged(kind, buffer, self.sequence, &wait);
-            self.broken |= result.is_err();
-            return result;
+            return self.ended(result);
         }
         #[cfg(feature = "mpi")]
         if let (Transport::Mpi(port), false, false) =
@@ -420,8 +356,7 @@ impl Communicator {
         {
             let wait = Wait::new(self.options.timeout, &self.options.stop);
             let result = port.collective(collective, kind, buffer, &wait);
-            self.broken |= result.is_err();
-            return result;
+            return self.ended(result);
         }
         let nodes = &self.options.choice.links().nodes;
         let list = transfers(collective, algorithm, self.rank, nodes, buffer.len() / kind.bytes());
@@ -438,12 +373,22 @@ impl Communicator {
     ) -> Result<(), CommError> {
         let rank = self.rank;
         if self.broken {
-            return Err(CommError::Broken { rank, phase });
+            return self.named(Err(CommError::Broken { rank, phase }));
         }
         let wait = Wait::new(self.options.timeout, &self.options.stop);
         let job = Job { rank, kind, phase, code, sequence, wait: &wait };
         let result = run(list, &job, &mut self.transport, buffer);
+        self.ended(result)
+    }
+
+    /// What a call ends with. After a failure messages may be lost in the middle.
+    fn ended(&mut self, result: Result<(), CommError>) -> Result<(), CommError> {
         self.broken |= result.is_err();
-        result
+        self.named(result)
+    }
+
+    /// The same with ranks by their numbers in the world.
+    fn named<T>(&self, result: Result<T, CommError>) -> Result<T, CommError> {
+        result.map_err(|error| error.renumbered(&self.members))
     }
 }

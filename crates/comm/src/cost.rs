@@ -4,6 +4,7 @@
 //! leaves out contention inside switches and the reduction itself; `paceline bench collectives` prints what it took.
 
 use crate::collective::{Algorithm, Collective, Nodes};
+use crate::rank::Rank;
 use crate::transfer::{Action, Transfer};
 
 /// A link, as measured.
@@ -81,6 +82,12 @@ impl Links {
         Self { nodes: Nodes::one(world), within: link, between: link }
     }
 
+    /// The links between some of the ranks, which are numbered anew in this order.
+    #[must_use]
+    pub fn restricted_to(&self, members: &[Rank]) -> Self {
+        Self { nodes: self.nodes.restricted_to(members), ..self.clone() }
+    }
+
     /// The slowest link a flat algorithm meets.
     fn slowest(&self) -> Link {
         if self.nodes.groups().len() > 1 { self.between } else { self.within }
@@ -145,7 +152,6 @@ fn hierarchical_s(links: &Links, bytes: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::collective::transfers;
-    use crate::rank::Rank;
 
     #[test]
     fn the_forecast_of_a_list_is_the_formula() {

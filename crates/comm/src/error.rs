@@ -215,6 +215,28 @@ impl CommError {
         }
     }
 
+    /// The same with ranks by their numbers in the world, given those of a group's ranks in their order.
+    pub(crate) fn renumbered(mut self, members: &[Rank]) -> Self {
+        let number = |rank: &mut Rank| *rank = members.get(rank.index()).copied().unwrap_or(*rank);
+        match &mut self {
+            Self::Refused { rank, peer, .. }
+            | Self::RefusedBy { rank, peer, .. }
+            | Self::DeadlinePassed { rank, peer, .. }
+            | Self::PeerGone { rank, peer, .. }
+            | Self::Protocol { rank, peer, .. } => {
+                number(rank);
+                if let Party::Rank(peer) = peer {
+                    number(peer);
+                }
+            }
+            Self::Stopped { rank, .. }
+            | Self::System { rank, .. }
+            | Self::Failed { rank, .. }
+            | Self::Broken { rank, .. } => number(rank),
+        }
+        self
+    }
+
     /// Whether the input was at fault (a wrong token, version or table) and not the world.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::RefusedBy { .. })

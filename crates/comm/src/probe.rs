@@ -132,7 +132,8 @@ fn follow(comm: &mut Communicator, peer: Rank, effort: Effort) -> Result<(), Com
             }
             row => {
                 let what = format!("a row of {row} messages, where at most {ROW_MAX} may come");
-                return Err(CommError::Protocol { rank: comm.rank(), peer: peer.into(), phase: PHASE, what });
+                let (rank, peer) = (comm.world_rank(comm.rank()), comm.world_rank(peer).into());
+                return Err(CommError::Protocol { rank, peer, phase: PHASE, what });
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::error::CommError;
 use crate::rank::{Generation, Rank, RunId};
 use crate::token::Token;
 use crate::wire::hello::{Identity, Purpose, Role};
@@ -119,6 +120,43 @@ impl Transport {
             #[cfg(feature = "mpi")]
             Self::Mpi(port) => port.has_sent(),
             _ => Ok(true),
+        }
+    }
+
+    /// A number by which the ranks of a new group find each other, where they need one.
+    pub(crate) fn new_context(&self) -> u64 {
+        match self {
+            Self::Thread(port) => port.new_context(),
+            Self::Shm(port) => port.new_context(),
+            Self::Sim(port) => port.new_context(),
+            Self::Tcp(_) => 0,
+            #[cfg(feature = "mpi")]
+            Self::Mpi(_) => 0,
+        }
+    }
+
+    /// This rank's end in a group of these ranks, of which it is one. All members do this at the same point
+    /// with the same number.
+    pub(crate) fn group(&self, members: &[Rank], context: u64) -> Result<Self, CommError> {
+        match self {
+            Self::Thread(port) => Ok(Self::Thread(port.group(members, context))),
+            Self::Shm(port) => port.group(members, context).map(Self::Shm),
+            Self::Tcp(port) => port.group(members).map(Self::Tcp),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(port) => port.group(members).map(|port| Self::Mpi(Box::new(port))),
+            Self::Sim(port) => Ok(Self::Sim(port.group(members, context))),
+        }
+    }
+
+    /// This rank, and how many there are.
+    pub(crate) fn place(&self) -> (Rank, usize) {
+        match self {
+            Self::Thread(port) => (port.rank(), port.world()),
+            Self::Shm(port) => (port.rank(), port.world()),
+            Self::Tcp(port) => (port.rank(), port.world()),
+            #[cfg(feature = "mpi")]
+            Self::Mpi(port) => (port.rank(), port.world()),
+            Self::Sim(port) => (port.rank(), port.world()),
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use paceline_comm::transport::{Membership, Transport, shm, tcp};
 use paceline_comm::{CommError, Communicator, Generation, Rank, RunId, Stop, Token, Wait};
-use world::{Carry, TIMEOUT, communicators, on_all, options};
+use world::{Carry, TIMEOUT, communicators, communicators_for, on_all, options};
 
 const SHORT: Duration = Duration::from_millis(300);
 
@@ -155,41 +155,26 @@ fn rank_0_dials_the_others_and_needs_no_port_that_they_know() {
 }
 
 #[test]
-fn a_connection_taken_aside_does_not_wait_for_the_others() {
-    let token = Token::random();
-    let listeners: Vec<_> = (0..2).map(|rank| tcp::Listener::bind(Rank(rank), None).unwrap()).collect();
-    let addresses: Vec<_> = listeners.iter().map(tcp::Listener::address).collect();
-    let ends = thread::scope(|scope| {
-        let connect = |(rank, listener)| {
-            let (member, addresses) = (member(&token, rank, 2), &addresses);
-            scope.spawn(move || {
-                let (config, wait) =
-                    (tcp::Config { sockets: 3, ..tcp::Config::default() }, Wait::new(TIMEOUT, &Stop::new()));
-                let mut port = tcp::connect(listener, addresses, &member, config, &wait).unwrap();
-                let aside = port.split();
-                [port, aside].map(|port| Communicator::new(Transport::Tcp(port), options(2, None, TIMEOUT)))
-            })
-        };
-        let threads: Vec<_> = (0u32..).zip(listeners).map(connect).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
-    });
-    // Rank 0 sends more than a socket takes, and rank 1 receives it only after both have met beside it.
-    thread::scope(|scope| {
-        for (rank, [mut bulk, mut aside]) in ends.into_iter().enumerate() {
-            scope.spawn(move || {
-                let mut bytes = vec![rank as u8; 30 << 20];
-                if rank == 0 {
-                    let sending = thread::spawn(move || bulk.send(Rank(1), 7, &bytes).unwrap());
+fn a_group_of_all_does_not_wait_for_the_others_messages() {
+    let options = options(2, None, TIMEOUT);
+    // Rank 0 sends more than a link takes, and rank 1 receives it only after both have met beside it.
+    for carry in Carry::ALL {
+        let mut ranks = communicators_for(carry, &options, 1);
+        on_all(&mut ranks, |bulk| {
+            let mut aside = bulk.group(&[Rank(0), Rank(1)]).unwrap();
+            let mut bytes = vec![bulk.rank().0 as u8; 30 << 20];
+            if bulk.rank() == Rank(0) {
+                thread::scope(|scope| {
+                    scope.spawn(|| bulk.send(Rank(1), 7, &bytes).unwrap());
                     aside.barrier().unwrap();
-                    sending.join().unwrap();
-                } else {
-                    aside.barrier().unwrap();
-                    bulk.recv(Rank(0), 7, &mut bytes).unwrap();
-                    assert!(bytes.iter().all(|&byte| byte == 0));
-                }
-            });
-        }
-    });
+                });
+            } else {
+                aside.barrier().unwrap();
+                bulk.recv(Rank(0), 7, &mut bytes).unwrap();
+                assert!(bytes.iter().all(|&byte| byte == 0), "{carry:?}");
+            }
+        });
+    }
 }
 
 #[test]

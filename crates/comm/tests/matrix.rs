@@ -4,8 +4,8 @@
 mod world;
 
 use paceline_comm::reduce::{round_bf16, widen_bf16};
-use paceline_comm::{Algorithm, Collective, Rank};
-use world::{Carry, LENGTHS, TIMEOUT, check, communicators, expected, input, on_all, options};
+use paceline_comm::{Algorithm, Collective, CommError, Rank};
+use world::{Carry, LENGTHS, TIMEOUT, check, check_bf16, communicators, expected, input, on_all, options};
 
 const WORLDS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
 
@@ -21,6 +21,9 @@ fn matrix(carry: Carry) {
                     on_all(&mut ranks, |comm| {
                         comm.set_choice(choice.clone());
                         check(comm, collective, length, &format!("{algorithm} on {carry:?}"));
+                        if collective == Collective::AllReduce {
+                            check_bf16(comm, length, &format!("{algorithm} on {carry:?}"));
+                        }
                     });
                 }
             }
@@ -83,17 +86,17 @@ fn rounded_sums_are_the_same_bits_on_all_ranks() {
 }
 
 #[test]
-fn shared_buffers_are_reduced_where_they_lie() {
+fn registered_buffers_are_reduced_where_they_lie() {
     for carry in [Carry::Thread, Carry::Shm] {
         for world in [1, 2, 3, 5] {
             let mut ranks = communicators(carry, &options(world, None, TIMEOUT));
             on_all(&mut ranks, |comm| {
                 for length in LENGTHS {
                     let rank = comm.rank().index();
-                    let mut buffer = comm.shared_buffer(length).unwrap();
+                    let mut buffer = comm.register_buffer(length).unwrap();
                     buffer.as_mut_slice().copy_from_slice(&input(rank, length));
                     let part = length / 3..length;
-                    comm.all_reduce_shared(&mut buffer, part.clone()).unwrap();
+                    comm.all_reduce_registered(&mut buffer, part.clone()).unwrap();
                     let sums = expected(Collective::AllReduce, rank, world, length).1;
                     assert_eq!(buffer.as_slice()[part.clone()], sums[part.clone()]);
                     assert_eq!(buffer.as_slice()[..part.start], input(rank, length)[..part.start]);
@@ -101,6 +104,57 @@ fn shared_buffers_are_reduced_where_they_lie() {
                 }
             });
         }
+    }
+}
+
+#[test]
+fn ranks_that_reduce_different_registered_buffers_notice_and_lose_them() {
+    let mut ranks = communicators(Carry::Shm, &options(2, None, TIMEOUT));
+    on_all(&mut ranks, |comm| {
+        let mut buffers = [(); 2].map(|()| comm.register_buffer(10).unwrap());
+        let error = comm.all_reduce_registered(&mut buffers[comm.rank().index()], 0..10).unwrap_err();
+        assert!(matches!(error, CommError::Protocol { .. }), "{error}");
+        let lost = &buffers[comm.rank().index()];
+        assert!(std::panic::catch_unwind(|| lost.as_slice().len()).is_err(), "the other may still write there");
+        assert_eq!(buffers[1 - comm.rank().index()].as_slice(), [0.0; 10]);
+    });
+}
+
+#[test]
+fn a_buffer_that_another_communicator_has_registered_is_reduced_all_the_same() {
+    let mut worlds = [(); 2].map(|()| communicators(Carry::Shm, &options(2, None, TIMEOUT)));
+    let mut buffers: Vec<_> = worlds[0].iter_mut().map(|comm| comm.register_buffer(10).unwrap()).collect();
+    std::thread::scope(|scope| {
+        for (comm, buffer) in worlds[1].iter_mut().zip(&mut buffers) {
+            scope.spawn(move || {
+                buffer.as_mut_slice().fill(1.0 + comm.rank().0 as f32);
+                comm.all_reduce_registered(buffer, 0..10).unwrap();
+                assert_eq!(buffer.as_slice(), [3.0; 10]);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_list_of_the_callers_own_moves_and_adds_halves() {
+    use paceline_comm::{Action, Transfer};
+    for carry in Carry::ALL {
+        let mut ranks = communicators(carry, &options(2, None, TIMEOUT));
+        on_all(&mut ranks, |comm| {
+            let (rank, peer) = (comm.rank().0, Rank(1 - comm.rank().0));
+            let of = |action, start| Transfer { step: 0, action, peer, start, length: 9999 };
+            // Each adds the other's first part to its second.
+            let mut halves = vec![round_bf16(1.0 + rank as f32); 2 * 9999];
+            comm.exchange_bf16(&[of(Action::Send, 0), of(Action::Reduce, 9999)], 5, &mut halves).unwrap();
+            assert!(halves[..9999].iter().all(|&half| widen_bf16(half) == 1.0 + rank as f32), "{carry:?}");
+            assert!(halves[9999..].iter().all(|&half| widen_bf16(half) == 3.0), "{carry:?}");
+            // Numbers and halves are told apart.
+            let mixed = match rank {
+                0 => comm.exchange(&[of(Action::Send, 0)], 6, &mut [0.0; 9999]),
+                _ => comm.exchange_bf16(&[Transfer { length: 2 * 9999, ..of(Action::Receive, 0) }], 6, &mut halves),
+            };
+            assert!(rank == 0 || matches!(mixed, Err(CommError::Protocol { .. })), "{carry:?}: {mixed:?}");
+        });
     }
 }
 

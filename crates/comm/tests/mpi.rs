@@ -6,7 +6,7 @@ mod world;
 use paceline_comm::reduce::{round_bf16, widen_bf16};
 use paceline_comm::transport::{Membership, Transport, mpi};
 use paceline_comm::{Algorithm, Collective, Communicator, Generation, Rank, RunId, Token, probe};
-use world::{LENGTHS, TIMEOUT, check, options};
+use world::{LENGTHS, TIMEOUT, check, check_bf16, check_groups, check_groups_at_once, options};
 
 /// What OpenMPI or MPICH says of this process.
 fn variable(names: [&str; 2]) -> Option<usize> {
@@ -24,21 +24,17 @@ fn main() {
         Membership { token: Token::random(), run: RunId::UNKNOWN, rank, world, generation: Generation::default() };
     let port = mpi::connect(&membership).unwrap();
     let mut comm = Communicator::new(Transport::Mpi(Box::new(port)), options(world, None, TIMEOUT));
-    let by_cost = comm.choice().clone();
-    let algorithms = std::iter::once(None).chain(Algorithm::ALL.map(Some));
-    for algorithm in algorithms {
-        comm.set_choice(by_cost.clone().forced(algorithm));
-        let how = algorithm.map_or("MPI itself", Algorithm::name);
-        for collective in Collective::ALL {
-            for length in LENGTHS {
-                let length = if collective == Collective::AllToAll { length / world * world } else { length };
-                check(&mut comm, collective, length, how);
-            }
-        }
+    // Two rows of several need four ranks; more than that are there for groups.
+    if world <= 4 {
+        every_algorithm(&mut comm);
+        rounded_sums_are_the_same(&mut comm);
+        messages_come_in_order(&mut comm);
     }
-    comm.set_choice(by_cost);
-    rounded_sums_are_the_same(&mut comm);
-    messages_come_in_order(&mut comm);
+    if world >= 4 && world.is_multiple_of(2) {
+        check_groups(&mut comm, "MPI");
+        check_groups_at_once(&mut comm, "MPI, at once");
+    }
+    groups_are_numbered_anew(&mut comm);
     let link = probe::links(&mut comm, paceline_comm::Nodes::one(world)).unwrap().within;
     // MPI can be started once.
     assert!(mpi::connect(&membership).unwrap_err().to_string().contains("before"));
@@ -47,6 +43,50 @@ fn main() {
         let (latency, speed) = (link.latency_s * 1e6, 1e-9 / link.seconds_per_byte);
         println!("mpi: every collective over {world} ranks is right; messages: {latency:.1} µs, {speed:.2} GB/s");
     }
+}
+
+fn every_algorithm(comm: &mut Communicator) {
+    let (world, by_cost) = (comm.world(), comm.choice().clone());
+    for algorithm in std::iter::once(None).chain(Algorithm::ALL.map(Some)) {
+        comm.set_choice(by_cost.clone().forced(algorithm));
+        let how = algorithm.map_or("MPI itself", Algorithm::name);
+        for collective in Collective::ALL {
+            for length in LENGTHS {
+                let length = if collective == Collective::AllToAll { length / world * world } else { length };
+                check(comm, collective, length, how);
+            }
+        }
+        for length in LENGTHS {
+            check_bf16(comm, length, how);
+        }
+    }
+    comm.set_choice(by_cost);
+}
+
+/// All ranks backwards, and errors that name them as the world does.
+fn groups_are_numbered_anew(comm: &mut Communicator) {
+    let members: Vec<Rank> = (0..comm.world()).rev().map(Rank::at).collect();
+    let mut group = comm.group(&members).unwrap();
+    assert_eq!(group.rank().index(), comm.world() - 1 - comm.rank().index());
+    check(&mut group, Collective::AllGather, 7919, "MPI, backwards");
+    check_bf16(&mut group, 7919, "MPI, backwards");
+    if comm.world() > 2 {
+        // Some ranks make a group and the others do not.
+        let (first, others) = members.split_first().unwrap();
+        if comm.rank() != *first {
+            check(&mut comm.group(others).unwrap(), Collective::AllReduce, 7919, "MPI, all but the last");
+        }
+    }
+    comm.barrier().unwrap();
+    // The last rank says nothing: the others wait for it in vain.
+    let (rank, last) = (comm.rank(), Rank::at(comm.world() - 1));
+    let mut hasty = group.group(&(0..comm.world()).map(Rank::at).collect::<Vec<_>>()).unwrap();
+    hasty.set_timeout(std::time::Duration::from_millis(200));
+    if rank == Rank(0) {
+        let error = hasty.recv(Rank(0), 1, &mut [0; 3]).unwrap_err();
+        assert!(error.peer() == Some(last) && error.to_string().starts_with("rank 0 waited"), "{error}");
+    }
+    comm.barrier().unwrap();
 }
 
 /// Numbers whose sums are rounded: all ranks hold the bits of rank 0.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 pub use alone::Alone;
 pub use identity::{IDENTITY, RunIdentity, receive as receive_identity};
-use paceline_comm::{CommError, Common, Communicator, Rank};
+use paceline_comm::{CommError, Communicator, LentSlice, Rank};
 use paceline_system::clock::Clock;
 pub use protocol::{Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, Roles, Steps};
 pub use report::{StepReport, Votes};
@@ -232,11 +232,11 @@ pub trait Target {
 #[derive(Debug)]
 pub struct SharedWeights {
     /// All ranks' weights.
-    pub weights: Common,
+    pub weights: LentSlice,
     /// All ranks' buffers of the optimizer.
-    pub optimizer: Vec<Common>,
+    pub optimizer: Vec<LentSlice>,
     /// This rank's gradients, as the parameters lie. Those that are computed here are not copied when they are sent.
-    pub gradients: Common,
+    pub gradients: LentSlice,
 }
 
 /// A worker's end of an agreement.

@@ -5,6 +5,7 @@
 //! while a step runs. What travels is a list ([`agree::Protocol`], [`schedule`]), the same on every rank.
 
 pub mod agree;
+pub mod mesh;
 pub mod schedule;
 pub mod squeeze;
 

@@ -6,7 +6,7 @@
 
 use std::fmt::Debug;
 
-use paceline_comm::{Action, CommError, Communicator, SharedBuffer, Transfer};
+use paceline_comm::{Action, CommError, Communicator, RegisteredBuffer, Transfer};
 use paceline_system::memory;
 
 /// Declares every codec's module, and lists what it offers.
@@ -133,12 +133,12 @@ impl Message {
 pub fn all_reduce(
     codec: &mut dyn Codec,
     communicator: &mut Communicator,
-    (buffer, range): (&mut SharedBuffer, std::ops::Range<usize>),
+    (buffer, range): (&mut RegisteredBuffer, std::ops::Range<usize>),
     segments: &[Segment],
     message: &mut Message,
 ) -> Result<(), CommError> {
     if codec.is_identity() {
-        return communicator.all_reduce_shared(buffer, range);
+        return communicator.all_reduce_registered(buffer, range);
     }
     let values = &mut buffer.as_mut_slice()[range];
     for (index, round) in codec.rounds().iter().enumerate() {

@@ -32,10 +32,13 @@ pub struct Buffer {
 enum Memory {
     Lines(Vec<CacheLine>),
     Pages(Pages),
-    Lent(Box<dyn Lent>),
+    /// With the address at which it was found.
+    Lent(Box<dyn Lent>, usize),
 }
 
-/// Numbers that somebody else keeps, say in memory that several processes map.
+/// Numbers that somebody else keeps, say in memory that several processes map. A value that gives out slices
+/// promises, as every safe type does, that nobody else writes what is read through them, or reads what is
+/// written: where that takes rules which no type can check, making the value is `unsafe`.
 pub trait Lent: DerefMut<Target = [f32]> + Send + Sync {}
 
 impl<T: DerefMut<Target = [f32]> + Send + Sync> Lent for T {}
@@ -69,8 +72,9 @@ impl Buffer {
     /// # Panics
     /// When they do not start on a cache line.
     pub fn lent(mut memory: Box<dyn Lent>) -> Self {
-        let length = on_a_line(&mut memory).len();
-        Self { memory: Memory::Lent(memory), length }
+        let numbers = on_a_line(&mut memory);
+        let (length, address) = (numbers.len(), numbers.as_ptr().addr());
+        Self { memory: Memory::Lent(memory, address), length }
     }
 
     /// The address of the first element, for devices that hand out parts of a buffer by plan.
@@ -78,8 +82,12 @@ impl Buffer {
         match &mut self.memory {
             Memory::Lines(lines) => lines.as_mut_ptr().cast(),
             Memory::Pages(pages) => pages.start.as_ptr(),
-            // Whoever lends could give out other memory each time; too little of it ends here.
-            Memory::Lent(memory) => on_a_line(&mut memory[..self.length]).as_mut_ptr(),
+            // Devices keep the address: whoever lends other memory each time, or too little of it, ends here.
+            Memory::Lent(memory, address) => {
+                let numbers = &mut memory[..self.length];
+                assert!(numbers.as_ptr().addr() == *address, "what is lent stays where it is");
+                numbers.as_mut_ptr()
+            }
         }
     }
 }
@@ -149,7 +157,7 @@ impl Deref for Buffer {
         let pointer = match &self.memory {
             Memory::Lines(lines) => lines.as_ptr().cast(),
             Memory::Pages(pages) => pages.start.as_ptr().cast_const(),
-            Memory::Lent(memory) => return &memory[..self.length],
+            Memory::Lent(memory, _) => return &memory[..self.length],
         };
         // SAFETY: lines (repr(C), no padding) and pages hold at least `length` f32 one after the other, all initialised.
         unsafe { std::slice::from_raw_parts(pointer, self.length) }

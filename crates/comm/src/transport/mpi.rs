@@ -4,14 +4,17 @@
 //! every other transport. The bytes between two ranks are one stream, cut into messages of at most [`MESSAGE_BYTES`]; MPI
 //! keeps their order. Nothing blocks: everything under way is asked whether it is done (`raw.rs`).
 //!
-//! Who may join is decided by `mpirun`, and what becomes of the others when one dies too; the greeting with the run's token is
-//! that of the control connections. A process has one MPI, and so one of these ports.
+//! Who may join is decided by `mpirun`, and what becomes of the others when one dies too; the greeting with
+//! the run's token is that of the control connections. A process has one MPI, and so one of these ports, and
+//! those of groups that it makes (`MPI_Comm_create_group`). MPI is started for one call at a time: ports that
+//! threads use at once take turns, call by call.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use paceline_system::clock;
 
+use crate::error::CommError;
 use crate::rank::Rank;
 
 mod connect;
@@ -19,7 +22,7 @@ mod direct;
 mod raw;
 
 pub use connect::connect;
-use raw::{Operation, World};
+use raw::{Comm, Operation};
 
 /// Bytes of the longest message: large enough for the bandwidth of a link.
 const MESSAGE_BYTES: usize = 256 << 10;
@@ -38,10 +41,11 @@ struct Arrival {
     used: usize,
 }
 
-/// One rank's end. Dropping it ends MPI, if all ranks drop theirs within a few seconds; else MPI is left to `mpirun`.
+/// One rank's end. Dropping the last of a process ends MPI, if all ranks do so within a few seconds; else MPI
+/// is left to `mpirun`.
 #[derive(Debug)]
 pub struct Port {
-    world: World,
+    comm: Comm,
     /// By peer, oldest first.
     sends: Vec<VecDeque<Operation>>,
     /// By peer.
@@ -49,9 +53,23 @@ pub struct Port {
 }
 
 impl Port {
+    fn new(comm: Comm) -> Self {
+        let sends = (0..comm.size()).map(|_| VecDeque::new()).collect();
+        let arrivals = (0..comm.size()).map(|_| None).collect();
+        Self { comm, sends, arrivals }
+    }
+
+    /// This rank's end in a group of these ranks, of which it is one: a communicator of MPI's own. All of
+    /// them are here, or MPI waits for them without a deadline.
+    pub(super) fn group(&self, members: &[Rank]) -> Result<Self, CommError> {
+        let members: Vec<usize> = members.iter().map(|member| member.index()).collect();
+        let failed = |what| CommError::Failed { rank: self.rank(), phase: "group", what };
+        self.comm.group(&members).map(Self::new).map_err(failed)
+    }
+
     /// This rank.
     pub fn rank(&self) -> Rank {
-        Rank::at(self.world.rank())
+        Rank::at(self.comm.rank())
     }
 
     /// How many ranks there are.
@@ -66,7 +84,7 @@ impl Port {
             return Ok(0);
         }
         let count = bytes.len().min(MESSAGE_BYTES);
-        sends.push_back(self.world.send(peer.index(), bytes[..count].to_vec())?);
+        sends.push_back(self.comm.send(peer.index(), bytes[..count].to_vec())?);
         Ok(count)
     }
 
@@ -108,7 +126,7 @@ impl Port {
     pub(super) fn has_bytes(&mut self, peer: Rank) -> Result<bool, String> {
         let place = &mut self.arrivals[peer.index()];
         if place.is_none() {
-            let Some(operation) = self.world.receive(peer.index(), MESSAGE_BYTES)? else { return Ok(false) };
+            let Some(operation) = self.comm.receive(peer.index(), MESSAGE_BYTES)? else { return Ok(false) };
             *place = Some(Arrival { operation, done: false, used: 0 });
         }
         let arrival = place.as_mut().expect("a message comes in");

@@ -17,7 +17,7 @@ mod fault;
 #[cfg(test)]
 mod tests;
 
-pub use drive::{Finish, Trial, drive};
+pub use drive::{Finish, Part, Trial, drive, drive_groups};
 pub use fault::Fault;
 
 /// Bytes a rank may hand to its card before they have left.
@@ -39,7 +39,6 @@ struct Pipe {
 /// The state of the virtual network.
 #[derive(Debug)]
 struct Network {
-    world: usize,
     link: Link,
     faults: Vec<Fault>,
     now: Instant,
@@ -47,34 +46,42 @@ struct Network {
     card_free: Vec<Instant>,
     /// When each rank was last promised a turn because its card was full.
     card_call: Vec<Instant>,
-    pipes: HashMap<(u32, u32), Pipe>,
+    /// By context, source and target: messages of two groups do not meet.
+    pipes: HashMap<(u64, u32, u32), Pipe>,
+    /// How many groups there are.
+    contexts: u64,
     /// Who has a reason to look again, and when; the earliest on top.
     calls: BinaryHeap<std::cmp::Reverse<(Instant, u32)>>,
     random: Random,
 }
 
-/// One rank's end.
+/// One rank's end in the world or in a group. All ends of a rank share its card.
 #[derive(Clone, Debug)]
 pub struct Port {
     rank: u32,
+    context: u64,
+    /// Numbers in the world.
+    members: Arc<[Rank]>,
     network: Arc<Mutex<Network>>,
 }
 
 /// The ends of a virtual world, by rank.
 pub(super) fn mesh(world: usize, link: Link, faults: &[Fault], seed: u64) -> Vec<Port> {
     let network = Network {
-        world,
         link,
         faults: faults.to_vec(),
         now: 0,
         card_free: vec![0; world],
         card_call: vec![0; world],
         pipes: HashMap::new(),
+        contexts: 0,
         calls: (0..world as u32).map(|rank| std::cmp::Reverse((0, rank))).collect(),
         random: Random::new(&[seed]),
     };
     let network = Arc::new(Mutex::new(network));
-    (0..world as u32).map(|rank| Port { rank, network: Arc::clone(&network) }).collect()
+    let members: Arc<[Rank]> = (0..world).map(Rank::at).collect();
+    let port = |rank| Port { rank, context: 0, members: Arc::clone(&members), network: Arc::clone(&network) };
+    (0..world as u32).map(port).collect()
 }
 
 impl Network {
@@ -86,7 +93,7 @@ impl Network {
         self.faults.iter().any(|fault| fault.crashes(rank, self.now))
     }
 
-    fn send(&mut self, from: u32, to: u32, bytes: &[u8]) -> Result<usize, String> {
+    fn send(&mut self, (context, from, to): (u64, u32, u32), bytes: &[u8]) -> Result<usize, String> {
         if self.crashed(to) {
             return Err("its process ended".into());
         }
@@ -115,16 +122,16 @@ impl Network {
         while loss > 0.0 && self.random.chance(loss) {
             arrival += RESEND_NS;
         }
-        let pipe = self.pipes.entry((from, to)).or_default();
+        let pipe = self.pipes.entry((context, from, to)).or_default();
         let arrival = pipe.packets.back().map_or(arrival, |(last, _)| arrival.max(*last));
         pipe.packets.push_back((arrival, bytes[..count].iter().copied().collect()));
         self.call(to, arrival);
         Ok(count)
     }
 
-    fn receive(&mut self, from: u32, to: u32, bytes: &mut [u8]) -> Result<usize, String> {
+    fn receive(&mut self, (context, from, to): (u64, u32, u32), bytes: &mut [u8]) -> Result<usize, String> {
         let mut count = 0;
-        if let Some(pipe) = self.pipes.get_mut(&(from, to)) {
+        if let Some(pipe) = self.pipes.get_mut(&(context, from, to)) {
             while let Some((_, packet)) = pipe.packets.front_mut().filter(|(arrival, _)| *arrival <= self.now) {
                 let taken = packet.len().min(bytes.len() - count);
                 packet.drain(..taken).zip(&mut bytes[count..]).for_each(|(byte, target)| *target = byte);
@@ -144,30 +151,54 @@ impl Network {
 
 impl Port {
     /// This rank.
-    pub const fn rank(&self) -> Rank {
-        Rank(self.rank)
+    pub fn rank(&self) -> Rank {
+        let own = self.members.iter().position(|member| member.0 == self.rank);
+        Rank::at(own.expect("a rank is one of its own"))
     }
 
     /// How many ranks there are.
     pub fn world(&self) -> usize {
-        self.network().world
+        self.members.len()
     }
 
     fn network(&self) -> MutexGuard<'_, Network> {
         self.network.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A number that no group of this world has had.
+    pub(super) fn new_context(&self) -> u64 {
+        let mut network = self.network();
+        network.contexts += 1;
+        network.contexts
+    }
+
+    /// This rank's end in a group of these ranks, of which it is one, by the number that they have agreed on.
+    pub(super) fn group(&self, members: &[Rank], context: u64) -> Self {
+        let members: Arc<[Rank]> = members.iter().map(|member| self.members[member.index()]).collect();
+        Self { rank: self.rank, context, members, network: Arc::clone(&self.network) }
+    }
+
+    /// The pipe to a rank.
+    fn to(&self, peer: Rank) -> (u64, u32, u32) {
+        (self.context, self.rank, self.members[peer.index()].0)
+    }
+
+    /// The pipe from a rank.
+    fn from(&self, peer: Rank) -> (u64, u32, u32) {
+        (self.context, self.members[peer.index()].0, self.rank)
+    }
+
     pub(super) fn try_send(&mut self, peer: Rank, bytes: &[u8]) -> Result<usize, String> {
-        self.network().send(self.rank, peer.0, bytes)
+        self.network().send(self.to(peer), bytes)
     }
 
     pub(super) fn try_receive(&mut self, peer: Rank, bytes: &mut [u8]) -> Result<usize, String> {
-        self.network().receive(peer.0, self.rank, bytes)
+        self.network().receive(self.from(peer), bytes)
     }
 
     pub(super) fn has_bytes(&mut self, peer: Rank) -> Result<bool, String> {
         let network = self.network();
-        let pipe = network.pipes.get(&(peer.0, self.rank));
+        let pipe = network.pipes.get(&self.from(peer));
         Ok(pipe.and_then(|pipe| pipe.packets.front()).is_some_and(|(arrival, _)| *arrival <= network.now))
     }
 }

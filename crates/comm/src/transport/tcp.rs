@@ -1,14 +1,17 @@
 //! Ranks joined by sockets: every two by one or several TCP connections, each opened with a greeting.
 //!
-//! Sockets never block. The bytes between two ranks are dealt out over their sockets in stripes, round robin; both ends
-//! count bytes, so no stripe needs a header. With TLS each socket keeps its own secret. The calling thread itself moves the bytes: on one core per rank a second
-//! thread would only take turns with it.
+//! Sockets never block. The bytes between two ranks are dealt out over their sockets in stripes, round robin;
+//! both ends count bytes, so no stripe needs a header. With TLS each socket keeps its own secret. A group has
+//! connections of its own, which were opened in advance. The calling thread itself moves the bytes: on one
+//! core per rank a second thread would only take turns with it.
 
 use std::io::{ErrorKind, Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::error::CommError;
 use crate::rank::Rank;
 use crate::transport::Interest;
 use crate::wire::socket::Socket;
@@ -86,6 +89,10 @@ pub struct Port {
     rank: usize,
     /// By rank; none for this one.
     cables: Vec<Option<Cable>>,
+    /// The ranks' numbers in the world.
+    members: Vec<Rank>,
+    /// Connections for groups, by rank in the world; all of a rank's ports take from the same.
+    spares: Arc<Mutex<Vec<Vec<Socket>>>>,
 }
 
 impl Port {
@@ -99,21 +106,23 @@ impl Port {
         self.cables.len()
     }
 
-    /// Takes one connection to each peer away, for what must not wait behind this port's messages. Before the first of them, and on
-    /// all ranks.
-    ///
-    /// # Panics
-    /// When there is only one, or something was sent.
-    pub fn split(&mut self) -> Self {
-        let take = |cable: &mut Cable| {
-            assert!(
-                cable.sockets.len() > 1 && (cable.sent, cable.received) == (0, 0),
-                "a spare connection, not used yet"
-            );
-            Cable::new(cable.sockets.pop().into_iter().collect())
-        };
-        let cables = self.cables.iter_mut().map(|cable| cable.as_mut().map(take)).collect();
-        Self { rank: self.rank, cables }
+    /// This rank's end in a group of these ranks, of which it is one: takes a spare connection to each of the
+    /// others. Two ranks make the groups that they are both in in the same order, and so take the same one.
+    pub(super) fn group(&self, members: &[Rank]) -> Result<Self, CommError> {
+        let rank = members.iter().position(|member| member.index() == self.rank).expect("this rank is a member");
+        let names: Vec<Rank> = members.iter().map(|member| self.members[member.index()]).collect();
+        let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = || names.iter().enumerate().filter(|(place, _)| *place != rank);
+        if let Some((_, peer)) = others().find(|(_, peer)| spares[peer.index()].is_empty()) {
+            let source = std::io::Error::other(format!("no connection to {peer} is left; connect for more groups"));
+            return Err(CommError::System { rank: Rank::at(self.rank), what: "make another group", source });
+        }
+        let mut cables: Vec<Option<Cable>> = names.iter().map(|_| None).collect();
+        for (place, peer) in others() {
+            cables[place] = Some(Cable::new(spares[peer.index()].pop().into_iter().collect()));
+        }
+        drop(spares);
+        Ok(Self { rank, cables, members: names, spares: Arc::clone(&self.spares) })
     }
 
     fn cable(&mut self, peer: Rank) -> &mut Cable {

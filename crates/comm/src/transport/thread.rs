@@ -1,8 +1,8 @@
 //! Ranks as threads of one process: tests and small runs. One bounded pipe for each ordered pair, behind a lock.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::Read;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,9 +17,17 @@ struct Bell {
     rung: Condvar,
 }
 
+/// The groups of a world that some of their ranks have not come to yet, by context; and how many have.
+#[derive(Debug, Default)]
+struct Groups {
+    contexts: AtomicU64,
+    open: Mutex<HashMap<u64, (Arc<Shared>, usize)>>,
+}
+
 #[derive(Debug)]
 struct Shared {
     world: usize,
+    groups: Arc<Groups>,
     /// Row: from, column: to.
     pipes: Vec<Mutex<VecDeque<u8>>>,
     /// Rung whenever something changed for a rank.
@@ -33,6 +41,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
+    fn new(world: usize, groups: Arc<Groups>) -> Arc<Self> {
+        Arc::new(Self {
+            world,
+            groups,
+            pipes: (0..world * world).map(|_| Mutex::default()).collect(),
+            bells: (0..world).map(|_| Bell::default()).collect(),
+            closed: (0..world).map(|_| AtomicBool::new(false)).collect(),
+        })
+    }
+
     fn ring(&self, rank: usize) {
         *lock(&self.bells[rank].rings) += 1;
         self.bells[rank].rung.notify_one();
@@ -53,12 +71,7 @@ pub struct Port {
 
 /// The ends of a world of threads, by rank.
 pub fn mesh(world: usize) -> Vec<Port> {
-    let shared = Arc::new(Shared {
-        world,
-        pipes: (0..world * world).map(|_| Mutex::default()).collect(),
-        bells: (0..world).map(|_| Bell::default()).collect(),
-        closed: (0..world).map(|_| AtomicBool::new(false)).collect(),
-    });
+    let shared = Shared::new(world, Arc::default());
     (0..world).map(|rank| Port { rank, shared: Arc::clone(&shared), heard: 0 }).collect()
 }
 
@@ -71,6 +84,25 @@ impl Port {
     /// How many ranks there are.
     pub fn world(&self) -> usize {
         self.shared.world
+    }
+
+    /// A number that no group of this world has had.
+    pub(super) fn new_context(&self) -> u64 {
+        self.shared.groups.contexts.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// This rank's end in a group of these ranks, of which it is one, by the number that they have agreed on.
+    pub(super) fn group(&self, members: &[Rank], context: u64) -> Self {
+        let rank = members.iter().position(|&member| member == self.rank()).expect("this rank is a member");
+        let mut open = lock(&self.shared.groups.open);
+        let new = || (Shared::new(members.len(), Arc::clone(&self.shared.groups)), 0);
+        let (shared, came) = open.entry(context).or_insert_with(new);
+        *came += 1;
+        let (shared, whole) = (Arc::clone(shared), *came == members.len());
+        if whole {
+            open.remove(&context);
+        }
+        Self { rank, shared, heard: 0 }
     }
 
     fn pipe(&self, from: usize, to: usize) -> MutexGuard<'_, VecDeque<u8>> {

@@ -5,7 +5,7 @@
 //! the gradients' bytes are sent and received with a ring. Ranks that share a machine's memory keep one copy of the weights instead
 //! (`shares.rs`).
 
-use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
+use paceline_comm::{CommError, Communicator, Rank, RegisteredBuffer};
 use paceline_system::clock::Clock;
 
 use super::courier::{Answer, Courier, CourierOptions, Ends, Job};
@@ -51,12 +51,14 @@ impl Recipe for AllReduce {
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {
         let protocol = self.protocol(join.shape);
-        if join.options.one_copy && join.communicator.shares_memory() {
-            return Ok(Box::new(Shares::start(join.communicator, join.shape, protocol)?));
-        }
         let Join { mut communicator, urgent, shape, options, deadline, clock, .. } = join;
-        let memory: Result<Vec<SharedBuffer>, CommError> =
-            shape.buckets.iter().map(|bucket| communicator.shared_buffer(bucket.elements)).collect();
+        if options.one_copy
+            && let Some(region) = Shares::region(&mut communicator, shape)?
+        {
+            return Ok(Box::new(Shares::start(communicator, region, (shape, protocol))?));
+        }
+        let memory: Result<Vec<RegisteredBuffer>, CommError> =
+            shape.buckets.iter().map(|bucket| communicator.register_buffer(bucket.elements)).collect();
         let (rank, world) = (communicator.rank(), communicator.world());
         let mut carrier = Carrier {
             communicator,
@@ -148,7 +150,7 @@ struct Step {
     order: Vec<Message>,
     /// The next message.
     next: usize,
-    buckets: Vec<Option<SharedBuffer>>,
+    buckets: Vec<Option<RegisteredBuffer>>,
     /// Elements that were carried, in how many seconds.
     carried: (usize, f64),
 }

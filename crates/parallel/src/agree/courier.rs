@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_comm::error::Party;
-use paceline_comm::{CommError, Rank, SharedBuffer};
+use paceline_comm::{CommError, Rank, RegisteredBuffer};
 use paceline_system::clock::Clock;
 use paceline_system::threads;
 
@@ -22,7 +22,7 @@ pub(super) enum Job {
     /// A step begins: reports to be added up over all workers.
     Report(StepReport),
     /// Final gradients.
-    Bucket(usize, SharedBuffer),
+    Bucket(usize, RegisteredBuffer),
     /// When each bucket was ready in the last step, in seconds.
     Reorder(Vec<f32>),
     /// Numbers to be added up over all ranks, which come here at the same point.
@@ -38,7 +38,7 @@ pub(super) enum Job {
 /// What it gives back.
 pub(super) enum Answer {
     Total(StepReport),
-    Bucket(usize, SharedBuffer),
+    Bucket(usize, RegisteredBuffer),
     Numbers(Vec<f32>),
     Optimizer(Vec<Vec<f32>>),
     Failed(CommError),
@@ -60,9 +60,9 @@ impl Ends {
 /// Where the memory of a bucket is.
 #[derive(Debug)]
 enum Slot {
-    Home(SharedBuffer),
+    Home(RegisteredBuffer),
     Away,
-    Landed(SharedBuffer),
+    Landed(RegisteredBuffer),
 }
 
 /// What a courier is started with.
@@ -103,7 +103,7 @@ impl Courier {
     /// Starts the thread: `carry` takes jobs until there are no more.
     pub fn start(
         CourierOptions { rank, phase, deadline, clock }: CourierOptions,
-        memory: Vec<SharedBuffer>,
+        memory: Vec<RegisteredBuffer>,
         carry: impl FnOnce(&Ends) -> Result<(), CommError> + Send + 'static,
     ) -> Result<Self, CommError> {
         // A step has its numbers and its buckets; a new order goes with them.

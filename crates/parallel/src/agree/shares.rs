@@ -12,16 +12,14 @@
 //!
 //! Rules that look at whole tensors (LARS), or at all gradients at once (clipping), cannot step by pieces.
 
+#![allow(unsafe_code)]
+
 use std::ops::Range;
 
-use paceline_comm::error::Party;
-use paceline_comm::{CommError, Common, Communicator, Rank, SharedBuffer};
+use paceline_comm::{CommError, Communicator, OneCopy, OneCopyShape, Rank};
 
 use super::report::WORDS;
 use super::{Agreement, BucketShape, Protocol, Settled, Shape, SharedWeights, StepReport, Target, Wait};
-
-/// The stage of a rank that cannot go on: its step would have spoilt the weights.
-const SPOILT: u64 = u64::MAX;
 
 /// Elements of a piece: sums, weights and state stay in a core's cache of 1 MiB.
 const PIECE_ELEMENTS: usize = 64 << 10;
@@ -39,139 +37,111 @@ enum At {
 
 #[derive(Debug)]
 struct Bucket {
-    /// Says how far ranks are with it.
-    board: SharedBuffer,
-    /// Where it stands among all parameters.
-    elements: Range<usize>,
-    /// How often it was sent; the stage of a rank that has released it.
-    rounds: u64,
+    /// The address at which the replica has its gradients in shared memory, and how many there are.
+    gradients: (usize, usize),
     at: At,
-}
-
-impl Bucket {
-    fn pieces(&self) -> u64 {
-        self.elements.len().div_ceil(PIECE_ELEMENTS) as u64
-    }
-
-    /// How many pieces are done when this round is.
-    fn end(&self) -> u64 {
-        self.rounds * self.pieces()
-    }
 }
 
 /// A rank's end.
 #[derive(Debug)]
 pub(super) struct Shares {
     communicator: Communicator,
+    region: OneCopy,
     buckets: Vec<Bucket>,
     /// The buckets in the order in which a forward pass needs them.
     needs: Vec<usize>,
     /// The bucket that was released last.
     last: usize,
-    /// Every rank's own, as the parameters lie.
-    gradients: SharedBuffer,
-    /// The address at which the replica has this rank's.
-    gradients_at: usize,
-    weights: Common,
     /// What the replica is to use, until it takes it.
-    pub memory: Option<SharedWeights>,
+    memory: Option<SharedWeights>,
     sums: Box<[f32]>,
-    /// Reports of a step.
-    numbers: SharedBuffer,
-    /// How often there were reports.
-    rounds: u64,
     /// Whether this rank could not make a piece.
     refused: bool,
     protocol: Protocol,
 }
 
 impl Shares {
-    /// Joins; all ranks have the same buckets.
-    pub fn start(mut communicator: Communicator, shape: &Shape, protocol: Protocol) -> Result<Self, CommError> {
+    /// The memory for it, if ranks share any; all have the same buckets.
+    pub fn region(communicator: &mut Communicator, shape: &Shape) -> Result<Option<OneCopy>, CommError> {
         let Shape { buckets, parameters, slots, .. } = shape;
-        let (parameters, slots) = (*parameters, *slots);
+        let ranges: Vec<Range<usize>> = buckets.iter().map(|shape| shape.start..shape.start + shape.elements).collect();
+        communicator.one_copy(&OneCopyShape {
+            elements: *parameters,
+            buckets: &ranges,
+            piece_elements: PIECE_ELEMENTS,
+            slots: *slots,
+            sums: WORDS,
+        })
+    }
+
+    /// Joins.
+    pub fn start(
+        communicator: Communicator,
+        region: OneCopy,
+        (shape, protocol): (&Shape, Protocol),
+    ) -> Result<Self, CommError> {
+        let buckets = &shape.buckets;
         let mut needs: Vec<usize> = (0..buckets.len()).collect();
         needs.sort_by_key(|&index| buckets[index].needed_before);
-        let bucket = |shape: &BucketShape| -> Result<Bucket, CommError> {
-            assert!(shape.start + shape.elements <= parameters, "a bucket is part of the parameters");
-            let board = communicator.shared_buffer(0)?;
-            Ok(Bucket { board, elements: shape.start..shape.start + shape.elements, rounds: 0, at: At::Home })
+        // SAFETY: what is lent is `memory`, which one replica takes. It fills weights and optimizer on rank 0
+        // alone, before the broadcast that begins the run. Afterwards it reads the weights and the
+        // optimizer's numbers of a bucket, and computes its gradients, only after `settle` has found all
+        // pieces finished and before it calls `settle` again, which alone arrives, and only with a bucket that
+        // was sent; or it reads them after `has_made`. It touches the optimizer's numbers otherwise only
+        // inside `apply_shared`, in the range of the piece that this rank then holds.
+        let lent = unsafe { region.lend() }?;
+        let start = lent.gradients.as_ptr().addr();
+        let bucket = |bucket: &BucketShape| Bucket {
+            gradients: (start + bucket.start * size_of::<f32>(), bucket.elements),
+            at: At::Home,
         };
-        let buckets = buckets.iter().map(bucket).collect::<Result<_, _>>()?;
-        const SHARED_MEMORY: &str = "ranks share memory";
-        let (mut gradients, numbers) = (communicator.shared_buffer(parameters)?, communicator.shared_buffer(WORDS)?);
-        let own = communicator.own_again(&mut gradients)?.expect(SHARED_MEMORY);
-        let [weights, lent] = communicator.common(parameters)?.expect(SHARED_MEMORY);
-        let mut optimizer = Vec::with_capacity(slots);
-        for _ in 0..slots {
-            let [slot] = communicator.common(parameters)?.expect(SHARED_MEMORY);
-            optimizer.push(slot);
-        }
         Ok(Self {
             communicator,
-            buckets,
+            region,
+            buckets: buckets.iter().map(bucket).collect(),
             needs,
             last: 0,
-            gradients,
-            gradients_at: own.as_ptr().addr(),
-            weights,
-            memory: Some(SharedWeights { weights: lent, gradients: own, optimizer }),
+            memory: Some(SharedWeights { weights: lent.weights, gradients: lent.gradients, optimizer: lent.optimizer }),
             sums: vec![0.0; PIECE_ELEMENTS].into(),
-            numbers,
-            rounds: 0,
             refused: false,
             protocol,
         })
     }
 
-    /// Waits until all others have come to a stage with the numbers.
-    fn numbers_at(&mut self, stage: u64) -> Result<(), CommError> {
-        let Self { communicator, numbers, .. } = self;
-        let wait = communicator.wait();
-        while !communicator.are_at(numbers, stage) {
-            communicator.watch(numbers, (stage, u64::MAX), &wait)?;
-        }
-        Ok(())
-    }
-
     /// Puts the gradients of a bucket where all can read them, unless they were computed there.
-    fn publish(&mut self, bucket: usize, gradients: &[f32]) {
-        let bucket = &mut self.buckets[bucket];
+    fn publish(&mut self, index: usize, gradients: &[f32]) {
+        let bucket = &mut self.buckets[index];
         assert!(bucket.at == At::Home, "a bucket is sent once, after its last step was seen to be done");
-        let place = self.gradients_at + bucket.elements.start * size_of::<f32>();
-        if !gradients.is_empty() && gradients.as_ptr().addr() != place {
-            self.gradients.as_mut_slice()[bucket.elements.clone()].copy_from_slice(gradients);
+        if !gradients.is_empty() && (gradients.as_ptr().addr(), gradients.len()) != bucket.gradients {
+            self.region.write_gradients(index, gradients);
         }
-        (bucket.rounds, bucket.at) = (bucket.rounds + 1, At::Sent);
+        bucket.at = At::Sent;
     }
 
-    /// Makes pieces of steps until the weights of a bucket are up to date, or, unless it is to wait, as many as are this rank's.
+    /// Makes pieces of steps until the weights of a bucket are up to date, or, unless it is to wait, as many as
+    /// are this rank's.
     fn make_pieces(&mut self, index: usize, wait: Wait, target: &mut dyn Target) -> Result<Settled, CommError> {
         let wait = wait == Wait::Block;
-        let (world, Self { communicator, buckets, .. }) = (self.workers(), &mut *self);
-        let bucket = &mut buckets[index];
-        let (pieces, end, stage) = (bucket.pieces(), bucket.end(), bucket.rounds);
-        let mut left = match bucket.at {
+        let (world, pieces) = (self.workers() as u64, self.region.pieces(index));
+        let mut left = match self.buckets[index].at {
             At::Home => return Ok(Settled::NotYet),
             At::Sent => {
-                communicator.come_to(&mut bucket.board, stage);
-                (bucket.at, self.last) = (At::Released, index);
-                pieces.div_ceil(world as u64)
+                self.region.arrive(index);
+                (self.buckets[index].at, self.last) = (At::Released, index);
+                pieces.div_ceil(world)
             }
             At::Released => pieces,
         };
-        if !wait && self.is_behind(stage) {
+        if !wait && self.is_behind(self.region.stage(index)) {
             left = 0;
         }
         let limit = self.communicator.wait();
         loop {
-            let Self { communicator, buckets, .. } = self;
-            let board = &mut buckets[index].board;
-            if self.refused || communicator.furthest(board) == SPOILT {
+            if self.refused || self.region.is_poisoned(index) {
                 return Ok(Settled::Refused);
             }
-            if communicator.finished(board) >= end {
-                buckets[index].at = At::Home;
+            if self.region.is_finished(index) {
+                self.buckets[index].at = At::Home;
                 return Ok(Settled::Done);
             }
             if !wait {
@@ -180,17 +150,16 @@ impl Shares {
                 }
                 left -= 1;
             } else if !self.work_on_any(index, target)? {
-                let Self { communicator, buckets, .. } = self;
-                communicator.watch(&mut buckets[index].board, (stage, end), &limit)?;
+                self.region.wait_for_progress(index, &limit)?;
             }
         }
     }
 
     /// Whether another rank has released a bucket that this one has still to come to, in the same step.
-    fn is_behind(&mut self, round: u64) -> bool {
-        let Self { communicator, buckets, last, .. } = self;
-        let next = buckets.get_mut(*last + 1).filter(|next| next.at != At::Released);
-        next.is_some_and(|next| communicator.furthest(&mut next.board) >= round)
+    fn is_behind(&self, stage: u64) -> bool {
+        let next = self.last + 1;
+        let waits = self.buckets.get(next).is_some_and(|bucket| bucket.at != At::Released);
+        waits && self.region.latest_stage(next) >= stage
     }
 
     /// Makes a piece of this bucket's step, or of another's; whether there was one.
@@ -209,41 +178,28 @@ impl Shares {
 
     /// Makes a piece of a bucket's step; whether there was one left, and all have released it.
     fn work(&mut self, index: usize, target: &mut dyn Target) -> Result<bool, CommError> {
-        let Self { communicator, buckets, gradients, weights, sums, .. } = self;
-        let bucket = &mut buckets[index];
-        let (round, end, pieces, length) = (bucket.rounds, bucket.end(), bucket.pieces(), bucket.elements.len());
-        if !communicator.are_at(&mut bucket.board, round) || communicator.furthest(&mut bucket.board) == SPOILT {
-            return Ok(false);
-        }
-        let Some(number) = communicator.take(&mut bucket.board, end) else { return Ok(false) };
-        let Some(piece) = number.checked_sub(end - pieces) else {
-            let (rank, what) = (communicator.rank(), "pieces were taken that there are not".to_owned());
-            return Err(CommError::Protocol { rank, peer: Party::Anyone, phase: "share", what });
-        };
-        let start = piece as usize * PIECE_ELEMENTS;
-        let range = start..(start + PIECE_ELEMENTS).min(length);
+        let Self { region, sums, .. } = self;
+        let Some(mut piece) = region.take(index)? else { return Ok(false) };
+        let range = piece.range();
         let sums = &mut sums[..range.len()];
-        let here = bucket.elements.start + range.start..bucket.elements.start + range.end;
-        communicator.sum_into(gradients, here.clone(), (&mut bucket.board, round), sums);
-        let weights = &mut weights[here];
-        if target.apply_shared(index, range, sums, weights).is_err() {
-            buckets.iter_mut().for_each(|bucket| communicator.come_to(&mut bucket.board, SPOILT));
+        piece.sum_gradients(sums);
+        if target.apply_shared(index, range, sums, piece.weights()).is_err() {
+            region.poison();
             self.refused = true;
             return Ok(true);
         }
-        communicator.finish(&mut bucket.board);
+        piece.finish();
         Ok(true)
     }
 
-    /// Whether the weights are those after so many steps, and stay so as long as this rank makes no other: every piece of those
-    /// steps is done, and no bucket of the next has been released by all ranks, so that nobody can take a piece of it.
+    /// Whether the weights are those after so many steps, and stay so: every piece of those steps is done,
+    /// and nobody holds one of the next. Nobody takes a piece after this.
     pub fn has_made(&mut self, steps: u64) -> bool {
-        let Self { communicator, buckets, .. } = self;
-        buckets.iter_mut().all(|bucket| {
-            let released = bucket.at == At::Released && bucket.rounds > steps;
-            let under_way = released && communicator.are_at(&mut bucket.board, steps + 1);
-            let spoilt = communicator.furthest(&mut bucket.board) == SPOILT;
-            !under_way && !spoilt && communicator.finished(&mut bucket.board) == steps * bucket.pieces()
+        let Self { region, buckets, .. } = self;
+        region.freeze();
+        (0..buckets.len()).all(|index| {
+            let whole = region.finished(index) == steps * region.pieces(index);
+            whole && region.is_idle(index) && !region.is_poisoned(index)
         })
     }
 }
@@ -270,19 +226,12 @@ impl Agreement for Shares {
     }
 
     fn begin_step(&mut self, report: StepReport) -> Result<(), CommError> {
-        self.numbers_at(2 * self.rounds)?;
-        self.rounds += 1;
-        self.numbers.as_mut_slice().copy_from_slice(&report.to_words());
-        self.communicator.come_to(&mut self.numbers, 2 * self.rounds - 1);
-        Ok(())
+        self.region.start_sum(&report.to_words(), &self.communicator.wait())
     }
 
     fn total(&mut self) -> Result<StepReport, CommError> {
-        let stage = 2 * self.rounds - 1;
-        self.numbers_at(stage)?;
         let mut sums = [0.0; WORDS];
-        self.communicator.sum_here(&mut self.numbers, stage, &mut sums);
-        self.communicator.come_to(&mut self.numbers, stage + 1);
+        self.region.finish_sum(&mut sums, &self.communicator.wait())?;
         Ok(StepReport::from_words(sums))
     }
 

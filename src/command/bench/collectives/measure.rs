@@ -1,6 +1,6 @@
 //! What every rank of `bench collectives` does: check a result, then time it, together with all others.
 
-use paceline::comm::{Algorithm, Choice, CommError, Communicator, Rank, SharedBuffer};
+use paceline::comm::{Algorithm, Choice, CommError, Communicator, Rank, RegisteredBuffer};
 use paceline::system::clock::Clock;
 use serde_json::{Value, json};
 
@@ -82,9 +82,9 @@ pub fn measure(comm: &mut Communicator, arguments: &BenchCollectives) -> Result<
                 continue;
             }
             comm.set_choice(Choice::by_cost(comm.choice().links().clone()).forced(Some(algorithm)));
-            let mut buffers = vec![SharedBuffer::Heap(vec![0.0; bytes / 4])];
+            let mut buffers = vec![RegisteredBuffer::from(vec![0.0; bytes / 4])];
             if comm.transport().name() == "shm" && algorithm == Algorithm::Direct {
-                buffers.push(comm.shared_buffer(bytes / 4)?);
+                buffers.push(comm.register_buffer(bytes / 4)?);
             }
             for mut buffer in buffers {
                 check(comm, &mut buffer)?;
@@ -101,13 +101,13 @@ fn number(rank: usize, index: usize) -> f32 {
     ((rank * 31 + index * 7) % 64) as f32
 }
 
-fn reduce(comm: &mut Communicator, buffer: &mut SharedBuffer) -> Result<(), CommError> {
+fn reduce(comm: &mut Communicator, buffer: &mut RegisteredBuffer) -> Result<(), CommError> {
     let length = buffer.as_slice().len();
-    comm.all_reduce_shared(buffer, 0..length)
+    comm.all_reduce_registered(buffer, 0..length)
 }
 
 /// Sums of small whole numbers are exact, whoever adds them in whatever order.
-fn check(comm: &mut Communicator, buffer: &mut SharedBuffer) -> Result<(), Failure> {
+fn check(comm: &mut Communicator, buffer: &mut RegisteredBuffer) -> Result<(), Failure> {
     let (rank, world) = (comm.rank().index(), comm.world());
     buffer.as_mut_slice().iter_mut().enumerate().for_each(|(index, value)| *value = number(rank, index));
     reduce(comm, buffer)?;
@@ -123,7 +123,7 @@ fn check(comm: &mut Communicator, buffer: &mut SharedBuffer) -> Result<(), Failu
     }
 }
 
-fn time(comm: &mut Communicator, buffer: &mut SharedBuffer) -> Result<Row, Failure> {
+fn time(comm: &mut Communicator, buffer: &mut RegisteredBuffer) -> Result<Row, Failure> {
     buffer.as_mut_slice().fill(0.0);
     let bytes = size_of_val(buffer.as_slice());
     // About a second at a gigabyte per second, within reason.
@@ -145,7 +145,7 @@ fn time(comm: &mut Communicator, buffer: &mut SharedBuffer) -> Result<Row, Failu
         workers: comm.world(),
         bytes,
         algorithm: String::new(),
-        shared: matches!(buffer, SharedBuffer::Mapped(_)),
+        shared: buffer.is_shared(),
         repeats,
         median_s: seconds[seconds.len() / 2],
         least_s: seconds[0],

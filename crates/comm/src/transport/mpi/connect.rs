@@ -1,13 +1,12 @@
 //! Joining the world that `mpirun` made.
 
-use std::collections::VecDeque;
 use std::io::Error;
 use std::time::Duration;
 
 use paceline_system::clock;
 
 use super::Port;
-use super::raw::World;
+use super::raw::Comm;
 use crate::error::{CommError, Refusal};
 use crate::rank::Rank;
 use crate::transport::Membership;
@@ -21,7 +20,7 @@ use crate::transport::Membership;
 pub fn connect(membership: &Membership) -> Result<Port, CommError> {
     let Membership { rank, world, .. } = *membership;
     let failed = |why: String| CommError::System { rank, what: "join MPI's world", source: Error::other(why) };
-    let joined = World::join().map_err(failed)?;
+    let joined = Comm::join().map_err(failed)?;
     if (joined.rank(), joined.size()) != (rank.index(), world) {
         let why = format!(
             "MPI says rank {} of {} where this is rank {} of {world}; start all processes with the mpirun of the MPI that \
@@ -43,6 +42,5 @@ pub fn connect(membership: &Membership) -> Result<Port, CommError> {
         return Err(CommError::Refused { rank, peer: Rank(0).into(), reason: Refusal::Run, detail });
     }
     drop(said);
-    let sends = (0..world).map(|_| VecDeque::new()).collect();
-    Ok(Port { world: joined, sends, arrivals: (0..world).map(|_| None).collect() })
+    Ok(Port::new(joined))
 }

@@ -32,45 +32,45 @@ impl Port {
             (Collective::AllReduce, Kind::Bf16) => {
                 for part in cast_slice_mut::<u8, u16>(buffer).chunks_mut(PART_BYTES / 4) {
                     let numbers: Vec<f32> = part.iter().map(|&half| widen_bf16(half)).collect();
-                    let sums = self.wait(collective, self.world.all_reduce(numbers), wait)?;
+                    let sums = self.wait(collective, self.comm.all_reduce(numbers), wait)?;
                     part.iter_mut().zip(sums.numbers()).for_each(|(half, &sum)| *half = round_bf16(sum));
                 }
             }
             (Collective::AllReduce, _) => {
                 for part in cast_slice_mut::<u8, f32>(buffer).chunks_mut(PART_BYTES / 4) {
-                    let sums = self.wait(collective, self.world.all_reduce(part.to_vec()), wait)?;
+                    let sums = self.wait(collective, self.comm.all_reduce(part.to_vec()), wait)?;
                     part.copy_from_slice(sums.numbers());
                 }
             }
             (Collective::ReduceScatter, _) => {
                 let own = self.own(buffer.len() / 4);
                 let (numbers, lengths) = (cast_slice::<u8, f32>(buffer).to_vec(), self.lengths(buffer.len() / 4));
-                let sums = self.wait(collective, self.world.reduce_scatter(numbers, lengths), wait)?;
+                let sums = self.wait(collective, self.comm.reduce_scatter(numbers, lengths), wait)?;
                 cast_slice_mut::<u8, f32>(buffer)[own].copy_from_slice(sums.numbers());
             }
             (Collective::AllGather, _) => {
                 let own = cast_slice::<u8, f32>(buffer)[self.own(buffer.len() / 4)].to_vec();
-                let all = self.wait(collective, self.world.all_gather(own, self.lengths(buffer.len() / 4)), wait)?;
+                let all = self.wait(collective, self.comm.all_gather(own, self.lengths(buffer.len() / 4)), wait)?;
                 cast_slice_mut::<u8, f32>(buffer).copy_from_slice(all.numbers());
             }
             (Collective::AllToAll, _) => {
                 let numbers = cast_slice::<u8, f32>(buffer).to_vec();
-                let all = self.wait(collective, self.world.all_to_all(numbers), wait)?;
+                let all = self.wait(collective, self.comm.all_to_all(numbers), wait)?;
                 cast_slice_mut::<u8, f32>(buffer).copy_from_slice(all.numbers());
             }
             (Collective::Broadcast { root }, _) => {
                 for part in buffer.chunks_mut(PART_BYTES) {
-                    let told = self.wait(collective, self.world.broadcast(root.index(), part.to_vec()), wait)?;
+                    let told = self.wait(collective, self.comm.broadcast(root.index(), part.to_vec()), wait)?;
                     part.copy_from_slice(told.bytes());
                 }
             }
-            (Collective::Barrier, _) => drop(self.wait(collective, self.world.barrier(), wait)?),
+            (Collective::Barrier, _) => drop(self.wait(collective, self.comm.barrier(), wait)?),
         }
         Ok(())
     }
 
     fn own(&self, length: usize) -> std::ops::Range<usize> {
-        chunk(length, self.world(), self.world.rank())
+        chunk(length, self.world(), self.comm.rank())
     }
 
     /// How many numbers belong to each rank.

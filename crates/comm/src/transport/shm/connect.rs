@@ -22,8 +22,8 @@ use rustix::net::{
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sha2::Sha256;
 
-use super::layout::{FILE_BYTES, Layout, PAGE_BYTES, PROCESS, STATE, State};
-use super::{Memory, Port};
+use super::layout::{CONTROL_BYTES, FILE_BYTES, Layout, PROCESS, STATE, State};
+use super::{Arena, Memory, Port, Processes};
 use crate::error::CommError;
 use crate::rank::Rank;
 use crate::transport::Membership;
@@ -52,35 +52,26 @@ pub fn connect(membership: &Membership, wait: &Wait) -> Result<Port, CommError> 
     } else {
         fetch(membership, wait)?
     };
+    let file = Arc::new(file);
     let layout = Layout::new(world);
     let memory = Memory::map(&file, 0, layout.bytes()).map_err(|error| system("map shared memory")(error.into()))?;
-    let control = layout.control(rank.index());
-    memory.word32(control + PROCESS).store(std::process::id(), Ordering::Relaxed);
-    memory.word32(control + STATE).store(State::Here as u32, Ordering::Release);
-    let mut processes = Vec::with_capacity(world);
+    let block = |rank: usize| rank * CONTROL_BYTES;
+    memory.word32(block(rank.index()) + PROCESS).store(std::process::id(), Ordering::Relaxed);
+    memory.word32(block(rank.index()) + STATE).store(State::Here as u32, Ordering::Release);
+    let mut processes = Processes::with_capacity(world);
     for peer in 0..world {
-        let state = memory.word32(layout.control(peer) + STATE);
+        let state = memory.word32(block(peer) + STATE);
         while state.load(Ordering::Acquire) == 0 {
             wait.check(rank, Rank::at(peer), PHASE)?;
             clock::sleep(Duration::from_micros(100));
         }
-        let id = memory.word32(layout.control(peer) + PROCESS).load(Ordering::Relaxed);
+        let id = memory.word32(block(peer) + PROCESS).load(Ordering::Relaxed);
         // A process that cannot be watched, say in another container, is still found out by the deadline.
         let watched = Pid::from_raw(id.cast_signed()).filter(|_| id != std::process::id());
-        processes.push(watched.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok()));
+        processes.push(watched.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok()).map(Arc::new));
     }
-    Ok(Port {
-        rank: rank.index(),
-        world,
-        layout,
-        memory: Arc::new(memory),
-        file,
-        processes,
-        ended: vec![false; world],
-        rounds: 0,
-        buffers_end: layout.bytes().next_multiple_of(PAGE_BYTES) as u64,
-        spins: if cores::online() >= world { SPINS } else { 20 },
-    })
+    let spins = if cores::online() >= world { SPINS } else { 20 };
+    Port::open((Arena::new(file, rank, 0), None), rank.index(), processes, spins)
 }
 
 fn seals() -> SealFlags {

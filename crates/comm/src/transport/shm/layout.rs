@@ -1,11 +1,16 @@
-//! Where things are in the common memory. Words that different ranks write lie on different cache lines.
+//! Where things are in the shared memory. Words that different ranks write lie on different cache lines.
 
 /// A page.
 pub(super) const PAGE_BYTES: usize = 4096;
 /// What two ranks should not both write at a time: processors fetch cache lines in pairs.
 pub(super) const LINE_BYTES: usize = 128;
-/// The size of the file, most of which is never touched and costs nothing: common buffers follow at the end.
-pub(super) const FILE_BYTES: u64 = 1 << 40;
+/// What a world or a group has of the file, most of which is never touched and costs nothing: first what
+/// every rank maps (the [`Layout`]), then what its ranks ask for together.
+pub(super) const CONTEXT_BYTES: u64 = 1 << 40;
+/// The world, and groups of its ranks. Those that are gone count too.
+pub(super) const CONTEXTS_MAX: u64 = 1024;
+/// The size of the file.
+pub(super) const FILE_BYTES: u64 = CONTEXTS_MAX * CONTEXT_BYTES;
 
 /// Of a rank's control block, in bytes. Two cache lines apart, since processors fetch lines in pairs.
 pub(super) const CONTROL_BYTES: usize = 512;
@@ -13,6 +18,8 @@ pub(super) const CONTROL_BYTES: usize = 512;
 pub(super) const STATE: usize = 0;
 /// The number of its process.
 pub(super) const PROCESS: usize = 4;
+/// How many groups there are; in the world's block of rank 0.
+pub(super) const GROUPS: usize = 8;
 /// Counts up when the rank is to be woken.
 pub(super) const BELL: usize = 128;
 /// Not zero while the rank sleeps.
@@ -53,10 +60,6 @@ impl Layout {
     pub(super) const fn new(world: usize) -> Self {
         // Rings are touched only by pairs that talk; in large worlds all pairs might.
         Self { world, ring_bytes: if world <= 16 { 256 << 10 } else { 32 << 10 } }
-    }
-
-    pub(super) const fn control(&self, rank: usize) -> usize {
-        rank * CONTROL_BYTES
     }
 
     pub(super) const fn ring(&self, from: usize, to: usize) -> usize {

@@ -1,4 +1,6 @@
-//! A ring of bytes in common memory, with one writer and one reader.
+//! A ring of bytes in shared memory, with one writer and one reader: each is the port of one rank, borrowed
+//! mutably.
+#![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
 
@@ -14,7 +16,7 @@ pub(super) struct Ring<'a> {
 
 impl Port {
     pub(super) fn ring(&self, from: usize, to: usize) -> Ring<'_> {
-        Ring { memory: &self.memory, offset: self.layout.ring(from, to), bytes: self.layout.ring_bytes }
+        Ring { memory: self.memory(), offset: self.layout.ring(from, to), bytes: self.layout.ring_bytes }
     }
 }
 
@@ -45,28 +47,36 @@ impl Ring<'_> {
         (self.offset + RING_DATA + start, first, count - first)
     }
 
-    pub(super) fn push(&self, bytes: &[u8]) -> Result<usize, String> {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> Result<usize, String> {
         let (written, read) = self.counters()?;
         let count = bytes.len().min(self.bytes - written.wrapping_sub(read) as usize);
         if count == 0 {
             return Ok(0);
         }
         let (start, first, second) = self.pieces(written, count);
-        self.memory.write(start, &bytes[..first]);
-        self.memory.write(self.offset + RING_DATA, &bytes[first..first + second]);
+        // SAFETY: these bytes lie between what was written and what was read one turn ago, so the reader does
+        // not look at them before the counter says so; there is one writer.
+        unsafe {
+            self.memory.write(start, &bytes[..first]);
+            self.memory.write(self.offset + RING_DATA, &bytes[first..first + second]);
+        }
         self.memory.word64(self.offset + RING_WRITTEN).store(written + count as u64, Ordering::Release);
         Ok(count)
     }
 
-    pub(super) fn pop(&self, bytes: &mut [u8]) -> Result<usize, String> {
+    pub(super) fn pop(&mut self, bytes: &mut [u8]) -> Result<usize, String> {
         let (written, read) = self.counters()?;
         let count = bytes.len().min(written.wrapping_sub(read) as usize);
         if count == 0 {
             return Ok(0);
         }
         let (start, first, second) = self.pieces(read, count);
-        self.memory.read(start, &mut bytes[..first]);
-        self.memory.read(self.offset + RING_DATA, &mut bytes[first..first + second]);
+        // SAFETY: these bytes lie between what was read and what was written, so the writer does not come
+        // here before the counter says so; there is one reader.
+        unsafe {
+            self.memory.read(start, &mut bytes[..first]);
+            self.memory.read(self.offset + RING_DATA, &mut bytes[first..first + second]);
+        }
         self.memory.word64(self.offset + RING_READ).store(read + count as u64, Ordering::Release);
         Ok(count)
     }

@@ -1,4 +1,6 @@
-//! Worlds of up to a thousand ranks, and every fault of the menu.
+//! Worlds of up to a thousand ranks, groups of them at once, and every fault of the menu.
+
+use proptest::prelude::*;
 
 use super::*;
 use crate::collective::{Algorithm, Collective, Nodes, transfers};
@@ -124,5 +126,97 @@ fn a_cut_link_and_a_partition_end_with_the_deadline_and_name_a_rank() {
         let finishes = drive(&trial, &lists(Algorithm::Ring, 8, 4000), Kind::F32, &mut buffers(8, 4000));
         let error = finishes[4].as_ref().unwrap().as_ref().unwrap_err();
         assert!(matches!(error, CommError::DeadlinePassed { .. }) && error.peer() == Some(Rank(3)), "{error}");
+    }
+}
+
+/// What a group of these ranks does, with numbers that follow from their ranks in the world; and what each
+/// must hold then.
+fn part(members: &[Rank], collective: Collective, algorithm: Algorithm, length: usize) -> (Part, Vec<Vec<u8>>) {
+    let (world, number) = (members.len(), |member: Rank, index: usize| (member.index() * 7 + index * 3) % 11);
+    let of = |member: Rank| (0..length).map(move |index| number(member, index) as f32);
+    let sums = |index: usize| members.iter().map(|&member| number(member, index)).sum::<usize>() as f32;
+    let bytes = |numbers: Vec<f32>| -> Vec<u8> { numbers.iter().flat_map(|number| number.to_le_bytes()).collect() };
+    let after = match collective {
+        Collective::Broadcast { root } => bytes(of(members[root.index()]).collect()),
+        _ => bytes((0..length).map(sums).collect()),
+    };
+    let nodes = Nodes::new(members.iter().map(|member| member.0 % 3).collect());
+    let lists = (0..world).map(|rank| transfers(collective, algorithm, Rank::at(rank), &nodes, length)).collect();
+    let buffers = members.iter().map(|&member| bytes(of(member).collect())).collect();
+    (Part { members: members.to_vec(), kind: Kind::F32, lists, buffers }, vec![after; world])
+}
+
+/// The world, the rows and the columns of a mesh, and a group in a shuffled order, each with a collective of
+/// its own.
+fn parts(rows: usize, columns: usize, random: &mut Random) -> Vec<(Part, Vec<Vec<u8>>)> {
+    let world = rows * columns;
+    let rank = |row: usize, column: usize| Rank::at(row * columns + column);
+    let mut groups: Vec<Vec<Rank>> = vec![(0..world).map(Rank::at).collect()];
+    groups.extend((0..rows).map(|row| (0..columns).map(|column| rank(row, column)).collect()));
+    groups.extend((0..columns).map(|column| (0..rows).map(|row| rank(row, column)).collect()));
+    let mut shuffled: Vec<Rank> = (0..world).map(Rank::at).collect();
+    random.shuffle(&mut shuffled);
+    shuffled.truncate(1 + random.below(world));
+    groups.push(shuffled);
+    let mut make = |members: &Vec<Rank>| {
+        let root = Rank::at(random.below(members.len()));
+        let collective = [Collective::AllReduce, Collective::Broadcast { root }][random.below(2)];
+        let able: Vec<Algorithm> =
+            Algorithm::ALL.into_iter().filter(|able| able.supports(collective, members.len())).collect();
+        let algorithm = able[random.below(able.len())];
+        part(members, collective, algorithm, random.below(20_000))
+    };
+    groups.iter().map(&mut make).collect()
+}
+
+/// Faults that only slow down, between ranks drawn by chance.
+fn slowdowns(world: usize, random: &mut Random) -> Vec<Fault> {
+    let fault = |random: &mut Random| {
+        let [from, to] = [(); 2].map(|()| Rank::at(random.below(world)));
+        match random.below(4) {
+            0 => Fault::Delay { from, to, seconds: 0.002 },
+            1 => Fault::Narrow { from, to, fraction: 0.2 },
+            2 => Fault::Loss { from, to, probability: 0.5 },
+            _ => Fault::SlowRank { rank: from, factor: 5.0 },
+        }
+    };
+    (0..random.below(5)).map(|_| fault(random)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn groups_at_once_do_not_mix_and_follow_their_seed(seed: u64, rows in 1usize..4, columns in 1usize..5) {
+        let run = || {
+            let mut random = Random::new(&[seed]);
+            let (mut parts, after): (Vec<Part>, Vec<_>) = parts(rows, columns, &mut random).into_iter().unzip();
+            let faults = slowdowns(rows * columns, &mut random);
+            let trial = Trial { faults, seed, ..Trial::quiet(link(), "groups") };
+            let finishes = drive_groups(&trial, rows * columns, &mut parts);
+            let times: Vec<f64> = finishes.into_iter().flatten().map(|finish| finish.unwrap().unwrap()).collect();
+            (parts.into_iter().map(|part| part.buffers).collect::<Vec<_>>(), after, times)
+        };
+        let (buffers, after, times) = run();
+        prop_assert!(buffers == after, "seed {seed}");
+        prop_assert_eq!(times, run().2);
+    }
+
+    #[test]
+    fn a_crash_in_a_group_is_named_by_its_rank_in_the_world(seed: u64, world in 3u32..10) {
+        let mut random = Random::new(&[seed]);
+        let victim = Rank::at(random.below(world as usize));
+        let (some, others): (Vec<Rank>, Vec<Rank>) = (0..world).rev().map(Rank).partition(|rank| rank.0 % 2 == victim.0 % 2);
+        let mut parts =
+            [&some, &others].map(|members| part(members, Collective::AllReduce, Algorithm::Direct, 40_000).0);
+        let faults = vec![Fault::Crash { rank: victim, at_s: 20e-6 }];
+        let trial = Trial { faults, deadline_s: 5.0, seed, ..Trial::quiet(link(), "all_reduce") };
+        let finishes = drive_groups(&trial, world as usize, &mut parts);
+        for (member, finish) in some.iter().zip(&finishes[0]).filter(|(member, _)| **member != victim) {
+            let error = finish.as_ref().unwrap().as_ref().unwrap_err();
+            prop_assert!(error.peer() == Some(victim), "{}", error);
+            prop_assert!(error.to_string().starts_with(&format!("{member} ")), "{}", error);
+        }
+        prop_assert!(finishes[1].iter().all(|finish| matches!(finish, Some(Ok(_)))), "the other group is not concerned");
     }
 }

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::net::sockopt::{
@@ -37,12 +37,22 @@ const TURN_MAX: usize = 32;
 pub struct Config {
     /// Connections between every two ranks, the same on all ranks.
     pub sockets: u16,
+    /// How many groups any two ranks can be in together, the same on all ranks: each takes a connection more,
+    /// which is opened now.
+    pub groups: u16,
     /// Bytes the kernel may hold for each connection and direction; none leaves it to the kernel.
     pub buffer_bytes: Option<usize>,
     /// Whether and how connections are secret, the same on all ranks.
     pub tls: Option<Tls>,
     /// Who is told of connections that were turned away.
     pub report: Report,
+}
+
+impl Config {
+    /// All connections between two ranks.
+    fn lanes(&self) -> u16 {
+        self.sockets.saturating_add(self.groups)
+    }
 }
 
 /// Somebody who is told, in a sentence. Nobody by default.
@@ -73,9 +83,10 @@ impl fmt::Debug for Report {
 }
 
 impl Default for Config {
-    /// One socket and the kernel's own buffers: the fastest on loopback; long or fast links want more of both.
+    /// One socket, no groups, and the kernel's own buffers: the fastest on loopback; long or fast links want
+    /// more of both.
     fn default() -> Self {
-        Self { sockets: 1, buffer_bytes: None, tls: None, report: Report::default() }
+        Self { sockets: 1, groups: 0, buffer_bytes: None, tls: None, report: Report::default() }
     }
 }
 
@@ -150,18 +161,20 @@ pub fn connect(
         }
     }
     let sockets = mesh.sockets;
-    let mut cables = Vec::with_capacity(world);
+    let (mut cables, mut spares) = (Vec::with_capacity(world), Vec::with_capacity(world));
     for (peer, lanes) in sockets.into_iter().enumerate() {
-        let lanes: Vec<Socket> = lanes.into_iter().flatten().collect();
+        let mut lanes: Vec<Socket> = lanes.into_iter().flatten().collect();
         for socket in &lanes {
             prepare(socket.tcp(), &config).map_err(|error| {
                 let talk = Talk { rank, peer: Rank::at(peer).into(), phase: PHASE };
                 talk.gone(error)
             })?;
         }
+        spares.push(lanes.split_off(usize::from(config.sockets).min(lanes.len())));
         cables.push((peer != rank.index()).then(|| Cable::new(lanes)));
     }
-    Ok(Port { rank: rank.index(), cables })
+    let members = (0..world).map(Rank::at).collect();
+    Ok(Port { rank: rank.index(), cables, members, spares: Arc::new(Mutex::new(spares)) })
 }
 
 fn prepare(socket: &TcpStream, config: &Config) -> std::io::Result<()> {
@@ -195,15 +208,15 @@ struct Mesh<'a> {
 impl<'a> Mesh<'a> {
     fn new(listener: Listener, membership: &'a Membership, config: &'a Config) -> Self {
         let mut sockets: Vec<Vec<Option<Socket>>> = Vec::new();
-        sockets.resize_with(membership.world, || (0..config.sockets).map(|_| None).collect());
-        let lobby = Lobby::new(membership.rank.index() * usize::from(config.sockets));
+        sockets.resize_with(membership.world, || (0..config.lanes()).map(|_| None).collect());
+        let lobby = Lobby::new(membership.rank.index() * usize::from(config.lanes()));
         Self { listener, membership, config, lobby, sockets }
     }
 
     /// Whom this rank dials, and by which connection; the nearest rank last, since it is taken first.
     fn places_above(&self) -> Vec<(Rank, u16)> {
         let above = (self.membership.rank.index() + 1..self.membership.world).rev().map(Rank::at);
-        above.flat_map(|peer| (0..self.config.sockets).rev().map(move |lane| (peer, lane))).collect()
+        above.flat_map(|peer| (0..self.config.lanes()).rev().map(move |lane| (peer, lane))).collect()
     }
 
     /// A rank to which a connection is missing.

@@ -1,7 +1,7 @@
 //! A worker's end, and its thread: pushes each bucket as it becomes ready, and takes back weights.
 
 use paceline_comm::transfer::{Action, Transfer};
-use paceline_comm::{CommError, Communicator, Rank, SharedBuffer};
+use paceline_comm::{CommError, Communicator, Rank, RegisteredBuffer};
 use paceline_system::memory::zeros;
 
 use super::super::courier::{Answer, Courier, CourierOptions, Ends, Job};
@@ -31,7 +31,7 @@ impl Worker {
         let zeros = |bucket: &BucketShape| {
             zeros(bucket.elements, "messages").unwrap_or_else(|refused| refused.unwind())
         };
-        let memory = shape.buckets.iter().map(zeros).map(SharedBuffer::Heap).collect();
+        let memory = shape.buckets.iter().map(zeros).map(RegisteredBuffer::from).collect();
         let rank = communicator.rank();
         let calls = Call::of_step(&protocol, shape);
         let room = calls.iter().map(|call| call.worker_elements(roles)).max().unwrap_or(0).max(HEADER);
@@ -142,10 +142,10 @@ struct Carrier {
 impl Carrier {
     fn run(&mut self, ends: &Ends) -> Result<(), CommError> {
         let count = self.buckets.len();
-        let mut memory: Vec<Option<SharedBuffer>> = (0..count).map(|_| None).collect();
+        let mut memory: Vec<Option<RegisteredBuffer>> = (0..count).map(|_| None).collect();
         // The next call of the step, and the bucket under way.
         let mut next = count + 1;
-        let mut pushed: Option<SharedBuffer> = None;
+        let mut pushed: Option<RegisteredBuffer> = None;
         while let Ok(job) = ends.jobs.recv() {
             match job {
                 // Buckets go in the order in which they are ready: the servers have nothing to choose from.
