@@ -12,13 +12,14 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// The tests that run on a GPU if there is one: package, name, seconds that they may take there.
-const TESTS: [(&str, &str, u32); 7] = [
+const TESTS: [(&str, &str, u32); 8] = [
     ("paceline-tensor", "ops", 300),
     ("paceline-tensor", "large", 120),
     ("paceline-tensor", "dropout", 60),
     ("paceline-nn", "models", 900),
     ("paceline-nn", "hosted", 300),
     ("paceline-train", "gpu", 300),
+    ("paceline-train", "together", 300),
     ("paceline-train", "nccl", 120),
 ];
 

@@ -1,5 +1,6 @@
 //! Training together is training alone with the same batch: every agreement, every way to travel, ranks as threads.
 
+mod on_gpu;
 mod world;
 
 use std::ops::Range;
@@ -80,7 +81,7 @@ fn options(micro_batch: usize, case: Case) -> ReplicaOptions {
         clip_norm,
         sync_batch_norm,
         overlap,
-        hosted: false,
+        hosted: case.gpus > 0,
     }
 }
 
@@ -126,6 +127,7 @@ fn train(mut replica: Replica, rank: usize, world: usize) -> Trained {
         })
         .collect();
     replica.settle().unwrap().unwrap();
+    replica.engine.fetch().unwrap();
     let optimizer_state = replica.engine.weights().optimizer.iter().map(|slot| slot.to_vec()).collect();
     let (weights, states) = (replica.store().parameters.to_vec(), replica.store().states.to_vec());
     Trained { losses, weights, states, optimizer_state }
@@ -150,6 +152,8 @@ struct Case {
     squeeze: &'static str,
     /// Gradients travel while the backward pass goes on.
     overlap: bool,
+    /// The first workers compute on a GPU, all on the same.
+    gpus: usize,
 }
 
 impl Case {
@@ -211,7 +215,10 @@ fn together(case: Case) -> Vec<Trained> {
                         hold(case, communicator);
                         return None;
                     }
-                    let mut replica = replica(BATCH / workers, case);
+                    let mut replica = match on_gpu::gpu().filter(|_| rank < case.gpus) {
+                        Some(cuda) => on_gpu::replica(BATCH / workers, case, cuda),
+                        None => replica(BATCH / workers, case),
+                    };
                     let shape = replica.shape();
                     let one_copy = case.by_shares && replica.engine.steps_by_elements();
                     let agreement = case.recipe().join(Join {
@@ -269,6 +276,7 @@ const MOMENTUM: Case = Case {
     urgent: false,
     squeeze: "none",
     overlap: true,
+    gpus: 0,
 };
 
 #[test]
