@@ -69,6 +69,7 @@ fn replica(
         sync_batch_norm: false,
         overlap: true,
         hosted: false,
+        separate_gradients: false,
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
     cpu.allow_winograd(arguments.winograd);

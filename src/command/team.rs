@@ -206,7 +206,7 @@ impl Team {
         let connected = team.connect(listener, token, config, sockets);
         let (mut communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
         let sums = team.compare_devices(&mut communicator, config);
-        team.sums.set(team.guard(sums.map_err(TrainError::from))?);
+        team.sums.set(team.guard(sums)?);
         team.communicator.set(Some(communicator));
         team.urgent.set(urgent);
         Ok(team)
@@ -225,8 +225,9 @@ impl Team {
         let wait = Wait::new(CONNECT_MAX, self.control.stop());
         let by_memory =
             config.carry == Carry::Shm || (matches!(config.carry, Carry::Auto | Carry::Nccl) && one_machine);
-        // The sums of batch-norms are waited for; over sockets they have connections of their own.
-        let mut apart = false;
+        // The sums of batch-norms are waited for, and come at other points of a step on other devices: they do not travel behind
+        // gradients.
+        let apart = config.sync_batch_norm;
         let transport = match listener {
             #[cfg(feature = "mpi")]
             _ if config.carry == Carry::Mpi => {
@@ -234,7 +235,6 @@ impl Team {
             }
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
-                apart = config.sync_batch_norm;
                 sockets.groups += u16::from(apart);
                 Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
             }
@@ -252,12 +252,17 @@ impl Team {
     }
 
     /// What all workers compute on, and so where gradients are added up: all ranks come to the same answer.
-    fn compare_devices(&self, communicator: &mut Communicator, config: &Config) -> Result<Sums, CommError> {
+    fn compare_devices(&self, communicator: &mut Communicator, config: &Config) -> Result<Sums, TrainError> {
         let on_gpu = config.device != Compute::Cpu && !self.serves();
         let mut counts = [on_gpu, on_gpu && config.sums_on_devices()].map(|is| f32::from(u8::from(is)));
         communicator.all_reduce(&mut counts)?;
-        let [gpus, among_themselves] = counts.map(|count| count as usize);
-        Ok(match self.mesh.extent().workers {
+        let ([gpus, among_themselves], workers) = (counts.map(|count| count as usize), self.mesh.extent().workers);
+        if config.carry == Carry::Nccl && among_themselves < workers {
+            return Err(TrainError::Refused(format!(
+                "--carry nccl is for GPUs, and {gpus} of {workers} workers compute on one; type --device cuda on all, or leave --carry out"
+            )));
+        }
+        Ok(match workers {
             _ if gpus == 0 => Sums::Cpu,
             workers if among_themselves == workers => Sums::Devices,
             _ => Sums::Hosted,

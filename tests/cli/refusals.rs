@@ -41,9 +41,11 @@ fn gpus_that_cannot_train_together_are_refused_before_anything_starts() {
     let place = Place::new();
     for (arguments, words) in [
         ("train --carry nccl", ["--carry nccl is for GPUs", "type --device cuda"]),
-        ("train --device cuda --workers 2 --carry tcp", ["--carry tcp takes gradients", "type --carry nccl"]),
-        ("train --device cuda --workers 2 --agree parameter-server", ["servers serve CPUs", "type --agree all-reduce"]),
-        ("train --device cuda --workers 2 --sync-batch-norm", ["its own batch", "leave --sync-batch-norm out"]),
+        (
+            "train --device cuda --workers 2 --carry nccl --sync-batch-norm",
+            ["--sync-batch-norm needs", "leave --carry out"],
+        ),
+        ("train --device cuda --carry nccl --squeeze bf16", ["--squeeze bf16 needs", "leave --carry out"]),
         ("train --device cuda:1 --workers 2", ["--device cuda:1 is one GPU", "type --device cuda,"]),
     ] {
         place.refuses(arguments, &words);

@@ -46,6 +46,7 @@ fn replica(model: &str, cost: CostModel) -> Replica {
         sync_batch_norm: false,
         overlap: true,
         hosted: false,
+        separate_gradients: false,
     };
     Replica::at(zoo::find(model).unwrap(), options, &Place::Null(Arc::new(Cpu::new(1)), cost)).unwrap()
 }

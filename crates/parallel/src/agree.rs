@@ -321,10 +321,20 @@ pub trait Agreement: Debug + Send {
         Ok(())
     }
 
-    /// Memory that this rank is to use from now on instead of its own, once, where ranks have one copy of the weights. Rank 0 fills what
-    /// is common before the opening.
-    fn shared_weights(&mut self) -> Option<SharedWeights> {
+    /// Memory that this rank is to use from now on instead of its own, once, where ranks have one copy of the weights.
+    ///
+    /// # Safety
+    /// Rank 0 alone fills weights and optimizer, before the opening. From then on the caller reads a bucket's weights, and writes its
+    /// gradients, only after [`Agreement::settle`] has found it done and before it settles the bucket again; it touches the optimizer's
+    /// numbers only inside of [`Target::apply_shared`], in the range that it is given; or it does so after [`Agreement::freeze`].
+    #[allow(unsafe_code)]
+    unsafe fn shared_weights(&mut self) -> Option<SharedWeights> {
         None
+    }
+
+    /// Lets nobody change shared weights any more, and says whether nobody does: the run ends.
+    fn freeze(&mut self) -> bool {
+        true
     }
 
     /// Whether ranks have one copy of the weights.

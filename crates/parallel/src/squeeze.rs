@@ -5,7 +5,9 @@
 //! one result: as [`Round`]s, which one interpreter runs. A codec never knows who sends its messages.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use paceline_comm::{Action, CommError, Communicator, RegisteredBuffer, Transfer};
 use paceline_system::memory;
 
@@ -75,6 +77,19 @@ impl Number {
     }
 }
 
+/// Which values a message is made of.
+#[derive(Clone, Debug)]
+pub struct Span<'a> {
+    /// Which round of the codec.
+    pub round: usize,
+    /// The bucket, if it is one's.
+    pub bucket: Option<usize>,
+    /// Which of its elements.
+    pub range: Range<usize>,
+    /// The parameters that it holds; begin where the bucket does. Servers know parts of buckets and give none.
+    pub segments: &'a [Segment],
+}
+
 /// Turns values into messages and back.
 pub trait Codec: Debug + Send {
     /// How messages become a result, in order.
@@ -88,11 +103,11 @@ pub trait Codec: Debug + Send {
     /// The longest message of so many values.
     fn bytes_max(&self, elements: usize) -> usize;
 
-    /// Writes the message of a round.
-    fn encode(&mut self, round: usize, segments: &[Segment], values: &[f32], message: &mut Message);
+    /// Writes the message of a round, from this element of it on.
+    fn encode(&mut self, span: &Span<'_>, values: &[f32], message: (&mut Message, usize));
 
-    /// Reads what a round made of all messages: the values whose elements begin at `start` of the message.
-    fn decode(&mut self, round: usize, segments: &[Segment], message: (&Message, usize), values: &mut [f32]);
+    /// Reads what a round made of all messages, from this element of it on.
+    fn decode(&mut self, span: &Span<'_>, message: (&Message, usize), values: &mut [f32]);
 
     /// What is kept from step to step, to be saved with the run.
     fn state(&self) -> &[f32] {
@@ -106,54 +121,76 @@ pub trait Codec: Debug + Send {
 /// The words of a message. Its memory is used again and again.
 #[derive(Debug, Default)]
 pub struct Message {
-    halves: Vec<u16>,
+    words: Vec<u32>,
 }
 
 impl Message {
-    /// So many 16-bit words, to be written.
-    pub fn halves_mut(&mut self, count: usize) -> &mut [u16] {
-        if self.halves.len() < count {
-            let more = count - self.halves.len();
-            memory::reserve(&mut self.halves, more, "messages").unwrap_or_else(|refused| refused.unwind());
-            self.halves.resize(count, 0);
+    /// Makes it long enough for so many bytes.
+    fn reserve(&mut self, bytes: usize) {
+        let words = bytes.div_ceil(4);
+        if self.words.len() < words {
+            let more = words - self.words.len();
+            memory::reserve(&mut self.words, more, "messages").unwrap_or_else(|refused| refused.unwind());
+            self.words.resize(words, 0);
         }
-        &mut self.halves[..count]
     }
 
-    /// So many of its 16-bit words.
-    pub fn halves(&self, start: usize, count: usize) -> &[u16] {
-        &self.halves[start..start + count]
+    /// Some of its elements as 16-bit words, to be written.
+    pub fn halves_mut(&mut self, range: Range<usize>) -> &mut [u16] {
+        &mut cast_slice_mut(&mut self.words)[range]
+    }
+
+    /// Some of its elements as 16-bit words.
+    pub fn halves(&self, range: Range<usize>) -> &[u16] {
+        &cast_slice(&self.words)[range]
+    }
+
+    /// Some of its elements as 32-bit numbers, to be written.
+    pub fn numbers_mut(&mut self, range: Range<usize>) -> &mut [f32] {
+        &mut cast_slice_mut(&mut self.words)[range]
     }
 }
 
-/// Replaces a range of a buffer by its sum over all ranks, by the rounds of a codec.
+/// Replaces a range of a bucket by its sum over all ranks, by the rounds of a codec.
 ///
 /// # Errors
 /// When another rank, or the way to it, has failed.
 pub fn all_reduce(
     codec: &mut dyn Codec,
     communicator: &mut Communicator,
-    (buffer, range): (&mut RegisteredBuffer, std::ops::Range<usize>),
-    segments: &[Segment],
+    (bucket, buffer): (usize, &mut RegisteredBuffer),
+    (range, segments): (Range<usize>, &[Segment]),
     message: &mut Message,
 ) -> Result<(), CommError> {
     if codec.is_identity() {
         return communicator.all_reduce_registered(buffer, range);
     }
-    let values = &mut buffer.as_mut_slice()[range];
-    for (index, round) in codec.rounds().iter().enumerate() {
-        codec.encode(index, segments, values, message);
-        match round {
-            Round::Sum(Number::F32) => communicator.all_reduce(values)?,
-            Round::Sum(Number::Bf16) => communicator.all_reduce_bf16(message.halves_mut(values.len()))?,
+    let values = &mut buffer.as_mut_slice()[range.clone()];
+    let all = 0..values.len();
+    message.reserve(codec.bytes_max(values.len()));
+    for (round, kind) in codec.rounds().iter().enumerate() {
+        let span = Span { round, bucket: Some(bucket), range: range.clone(), segments };
+        codec.encode(&span, values, (message, 0));
+        match kind {
+            Round::Sum(Number::F32) => communicator.all_reduce(message.numbers_mut(all.clone()))?,
+            Round::Sum(Number::Bf16) => communicator.all_reduce_bf16(message.halves_mut(all.clone()))?,
         }
-        codec.decode(index, segments, (message, 0), values);
+        codec.decode(&span, (message, 0), values);
     }
     Ok(())
 }
 
+/// Whose values an exchange sends and receives.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Buckets {
+    /// Their number in the plan.
+    pub sent: Option<usize>,
+    /// The same.
+    pub received: Option<usize>,
+}
+
 /// Runs a list of transfers on encoded values, for those who exchange with servers: what is sent is encoded, what is received is
-/// decoded, at the same positions.
+/// decoded, at the same positions, each once.
 ///
 /// # Errors
 /// When another rank, or the way to it, has failed.
@@ -161,23 +198,34 @@ pub fn exchange(
     codec: &mut dyn Codec,
     communicator: &mut Communicator,
     (list, tag): (&[Transfer], u64),
-    values: &mut [f32],
-    message: &mut Message,
+    buckets: Buckets,
+    (values, message): (&mut [f32], &mut Message),
 ) -> Result<(), CommError> {
     if codec.is_identity() {
         return communicator.exchange(list, tag, values);
     }
-    for (index, round) in codec.rounds().iter().enumerate() {
-        codec.encode(index, &[], values, message);
-        match round {
-            Round::Sum(Number::F32) => communicator.exchange(list, tag, values)?,
-            Round::Sum(Number::Bf16) => communicator.exchange_bf16(list, tag, message.halves_mut(values.len()))?,
+    message.reserve(codec.bytes_max(values.len()));
+    let span = |round, bucket, range: &Range<usize>| Span { round, bucket, range: range.clone(), segments: &[] };
+    for (round, kind) in codec.rounds().iter().enumerate() {
+        for range in distinct(list, |action| action == Action::Send) {
+            codec.encode(&span(round, buckets.sent, &range), &values[range.clone()], (message, range.start));
         }
-        // What was only sent keeps its exact values.
-        for transfer in list.iter().filter(|transfer| transfer.action != Action::Send) {
-            let range = transfer.start..transfer.start + transfer.length;
-            codec.decode(index, &[], (message, range.start), &mut values[range]);
+        match kind {
+            Round::Sum(Number::F32) => communicator.exchange(list, tag, message.numbers_mut(0..values.len()))?,
+            Round::Sum(Number::Bf16) => communicator.exchange_bf16(list, tag, message.halves_mut(0..values.len()))?,
+        }
+        for range in distinct(list, |action| action != Action::Send) {
+            codec.decode(&span(round, buckets.received, &range), (message, range.start), &mut values[range]);
         }
     }
     Ok(())
+}
+
+/// The ranges of some transfers of a list, each once.
+fn distinct(list: &[Transfer], takes: impl Fn(Action) -> bool) -> impl Iterator<Item = Range<usize>> {
+    let range = |transfer: &Transfer| transfer.start..transfer.start + transfer.length;
+    list.iter().enumerate().filter_map(move |(index, transfer)| {
+        let new = !list[..index].iter().any(|other| takes(other.action) && range(other) == range(transfer));
+        (takes(transfer.action) && new).then(|| range(transfer))
+    })
 }

@@ -16,6 +16,7 @@ pub(crate) mod finite;
 pub mod guard;
 mod nccl;
 mod null;
+mod shared;
 pub(crate) mod sizes;
 mod update;
 
@@ -26,6 +27,7 @@ pub(crate) use compiled::{Planned, updates};
 pub use cuda::Albums;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Segment};
+use paceline_parallel::Agreement;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::device::null::CostModel;
@@ -372,7 +374,7 @@ impl Engine {
         if let Self::Cuda(engine) = self { Some(engine) } else { None }
     }
 
-    /// Has gradients pass through the host's memory from now on, so that others can be sent them; or keeps the whole step on the device.
+    /// Has gradients pass through the host's memory from now on, so that others can be sent them.
     ///
     /// # Errors
     /// When a device has no memory for it.
@@ -380,11 +382,21 @@ impl Engine {
         each!(self, engine => engine.hear_of_gradients())
     }
 
-    /// Works on weights that all replicas of this machine map. Rank 0 fills them.
-    pub fn use_shared(&mut self, memory: paceline_parallel::agree::SharedWeights, fills: bool) {
+    /// Works on weights that all replicas of this machine map, where an agreement has such.
+    pub fn share_weights(&mut self, agreement: &mut dyn Agreement) {
         if let Self::Cpu(engine) = self {
-            engine.use_shared(memory, fills);
+            engine.share_weights(agreement);
         }
+    }
+
+    /// Whether the weights can be fetched when others have failed: they cannot where a GPU waits for others inside of a step.
+    pub fn answers_without_others(&self) -> bool {
+        if let Self::Cuda(engine) = self { !engine.sums_inside() } else { true }
+    }
+
+    /// The cores that the thread of a step is to be bound to.
+    pub fn bound(&self) -> Option<Arc<Cpu>> {
+        if let Self::Cpu(engine) = self { Some(Arc::clone(engine.cpu())) } else { None }
     }
 
     /// Whether a step can be made with some elements of a bucket by themselves, on weights that ranks share.

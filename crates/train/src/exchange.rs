@@ -12,7 +12,7 @@ use paceline_parallel::agree::{
 };
 use paceline_system::clock::Clock;
 
-use crate::engine::{Engine, Event, Halt, Listener, Target};
+use crate::engine::{Engine, Event, Halt, Listener, Target, Weights};
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
@@ -26,6 +26,8 @@ pub struct Exchange {
     moment: Moment,
     /// The step whose gradients are not all applied.
     pending: Option<Moment>,
+    /// Whether devices of different kinds train together.
+    mixed: bool,
     /// Whether the report of the step under way was given.
     reported: bool,
     /// What it said of this replica's own answers.
@@ -41,15 +43,16 @@ pub struct Exchange {
 impl Exchange {
     /// With nobody.
     pub fn alone(clock: &Clock) -> Self {
-        Self::new(Box::new(Alone::default()), clock)
+        Self::new(Box::new(Alone::default()), false, clock)
     }
 
-    /// With those who have joined an agreement.
-    pub fn new(agreement: Box<dyn Agreement>, clock: &Clock) -> Self {
+    /// With those who have joined an agreement; `mixed` says whether they may compute on devices of different kinds.
+    pub fn new(agreement: Box<dyn Agreement>, mixed: bool, clock: &Clock) -> Self {
         Self {
             agreement,
             moment: Moment { step: 0, learning_rate: 0.0 },
             pending: None,
+            mixed,
             reported: false,
             tally: Tally::default(),
             votes: Votes::default(),
@@ -94,6 +97,11 @@ impl Exchange {
         self.tally
     }
 
+    /// Whether this replica makes the steps itself, and so has all that they need.
+    pub fn makes_own_steps(&self) -> bool {
+        self.agreement.protocol().steps != Steps::Servers
+    }
+
     /// A step begins.
     pub fn begin(&mut self, moment: Moment) {
         (self.moment, self.reported) = (moment, false);
@@ -122,6 +130,11 @@ impl Exchange {
         self.agreement.exchange_weights(&mut engine.weights_mut().store.parameters)?;
         engine.load();
         Ok(())
+    }
+
+    /// Keeps the weights from being changed by others any more, and says whether they are still.
+    pub fn freeze(&mut self) -> bool {
+        self.agreement.freeze()
     }
 
     /// Takes over what rank 0 gives to all, as the protocol lists it.
@@ -173,12 +186,13 @@ impl Exchange {
             engine.settle(self)?;
             self.pending = None;
         }
-        if self.workers() == 1 {
+        // Alone, nothing is anywhere else.
+        if self.agreement.protocol().opening.is_empty() {
             return Ok(());
         }
         engine.fetch()?;
         // Statistics over all replicas are the same everywhere already.
-        let own_statistics = !engine.plan().shares_statistics();
+        let own_statistics = !engine.plan().shares_statistics() && self.workers() > 1;
         let weights = engine.weights_mut();
         if own_statistics && !weights.store.states.is_empty() {
             self.agreement.sum(&mut weights.store.states)?;
@@ -188,8 +202,18 @@ impl Exchange {
         self.agreement.fetch_weights(&mut weights.store.parameters)?;
         let mut optimizer: Vec<&mut [f32]> = weights.optimizer.iter_mut().map(|buffer| &mut **buffer).collect();
         self.agreement.fetch_optimizer(&mut optimizer)?;
+        if self.mixed && self.settles() {
+            self.follow_root(engine)?;
+        }
         engine.load();
         Ok(())
+    }
+
+    /// Devices of different kinds make the same step in their own arithmetic; between steps all go on from rank 0's weights.
+    fn follow_root(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
+        let Weights { store, optimizer } = engine.weights_mut();
+        self.agreement.broadcast_from_root(&mut store.parameters)?;
+        Ok(optimizer.iter_mut().try_for_each(|buffer| self.agreement.broadcast_from_root(buffer))?)
     }
 
     /// Brings the parameters of a bucket up to date with what came back for it.
@@ -221,7 +245,7 @@ impl Listener for Exchange {
             Event::Forwarded { tally } => {
                 self.tally = tally;
                 // Alone, nothing has changed yet; others find out by the total.
-                if !self.settles() && !tally.loss.is_finite() {
+                if self.workers() == 1 && !self.settles() && !tally.loss.is_finite() {
                     return Err(Halt::NotFinite(NotFinite::Loss));
                 }
                 self.reported = true;

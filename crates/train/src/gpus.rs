@@ -42,7 +42,12 @@ pub fn choose(device: Compute, (local, shares): (Shard, bool), found: usize) -> 
 /// When there are too few GPUs.
 pub fn enough(device: Compute, (workers, shares): (usize, bool), found: usize) -> Result<(), String> {
     choose(device, (Shard { rank: 0, world: workers }, shares), found)?;
-    if device == Compute::Cpu || shares || workers <= found.max(1) { Ok(()) } else { Err(too_few(workers, found)) }
+    // Where there is none at all, the driver has a sentence for it.
+    if device == Compute::Cpu || shares || found == 0 || workers <= found {
+        Ok(())
+    } else {
+        Err(too_few(workers, found))
+    }
 }
 
 fn too_few(world: usize, found: usize) -> String {

@@ -79,6 +79,7 @@ impl Predictor {
             sync_batch_norm: false,
             overlap: true,
             hosted: false,
+            separate_gradients: false,
         };
         let cpu = Arc::new(Cpu::new(threads));
         let place =

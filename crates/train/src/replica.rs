@@ -72,6 +72,8 @@ pub struct ReplicaOptions {
     pub overlap: bool,
     /// Whether gradients pass through the host's memory on their way to other replicas: then all devices have the same buckets.
     pub hosted: bool,
+    /// Whether gradients of weights are computed behind all others, so that both can be asked for apart; keeps all gradients.
+    pub separate_gradients: bool,
 }
 
 /// What stopped a step: nothing was applied after it was seen.
@@ -237,13 +239,11 @@ impl Replica {
     /// # Errors
     /// When the engine has no memory for it.
     pub fn agree(&mut self, mut agreement: Box<dyn Agreement>, clock: &Clock) -> Result<(), TrainError> {
-        if let Some(memory) = agreement.shared_weights() {
-            self.engine.use_shared(memory, agreement.rank().0 == 0);
-        }
+        self.engine.share_weights(&mut *agreement);
         if agreement.protocol().hears_of_gradients() {
             self.engine.hear_of_gradients()?;
         }
-        self.exchange = Exchange::new(agreement, clock);
+        self.exchange = Exchange::new(agreement, self.options.hosted, clock);
         Ok(())
     }
 
@@ -365,6 +365,8 @@ impl Replica {
     /// # Panics
     /// As [`Replica::forward`].
     pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<StepOutput, TrainError> {
+        let cores = self.engine.bound();
+        let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
         self.begin_step(moment);
         let closed = phases.time("compute", || {
             for part in 0..self.micro_batches() {
@@ -453,7 +455,9 @@ impl Replica {
     /// When the replica was built for evaluation.
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64, seen: NotFinite) -> (String, &'static str) {
         let moment = Moment { step, learning_rate: 0.0 };
-        let found = (0..self.micro_batches()).find_map(|part| {
+        // Others may still change weights that are everybody's; then it is not computed again.
+        let parts = if self.exchange.freeze() { self.micro_batches() } else { 0 };
+        let found = (0..parts).find_map(|part| {
             let inputs = Inputs { seed: 1.0, ..self.inputs(batch, part, moment) };
             self.engine.find_non_finite(&inputs)
         });

@@ -72,6 +72,8 @@ pub struct Candidate<'a> {
     pub here: Processes,
     /// Whether the run goes on from a checkpoint, so that its batch is settled.
     pub resumes: bool,
+    /// Whether some workers compute on GPUs whose gradients pass through hosts.
+    pub hosted: bool,
 }
 
 /// Bytes that processes take.
@@ -114,7 +116,8 @@ impl Candidate<'_> {
 
     /// What the processes of a run like this would take.
     fn need(&self, config: &Config) -> Result<Need, TrainError> {
-        let sizes = Sizes::plan(self.model, &options(config, (self.workers, false), (self.input, self.classes))?)?;
+        let sizes =
+            Sizes::plan(self.model, &options(config, (self.workers, self.hosted), (self.input, self.classes))?)?;
         let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
         let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
         let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;
@@ -134,7 +137,7 @@ impl Candidate<'_> {
         let shared = config.carry == Carry::Shm || config.carry == Carry::Auto && self.here.all;
         let recipe = config.agree.recipe();
         let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
-        let one_copy = recipe.keeps_one_copy() && whole && shared && sizes.by_elements;
+        let one_copy = recipe.keeps_one_copy() && whole && shared && sizes.by_elements && !self.hosted;
         Ok(match () {
             () if self.workers == 1 => {
                 let worker = running + (1 + gradients + slots) * parameters;

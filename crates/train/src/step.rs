@@ -56,6 +56,8 @@ pub fn step(
     // data: the loader has decoded and augmented ahead; usually the batch is waiting, on a GPU even there.
     let Some(batch) = phases.time("data", || epoch.next()).transpose()? else { return Ok(None) };
 
+    let cores = replica.engine.bound();
+    let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
     let learning_rate = rules.learning_rate.rate(step, rules.length);
     rules.watch.enter("compute", step);
     replica.begin_step(Moment { step, learning_rate });

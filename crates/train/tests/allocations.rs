@@ -121,6 +121,7 @@ fn replica(case: Case) -> (Replica, Batch) {
         sync_batch_norm: false,
         overlap: true,
         hosted: false,
+        separate_gradients: false,
     };
     (Replica::new(entry, options, &Arc::new(Cpu::new(2))).unwrap(), batch)
 }

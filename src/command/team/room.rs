@@ -28,7 +28,9 @@ pub fn fits(config: &Config, workers: usize, processes: usize, resumes: bool) ->
     let (input, classes) = (fitted.input, config.classes.unwrap_or(found.info.classes));
     let here = Processes::here(config, workers, processes);
     let held_bytes = found.held_bytes;
-    Ok(Candidate { model, config, input, classes, held_bytes, workers, here, resumes }.check(&Limits::look())?)
+    // What others compute on is known when they have met.
+    let hosted = false;
+    Ok(Candidate { model, config, input, classes, held_bytes, workers, here, resumes, hosted }.check(&Limits::look())?)
 }
 
 /// As [`fits`], for a process that another launcher has started: as far as it knows who else is on its machine. The rendezvous tells

@@ -195,7 +195,7 @@ impl Carrier {
         let start = self.clock.seconds();
         let Self { communicator, codec, message, segments, .. } = self;
         let segments = segments.get(*bucket).map_or(&[][..], Vec::as_slice);
-        squeeze::all_reduce(&mut **codec, communicator, (memory, range.clone()), segments, message)?;
+        squeeze::all_reduce(&mut **codec, communicator, (*bucket, memory), (range.clone(), segments), message)?;
         let seconds = self.clock.seconds() - start;
         step.carried = (step.carried.0 + range.len(), step.carried.1 + seconds);
         step.next += 1;

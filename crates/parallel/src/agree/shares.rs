@@ -248,8 +248,13 @@ impl Agreement for Shares {
         self.has_made(steps)
     }
 
-    fn shared_weights(&mut self) -> Option<SharedWeights> {
+    unsafe fn shared_weights(&mut self) -> Option<SharedWeights> {
         self.memory.take()
+    }
+
+    fn freeze(&mut self) -> bool {
+        self.region.freeze();
+        (0..self.buckets.len()).all(|index| self.region.is_idle(index))
     }
 
     fn has_one_copy(&self) -> bool {

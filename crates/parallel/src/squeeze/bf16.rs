@@ -5,7 +5,7 @@
 
 use paceline_comm::reduce::{round_bf16, widen_bf16};
 
-use super::{Codec, Message, Number, Round, Segment, Squeeze};
+use super::{Codec, Message, Number, Round, Span, Squeeze};
 
 /// What the command line offers.
 #[derive(Debug)]
@@ -37,13 +37,13 @@ impl Codec for Bf16 {
         elements * Number::Bf16.bytes()
     }
 
-    fn encode(&mut self, _: usize, _: &[Segment], values: &[f32], message: &mut Message) {
-        let halves = message.halves_mut(values.len());
+    fn encode(&mut self, _: &Span<'_>, values: &[f32], (message, start): (&mut Message, usize)) {
+        let halves = message.halves_mut(start..start + values.len());
         halves.iter_mut().zip(values).for_each(|(half, &value)| *half = round_bf16(value));
     }
 
-    fn decode(&mut self, _: usize, _: &[Segment], (message, start): (&Message, usize), values: &mut [f32]) {
-        let halves = message.halves(start, values.len());
+    fn decode(&mut self, _: &Span<'_>, (message, start): (&Message, usize), values: &mut [f32]) {
+        let halves = message.halves(start..start + values.len());
         values.iter_mut().zip(halves).for_each(|(value, &half)| *value = widen_bf16(half));
     }
 }
@@ -56,8 +56,10 @@ mod tests {
     fn a_value_comes_back_within_half_a_step_of_its_precision() {
         let values: Vec<f32> = (0..1000).map(|index| (index as f32 - 500.0) * 0.37).collect();
         let (mut codec, mut message, mut back) = (Bf16, Message::default(), vec![0.0; values.len()]);
-        codec.encode(0, &[], &values, &mut message);
-        codec.decode(0, &[], (&message, 0), &mut back);
+        let span = Span { round: 0, bucket: None, range: 0..values.len(), segments: &[] };
+        message.reserve(codec.bytes_max(values.len()));
+        codec.encode(&span, &values, (&mut message, 0));
+        codec.decode(&span, (&message, 0), &mut back);
         for (value, back) in values.iter().zip(&back) {
             assert!((value - back).abs() <= value.abs() / 256.0, "{value} came back as {back}");
         }

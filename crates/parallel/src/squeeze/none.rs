@@ -1,6 +1,6 @@
 //! Messages are the values themselves.
 
-use super::{Codec, Message, Number, Round, Segment, Squeeze};
+use super::{Codec, Message, Number, Round, Span, Squeeze};
 
 /// What the command line offers.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Codec for None {
         elements * Number::F32.bytes()
     }
 
-    fn encode(&mut self, _: usize, _: &[Segment], _: &[f32], _: &mut Message) {}
+    fn encode(&mut self, _: &Span<'_>, _: &[f32], _: (&mut Message, usize)) {}
 
-    fn decode(&mut self, _: usize, _: &[Segment], _: (&Message, usize), _: &mut [f32]) {}
+    fn decode(&mut self, _: &Span<'_>, _: (&Message, usize), _: &mut [f32]) {}
 }

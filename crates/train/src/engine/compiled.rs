@@ -31,7 +31,17 @@ impl Planned {
         // A GPU is given less to copy and to keep.
         let narrow_inputs = if on_gpu { vec![network.x] } else { Vec::new() };
         let (beside, shares_statistics) = (on_gpu, sync_batch_norm);
-        let wanted = Wanted { narrow_inputs, precision, memory, shares_statistics, moments_from, beside, ..wanted };
+        let weights_last = options.separate_gradients;
+        let wanted = Wanted {
+            narrow_inputs,
+            precision,
+            memory,
+            shares_statistics,
+            moments_from,
+            beside,
+            weights_last,
+            ..wanted
+        };
         Self { plan: Plan::new(network.graph, &wanted), bindings }
     }
 }
@@ -43,7 +53,7 @@ pub(crate) fn updates(network: &Network, options: &ReplicaOptions, on_gpu: bool)
     }
     let Some((_, gradients)) = network.gradients.as_ref() else { return Updates::AtEnd };
     let all = network.graph.parameters().iter().all(|&parameter| gradients.of(parameter).is_some());
-    if options.clip_norm.is_none() && options.accumulate == 1 && options.overlap && all {
+    if options.clip_norm.is_none() && options.accumulate == 1 && options.overlap && !options.separate_gradients && all {
         early(options.rule.needs_whole_tensors() || options.hosted)
     } else {
         Updates::AtEnd

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Segment, Tools};
-use paceline_parallel::agree::SharedWeights;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::{self, Profile, Turn};
 use paceline_tensor::plan::Bucket;
@@ -27,7 +26,7 @@ pub struct CpuEngine {
     options: ReplicaOptions,
     device: Arc<Cpu>,
     /// None if it only evaluates.
-    train: Option<CompiledGraph>,
+    pub(super) train: Option<CompiledGraph>,
     /// Runs in the arena of `train`, if there is one: they never run at the same time.
     eval: CompiledGraph,
     segments: Vec<Segment>,
@@ -79,8 +78,6 @@ impl CpuEngine {
     }
 
     pub(super) fn forward(&mut self, slot: Slot, inputs: &Inputs<'_>, on: &mut dyn Listener) -> Result<(), Halt> {
-        let cpu = Arc::clone(&self.device);
-        let _bound = cpu.pool().enter();
         let Inputs { batch, part, pass, seed, .. } = *inputs;
         self.open(slot);
         (self.live[slot.0].pass, self.live[slot.0].part) = (pass, part);
@@ -106,8 +103,6 @@ impl CpuEngine {
     }
 
     pub(super) fn backward(&mut self, slot: Slot, which: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
-        let cpu = Arc::clone(&self.device);
-        let _bound = cpu.pool().enter();
         let (keeps, pass, part, mut result) =
             (self.keeps_gradients(), self.live[slot.0].pass, self.live[slot.0].part, Ok(()));
         let (CompiledGraph { executor, .. }, activations, store, mut updates) = self.split(slot);
@@ -140,8 +135,6 @@ impl CpuEngine {
     }
 
     pub(super) fn close(&mut self, moment: Moment, on: &mut dyn Listener) -> Result<StepOutput, Halt> {
-        let cpu = Arc::clone(&self.device);
-        let _bound = cpu.pool().enter();
         let (mut tally, keeps, mut replaced) = (self.tally, self.keeps_gradients(), false);
         if keeps {
             on.on(Event::Forwarded { tally })?;
@@ -258,22 +251,6 @@ impl CpuEngine {
         if last {
             gradients.copy_from_slice(&self.accumulated);
         }
-    }
-
-    /// Uses memory that all replicas map; the first one's numbers are theirs all.
-    pub(super) fn use_shared(&mut self, memory: SharedWeights, fills: bool) {
-        let SharedWeights { weights, optimizer, gradients } = memory;
-        let Weights { store, optimizer: own } = &mut self.weights;
-        let own = std::iter::once(&mut store.parameters).chain(own);
-        for (own, mut shared) in own.zip(std::iter::once(weights).chain(optimizer)) {
-            assert_eq!(own.len(), shared.len(), "all ranks have the same parameters");
-            if fills {
-                shared.copy_from_slice(own);
-            }
-            *own = Buffer::lent(Box::new(shared));
-        }
-        let train = self.train.as_mut().expect(EVALUATES);
-        train.executor.keep_gradients(store, Buffer::lent(Box::new(gradients)));
     }
 
     pub(super) fn steps_by_elements(&self) -> bool {

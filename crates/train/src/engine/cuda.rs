@@ -330,6 +330,11 @@ impl CudaEngine {
         self.albums.is_some()
     }
 
+    /// Whether sums over other GPUs are made inside of a step.
+    pub(super) fn sums_inside(&self) -> bool {
+        self.guard.is_some()
+    }
+
     pub(super) fn gpu(&self) -> &Arc<Cuda> {
         self.session.cuda()
     }

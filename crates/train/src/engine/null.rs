@@ -57,15 +57,22 @@ impl NullEngine {
             _ => Ok(()),
         })?;
         self.tally = Tally { rows: inputs.batch.targets.len() as u64, ..Tally::default() };
-        on.on(Event::Forwarded { tally: self.tally })
+        if self.keeps_gradients() { Ok(()) } else { on.on(Event::Forwarded { tally: self.tally }) }
+    }
+
+    /// Whether all gradients are looked at before any is applied.
+    fn keeps_gradients(&self) -> bool {
+        self.plan().stores_gradients()
     }
 
     pub(super) fn backward(&mut self, _: Slot, _: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
+        let keeps = self.keeps_gradients();
         let CompiledGraph { executor, .. } = self.train.as_mut().expect(EVALUATES);
         let mut result = Ok(());
         executor.backward(&mut self.weights.store, Pass::default(), &mut |turn| {
             result = match turn {
                 Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
+                _ if keeps => Ok(()),
                 Turn::Final { bucket, .. } => on.on(Event::Final { bucket, gradients: &[] }),
                 Turn::Apply { bucket, .. } | Turn::Offer { bucket, .. } | Turn::BeforeRead { bucket, .. } => {
                     on.on(Event::MayApply { bucket, gradients: None, target: &mut Nowhere })
@@ -78,6 +85,12 @@ impl NullEngine {
 
     pub(super) fn close(&mut self, _: Moment, on: &mut dyn Listener) -> Result<StepOutput, Halt> {
         let mut tally = self.tally;
+        if self.keeps_gradients() {
+            let buckets = self.plan().buckets().len();
+            on.on(Event::Forwarded { tally })?;
+            (0..buckets).try_for_each(|bucket| on.on(Event::Final { bucket, gradients: &[] }))?;
+            (0..buckets).try_for_each(|bucket| on.on(Event::Settle { bucket, target: &mut Nowhere }))?;
+        }
         on.on(Event::Total { tally: &mut tally })?;
         Ok(StepOutput { tally, updated: Ok(()) })
     }

@@ -57,10 +57,12 @@ impl Replica {
     /// then they may be saved, with this replica's own running statistics. Nothing more can be trained.
     pub fn rescue(&mut self, step: u64) -> bool {
         let Self { boundary: Boundary { first_step, updated, states, .. }, engine, exchange, .. } = self;
-        let (on_gpu, keeps_gradients) = (engine.gpu().is_some(), engine.plan().stores_gradients());
+        let keeps_gradients = engine.plan().stores_gradients();
+        // Servers have the optimizer's state, and where a device has weights of its own the running statistics are not at hand.
+        let has_all = exchange.makes_own_steps() && engine.gpu().is_none();
         let store = &mut engine.weights_mut().store;
         let (marked, states) = &states[(step % 2) as usize];
-        if on_gpu || *marked != step || step < *first_step || states.len() != store.states.len() {
+        if !has_all || *marked != step || step < *first_step || states.len() != store.states.len() {
             return false;
         }
         // Where gradients are looked at all together, the update follows when nothing can be lost any more.

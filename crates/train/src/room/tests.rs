@@ -15,7 +15,17 @@ fn machine(bytes: u64) -> Limits {
 fn candidate(config: &Config) -> Candidate<'_> {
     let here = Processes::here(config, config.workers, config.workers + usize::from(servers(config)));
     let model = zoo::find(&config.model).unwrap();
-    Candidate { model, config, input: IMAGE, classes: 10, held_bytes: 0, workers: config.workers, here, resumes: false }
+    Candidate {
+        model,
+        config,
+        input: IMAGE,
+        classes: 10,
+        held_bytes: 0,
+        workers: config.workers,
+        here,
+        resumes: false,
+        hosted: false,
+    }
 }
 
 fn servers(config: &Config) -> bool {

@@ -249,6 +249,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         sync_batch_norm: false,
         overlap: true,
         hosted: false,
+        separate_gradients: false,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     cpu.allow_winograd(config.winograd);
@@ -296,7 +297,9 @@ fn assemble(
     let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
     let (here, held_bytes) =
         (Processes::here(config, workers, around.local.world), train.held_bytes() + val.held_bytes());
-    Candidate { model, config, input, classes, held_bytes, workers, here, resumes: false }.check(&Limits::look())?;
+    let hosted = around.hosted;
+    let candidate = Candidate { model, config, input, classes, held_bytes, workers, here, resumes: false, hosted };
+    candidate.check(&Limits::look())?;
     let cpu = Arc::new(Cpu::placed(config.compute_threads_among(around.local.world), config.pin));
     cpu.allow_winograd(config.winograd);
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
@@ -394,6 +397,7 @@ pub(crate) fn options(
         sync_batch_norm: config.sync_batch_norm,
         overlap: workers == 1 || config.overlap == Overlap::On,
         hosted,
+        separate_gradients: false,
     })
 }
 

@@ -39,6 +39,7 @@ pub fn options(optimizer: Optimizer, precision: Precision) -> ReplicaOptions {
         sync_batch_norm: false,
         overlap: true,
         hosted: false,
+        separate_gradients: false,
         clip_norm: None,
     }
 }

@@ -1,4 +1,5 @@
 //! Training together is training alone with the same batch: every agreement, every way to travel, ranks as threads.
+#![allow(unsafe_code)]
 
 mod on_gpu;
 mod world;
@@ -82,6 +83,7 @@ fn options(micro_batch: usize, case: Case) -> ReplicaOptions {
         sync_batch_norm,
         overlap,
         hosted: case.gpus > 0,
+        separate_gradients: false,
     }
 }
 
@@ -371,7 +373,8 @@ fn a_rank_that_waits_makes_the_steps_of_one_that_is_behind() {
     let shape = two_buckets(ELEMENTS, ELEMENTS);
     let mut ranks: Vec<_> =
         communicators(Carry::Shm, 2).into_iter().map(|communicator| join(communicator, &shape, true)).collect();
-    let memory: Vec<_> = ranks.iter_mut().map(|rank| rank.shared_weights().unwrap()).collect();
+    // SAFETY: nobody fills it, and it is read when all buckets are settled.
+    let memory: Vec<_> = ranks.iter_mut().map(|rank| unsafe { rank.shared_weights() }.unwrap()).collect();
     let mut made = [0, 0];
     let mut settle = |ranks: &mut [Box<dyn Agreement>], rank: usize, bucket, wait| {
         let made = &mut made[rank];
@@ -412,6 +415,18 @@ fn gradients_that_travel_after_the_backward_pass_are_the_same_step() {
 fn parts_of_a_batch_are_added_up_before_they_are_pushed() {
     assert_like_alone(Case { accumulate: 2, servers: Some((2, Some(0))), ..MOMENTUM });
     assert_like_alone(Case { carry: Carry::Tcp, accumulate: 2, ..MOMENTUM });
+}
+
+/// The servers have the optimizer's state, even those of one worker.
+#[test]
+fn the_first_worker_fetches_the_optimizer_to_save_it() {
+    for workers in [1, 2] {
+        let case = Case { workers, servers: Some((1, Some(0))), ..MOMENTUM };
+        let (alone, all) = (train(replica(BATCH, case), 0, 1), together(case));
+        let (found, expected) = (&all[0].optimizer_state[0], &alone.optimizer_state[0]);
+        let furthest = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(furthest < 1e-6 && expected.iter().any(|x| x.abs() > 1e-3), "{workers} workers: {furthest} apart");
+    }
 }
 
 /// Half of the bits of every message: near the exact run, the same on all ranks, and not the exact run itself.

@@ -46,6 +46,7 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
         sync_batch_norm: false,
         overlap: true,
         hosted: false,
+        separate_gradients: false,
     };
     let cpu = Arc::new(Cpu::new(2));
     let mut replica = Replica::new(zoo::find("resnet20").unwrap(), options, &cpu).unwrap();

@@ -9,8 +9,8 @@ use paceline_nn::{Input, Model, Net};
 use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
-use paceline_train::engine::StepOutput;
+use paceline_tensor::{GraphError, MemoryUse, Pass, Precision, Value};
+use paceline_train::engine::{Gradients, Inputs, Slot, StepOutput, Unheard};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
 
@@ -66,6 +66,7 @@ fn replica_with(
         sync_batch_norm: false,
         overlap: true,
         hosted: false,
+        separate_gradients: false,
     };
     Replica::new(model, options, &Arc::new(Cpu::new(2))).unwrap()
 }
@@ -175,4 +176,37 @@ fn evaluation_in_the_memory_of_training_disturbs_neither() {
         assert_ne!(before, one.evaluate(&batch(3, 50)).unwrap().0);
     }
     assert!(bits(&one) == bits(&other));
+}
+
+/// Two micro-batches are alive at once, and their gradients of weights come later: as each by itself.
+#[test]
+fn micro_batches_that_are_alive_at_once_have_the_gradients_of_each_alone() {
+    let moment = Moment { step: 3, learning_rate: 0.0 };
+    let batches = [batch(4, 1), batch(4, 2)];
+    let inputs = |batch| {
+        let pass = Pass { seed: 7, step: 3, first_sample: 0, samples: 4 };
+        Inputs { batch, part: 0, pass, seed: 1.0, moment }
+    };
+    let expected = batches.each_ref().map(|batch| {
+        let mut alone = replica(&varied, Optimizer::Sgd, Some(f64::INFINITY), 4);
+        alone.engine.forward(Slot(0), &inputs(batch), &mut Unheard(moment)).unwrap();
+        alone.engine.backward(Slot(0), Gradients::All, &mut Unheard(moment)).unwrap();
+        alone.store().gradients.to_vec()
+    });
+    let options = ReplicaOptions {
+        separate_gradients: true,
+        ..*replica(&varied, Optimizer::Sgd, Some(f64::INFINITY), 4).options()
+    };
+    let mut both = Replica::new(&varied, options, &Arc::new(Cpu::new(2))).unwrap();
+    for (slot, batch) in batches.iter().enumerate() {
+        both.engine.forward(Slot(slot), &inputs(batch), &mut Unheard(moment)).unwrap();
+    }
+    for slot in 0..2 {
+        both.engine.backward(Slot(slot), Gradients::Inputs, &mut Unheard(moment)).unwrap();
+    }
+    for slot in [1, 0] {
+        both.engine.backward(Slot(slot), Gradients::Weights, &mut Unheard(moment)).unwrap();
+        assert!(both.store().gradients[..] == expected[slot][..], "slot {slot}");
+    }
+    assert!(expected[0] != expected[1]);
 }

@@ -15,7 +15,7 @@ use super::Pace;
 use super::header::{Command, HEADER, Header, MEETS};
 use super::talk::{Call, all_of_server};
 use super::turns::{Event, Turns};
-use crate::squeeze::{self, Codec, Message};
+use crate::squeeze::{self, Buckets, Codec, Message};
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,26 +239,25 @@ impl Run<'_> {
     fn call(&mut self, call: usize, workers: std::ops::Range<usize>) -> Result<(), CommError> {
         let [takes, gives] = self.calls[call].server_elements(self.roles, self.server);
         self.room_for(takes + gives + 1);
-        if call > 0 {
-            let weights = self.part(call - 1);
+        if let Some(bucket) = self.calls[call].pulls {
+            let weights = self.part(bucket);
             self.room[takes..takes + gives].copy_from_slice(&self.weights[weights]);
         }
+        let buckets = Buckets { sent: self.calls[call].pulls, received: self.calls[call].pushes };
         let list = self.calls[call].server(self.roles, self.server, workers.clone());
         let tag = self.next_tag(workers);
         let Self { communicator, codec, message, room, .. } = self;
         let values = &mut room[..takes + gives + 1];
-        squeeze::exchange(&mut **codec, communicator, (&list, tag), values, message)
+        squeeze::exchange(&mut **codec, communicator, (&list, tag), buckets, (values, message))
     }
 
     /// Changes the weights by what came with a call.
     fn apply(&mut self, call: usize, step: u64) {
         let [takes, _] = self.calls[call].server_elements(self.roles, self.server);
-        if takes == 0 {
-            return;
-        }
-        let part = self.part(call);
+        let Some(bucket) = self.calls[call].pushes.filter(|_| takes > 0) else { return };
+        let part = self.part(bucket);
         let (gradients, weights) = (&mut self.room[..takes], &mut self.weights[part.clone()]);
-        self.shard.apply(Push { bucket: call, start: part.start, step, gradients, weights });
+        self.shard.apply(Push { bucket, start: part.start, step, gradients, weights });
     }
 
     /// This server's part of a bucket, among all parameters.

@@ -18,9 +18,13 @@ use super::super::{BucketShape, Exchange, Protocol, Roles, Shape};
 /// One call: elements that are pushed, and elements whose weights come back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Call {
-    /// To the servers.
+    /// The bucket whose gradients are pushed, in a step.
+    pub pushes: Option<usize>,
+    /// The bucket whose weights come back.
+    pub pulls: Option<usize>,
+    /// Elements to the servers.
     pub push: usize,
-    /// From them.
+    /// Elements from them.
     pull: usize,
 }
 
@@ -29,7 +33,9 @@ impl Call {
     pub fn of_step(protocol: &Protocol, shape: &Shape) -> Vec<Self> {
         let elements = |bucket: Option<usize>| bucket.map_or(0, |bucket| shape.buckets[bucket].elements);
         let call = |exchange: &Exchange| match *exchange {
-            Exchange::PushPull { push, pull } => Some(Self { push: elements(push), pull: elements(pull) }),
+            Exchange::PushPull { push, pull } => {
+                Some(Self { pushes: push, pulls: pull, push: elements(push), pull: elements(pull) })
+            }
             Exchange::Report | Exchange::AllReduce { .. } => None,
         };
         protocol.in_step.iter().filter_map(call).collect()
@@ -37,7 +43,7 @@ impl Call {
 
     /// A call that asks and is answered at once, in two calls.
     pub fn pair(elements: usize) -> [Self; 2] {
-        [Self { push: elements, pull: 0 }, Self { push: 0, pull: elements }]
+        [Self { push: elements, ..Self::default() }, Self { pull: elements, ..Self::default() }]
     }
 
     /// Elements of a worker's buffer: what it pushes, what it pulls, a word for each server.

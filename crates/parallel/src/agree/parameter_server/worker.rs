@@ -12,7 +12,7 @@ use super::super::{
 use super::Pace;
 use super::header::{Command, HEADER, Header, MEETS};
 use super::talk::{Call, all_of_worker};
-use crate::squeeze::{self, Codec, Message};
+use crate::squeeze::{self, Buckets, Codec, Message};
 
 /// A worker's end.
 #[derive(Debug)]
@@ -141,11 +141,11 @@ struct Carrier {
 
 impl Carrier {
     fn run(&mut self, ends: &Ends) -> Result<(), CommError> {
-        let count = self.buckets.len();
-        let mut memory: Vec<Option<RegisteredBuffer>> = (0..count).map(|_| None).collect();
-        // The next call of the step, and the bucket under way.
-        let mut next = count + 1;
-        let mut pushed: Option<RegisteredBuffer> = None;
+        // What is ready to be pushed, and what was and is not pulled yet, by bucket.
+        let none = || (0..self.buckets.len()).map(|_| None).collect();
+        let (mut ready, mut pushed): (Vec<Option<RegisteredBuffer>>, Vec<Option<RegisteredBuffer>>) = (none(), none());
+        // The next call of the step.
+        let mut next = self.calls.len();
         while let Ok(job) = ends.jobs.recv() {
             match job {
                 // Buckets go in the order in which they are ready: the servers have nothing to choose from.
@@ -162,21 +162,18 @@ impl Carrier {
                 }
                 Job::Optimizer(state) => ends.answer(Answer::Optimizer(self.optimizer(state)?)),
                 Job::Weights(weights) => ends.answer(Answer::Numbers(self.weights(weights)?)),
-                Job::Bucket(bucket, buffer) => memory[bucket] = Some(buffer),
+                Job::Bucket(bucket, buffer) => ready[bucket] = Some(buffer),
             }
-            while next <= count {
-                let now = if next < count { memory[next].take() } else { None };
-                if next < count && now.is_none() {
-                    break;
-                }
-                let call = self.calls[next];
-                if let Some(now) = &now {
-                    self.room[..call.push].copy_from_slice(now.as_slice());
+            while let Some(&call) = self.calls.get(next) {
+                if let Some(bucket) = call.pushes {
+                    let Some(gradients) = ready[bucket].take() else { break };
+                    self.room[..call.push].copy_from_slice(gradients.as_slice());
+                    pushed[bucket] = Some(gradients);
                 }
                 self.push_pull(call)?;
-                if let Some(mut before) = std::mem::replace(&mut pushed, now) {
-                    before.as_mut_slice().copy_from_slice(&self.room[call.pulled()]);
-                    ends.answer(Answer::Bucket(next - 1, before));
+                if let Some((bucket, mut weights)) = call.pulls.and_then(|bucket| Some((bucket, pushed[bucket].take()?))) {
+                    weights.as_mut_slice().copy_from_slice(&self.room[call.pulled()]);
+                    ends.answer(Answer::Bucket(bucket, weights));
                 }
                 next += 1;
             }
@@ -190,7 +187,8 @@ impl Carrier {
         let Self { communicator, codec, message, room, .. } = self;
         self.tag += 1;
         let values = &mut room[..call.worker_elements(self.roles)];
-        squeeze::exchange(&mut **codec, communicator, (&list, self.tag), values, message)
+        let buckets = Buckets { sent: call.pushes, received: call.pulls };
+        squeeze::exchange(&mut **codec, communicator, (&list, self.tag), buckets, (values, message))
     }
 
     fn exchange(&mut self, list: &[Transfer], elements: usize) -> Result<(), CommError> {

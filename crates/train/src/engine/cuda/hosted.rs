@@ -1,7 +1,7 @@
 //! Steps in which the host hears of gradients: nodes are started in segments, between which buckets leave, and what came back is applied.
 //!
 //! The host is ahead of the GPU: it starts the whole backward pass, with a copy of every bucket to pinned memory behind the node that makes
-//! it final, and then waits for the copies one after the other. What comes back is started on the same stream, so that it is applied
+//! it final, has the next batch brought, and then waits for the copies one after the other. What comes back is started on the same stream, so that it is applied
 //! after all that was started before. A forward pass stops before the first node that reads a bucket, until what is late has come.
 
 use std::ops::Range;
@@ -37,12 +37,12 @@ impl Target for DeviceTarget<'_> {
         let at = engine.plan().buckets()[bucket].clone();
         assert_eq!(range, 0..at.elements.len(), "a bucket comes back whole");
         engine.device_is_newer = true;
-        if engine.keeps_gradients() {
-            return Ok(engine.session.give_sums(bucket, sums)?);
-        }
         if !all_finite(engine.cpu.pool(), sums) {
             let spoiled = at.elements.start + sums.iter().position(|x| !x.is_finite()).unwrap_or(0);
             return Err(Halt::NotFinite(NotFinite::Gradient(parameter_of(&at, &engine.segments, spoiled))));
+        }
+        if engine.keeps_gradients() {
+            return Ok(engine.session.give_sums(bucket, sums)?);
         }
         let numbers = engine.numbers(moment);
         Ok(engine.session.apply_sums(bucket, sums, &numbers)?)
@@ -102,10 +102,16 @@ impl CudaEngine {
         self.start_nodes(done..nodes, on)?;
         if !last {
             self.session.accumulate(if self.part == 0 { Part::First } else { Part::Between })?;
+            self.count()?;
         }
+        Ok(())
+    }
+
+    /// Waits for the answers of a part, and counts them.
+    fn count(&mut self) -> Result<(), Halt> {
         let found = self.session.tally()?;
         self.tally.merge(&tally(found, self.session.rows()));
-        if self.keeps_gradients() { Ok(()) } else { self.send_gradients(on) }
+        Ok(())
     }
 
     /// Gives buckets away as they arrive, and applies what has come back meanwhile.
@@ -122,8 +128,11 @@ impl CudaEngine {
     }
 
     pub(super) fn close_hosted(&mut self, moment: Moment, on: &mut dyn Listener) -> Result<StepOutput, Halt> {
+        self.count()?;
         let (keeps, mut replaced, mut total) = (self.keeps_gradients(), false, self.tally);
-        if keeps {
+        if !keeps {
+            self.send_gradients(on)?;
+        } else {
             on.on(Event::Forwarded { tally: total })?;
             let count = self.plan().buckets().len();
             for bucket in 0..count {
