@@ -167,17 +167,14 @@ pub struct Train {
     /// Processes on this machine that share every batch, each on cores of its own [default: 1; without any argument, 2]
     #[arg(long, short, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub workers: Option<usize>,
-    /// How they agree on the weights: all-reduce | parameter-server
-    #[arg(long, help_heading = "Many processes")]
+    #[arg(long, help = agrees(), help_heading = "Many processes")]
     pub agree: Option<Agree>,
-    /// How messages between them are squeezed: none | bf16, half of the bytes, rounded
-    #[arg(long, help_heading = "Many processes")]
+    #[arg(long, help = squeezes(), help_heading = "Many processes")]
     pub squeeze: Option<Squeeze>,
     /// Whether gradients travel while the backward pass goes on: on | off, all after it, to compare with
     #[arg(long, help_heading = "Many processes")]
     pub overlap: Option<Overlap>,
-    /// How bytes travel: auto | shm | tcp | mpi (if built with it) | nccl (between GPUs)
-    #[arg(long, help_heading = "Many processes")]
+    #[arg(long, help = carries(), help_heading = "Many processes")]
     pub carry: Option<together::Carry>,
     /// TCP connections between every two processes [default: 1; `paceline doctor` measures what helps]
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
@@ -428,4 +425,19 @@ pub struct Inspect {
 pub struct Report {
     /// A run's folder
     pub run: PathBuf,
+}
+
+/// The help of `--agree`, of all that there are.
+fn agrees() -> String {
+    together::help("How they agree on the weights", Agree::all().map(|(name, _)| name))
+}
+
+/// The help of `--squeeze`.
+fn squeezes() -> String {
+    together::help("How messages between them are squeezed", Squeeze::all().map(|(name, _)| name))
+}
+
+/// The help of `--carry`.
+fn carries() -> String {
+    together::help("How bytes travel, mpi if built with it, nccl between GPUs", together::Carry::all())
 }

@@ -62,7 +62,7 @@ pub enum Role {
 
 /// Finds out what this process is.
 pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result<Role, Failure> {
-    if config.carry == Carry::Mpi && !cfg!(feature = "mpi") {
+    if config.carry == Carry::MPI && !cfg!(feature = "mpi") {
         return Err(Failure::refused(
             "this paceline was built without MPI; with mpicc and libclang installed, type: cargo install --path . --features mpi",
         ));
@@ -74,7 +74,7 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
         let member = if member.world > 1 { member.with_servers(config.server_count())? } else { member };
         return Ok(Role::Member(Box::new(member)));
     }
-    if config.carry == Carry::Mpi {
+    if config.carry == Carry::MPI {
         let workers = config.workers.max(2);
         return Err(Failure::refused(format!(
             "--carry mpi is for processes that mpirun starts; type: mpirun -n {workers} paceline train --carry mpi …"
@@ -224,13 +224,13 @@ impl Team {
         let membership = Membership { token, run: self.control.run(), rank, world, generation: Generation::default() };
         let wait = Wait::new(CONNECT_MAX, self.control.stop());
         let by_memory =
-            config.carry == Carry::Shm || (matches!(config.carry, Carry::Auto | Carry::Nccl) && one_machine);
+            config.carry == Carry::SHM || (matches!(config.carry, Carry::AUTO | Carry::NCCL) && one_machine);
         // The sums of batch-norms are waited for, and come at other points of a step on other devices: they do not travel behind
         // gradients.
         let apart = config.sync_batch_norm;
         let transport = match listener {
             #[cfg(feature = "mpi")]
-            _ if config.carry == Carry::Mpi => {
+            _ if config.carry == Carry::MPI => {
                 Transport::Mpi(Box::new(super::mpi::connect(&membership, self.control.stop())?))
             }
             Some(listener) if !by_memory => {
@@ -257,7 +257,7 @@ impl Team {
         let mut counts = [on_gpu, on_gpu && config.sums_on_devices()].map(|is| f32::from(u8::from(is)));
         communicator.all_reduce(&mut counts)?;
         let ([gpus, among_themselves], workers) = (counts.map(|count| count as usize), self.mesh.extent().workers);
-        if config.carry == Carry::Nccl && among_themselves < workers {
+        if config.carry == Carry::NCCL && among_themselves < workers {
             return Err(TrainError::Refused(format!(
                 "--carry nccl is for GPUs, and {gpus} of {workers} workers compute on one; type --device cuda on all, or leave --carry out"
             )));
@@ -461,6 +461,6 @@ pub fn guess(nodes: Nodes) -> Choice {
 /// What all ranks must agree on, as lines; how many threads each has is its own affair.
 fn fingerprint(config: &Config) -> String {
     // What each computes on is its own affair too; then NCCL is no other way than the usual one.
-    let carry = if config.carry == Carry::Nccl { Carry::Auto } else { config.carry };
+    let carry = if config.carry == Carry::NCCL { Carry::AUTO } else { config.carry };
     Config { threads: None, loader_threads: 1, weights: None, device: Compute::Cpu, carry, ..config.clone() }.to_toml()
 }

@@ -125,7 +125,7 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
     // From here on the run has begun: what goes wrong is a failure.
     if let Some(team) = &team {
         team.join(&mut trainer).map_err(Failure::after_start)?;
-    } else if trainer.config().carry == Carry::Nccl {
+    } else if trainer.config().carry == Carry::NCCL {
         let joined = trainer.join_gpus(None, &[], &team::gpu_limits(&comm::Stop::new()));
         joined.map_err(|error| Failure::from(error).after_start())?;
     }

@@ -14,6 +14,9 @@ pub mod sim;
 pub mod tcp;
 pub mod thread;
 
+/// The transports that join processes, by their names.
+pub const BETWEEN_PROCESSES: &[&str] = &["shm", "tcp", "mpi"];
+
 /// A rank's place in a world, and what lets it in.
 #[derive(Clone, Debug)]
 pub struct Membership {

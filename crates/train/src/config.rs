@@ -167,7 +167,7 @@ impl Default for Config {
             agree: Agree::default(),
             squeeze: Squeeze::default(),
             overlap: Overlap::On,
-            carry: Carry::Auto,
+            carry: Carry::AUTO,
             sockets: 1,
             algorithm: None,
             servers: 1,
@@ -289,7 +289,7 @@ impl Config {
 
     /// Whether GPUs add up gradients among themselves, inside of a step's graph.
     pub fn sums_on_devices(&self) -> bool {
-        self.device != Compute::Cpu && matches!(self.carry, Carry::Auto | Carry::Nccl) && self.keeps_off_host().is_ok()
+        self.device != Compute::Cpu && matches!(self.carry, Carry::AUTO | Carry::NCCL) && self.keeps_off_host().is_ok()
     }
 
     /// Whether gradients may stay off the host, or what they are needed there for.
@@ -330,10 +330,10 @@ impl Config {
             let names = Algorithm::ALL.map(Algorithm::name).join(", ");
             return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
         }
-        if self.carry == Carry::Nccl && self.device == Compute::Cpu {
+        if self.carry == Carry::NCCL && self.device == Compute::Cpu {
             return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());
         }
-        if let (Carry::Nccl, Err(flag)) = (self.carry, self.keeps_off_host()) {
+        if let (Carry::NCCL, Err(flag)) = (self.carry, self.keeps_off_host()) {
             return refuse(format!(
                 "{flag} needs gradients on the hosts, and --carry nccl keeps them off; leave --carry out"
             ));
@@ -425,7 +425,7 @@ mod tests {
         let server = Config { agree: "parameter-server".parse().unwrap(), ..gpus.clone() };
         let bf16 = Config { squeeze: "bf16".parse().unwrap(), ..gpus.clone() };
         let hosted = [
-            (Config { carry: Carry::Tcp, ..gpus.clone() }, ""),
+            (Config { carry: Carry::TCP, ..gpus.clone() }, ""),
             (server, "--agree parameter-server"),
             (Config { sync_batch_norm: true, ..gpus.clone() }, "--sync-batch-norm"),
             (bf16, "--squeeze bf16"),
@@ -434,19 +434,19 @@ mod tests {
         for (config, flag) in hosted {
             assert!(config.check().is_ok() && !config.sums_on_devices(), "{config:?}");
             if !flag.is_empty() {
-                let error = Config { carry: Carry::Nccl, ..config }.check().unwrap_err().to_string();
+                let error = Config { carry: Carry::NCCL, ..config }.check().unwrap_err().to_string();
                 assert!(error.starts_with(&format!("{flag} needs gradients on the hosts")), "{error}");
             }
         }
-        assert!(Config { carry: Carry::Nccl, ..gpus.clone() }.check().is_ok());
-        let error = Config { carry: Carry::Nccl, ..Config::default() }.check().unwrap_err().to_string();
+        assert!(Config { carry: Carry::NCCL, ..gpus.clone() }.check().is_ok());
+        let error = Config { carry: Carry::NCCL, ..Config::default() }.check().unwrap_err().to_string();
         assert_eq!(error, "--carry nccl is for GPUs; type --device cuda, or another --carry");
     }
 
     #[test]
     fn gpus_that_train_together_may_take_their_batches_in_parts() {
         let mut config = Config { device: Compute::Cuda(None), batch: 64, accumulate: 4, ..Config::default() };
-        config.carry = Carry::Nccl;
+        config.carry = Carry::NCCL;
         assert!(config.check_world(1).is_ok() && config.check_world(4).is_ok());
         let error = config.check_world(3).unwrap_err().to_string();
         assert!(error.ends_with("by 3 workers in 4 parts each; type --batch 60 or 72"), "{error}");

@@ -134,7 +134,7 @@ impl Candidate<'_> {
         let copy = config.checkpoint_seconds(self.workers).map_or(0, |_| parameters + optimizer + states);
         let once = largest + copy + if self.here.count() > 1 { BASE / 2 } else { 0 };
         let (message, mapped) = (2 * BUCKET_BYTES_MAX as u64, ADDRESSES[usize::from(self.workers > 1)]);
-        let shared = config.carry == Carry::Shm || config.carry == Carry::Auto && self.here.all;
+        let shared = config.carry == Carry::SHM || config.carry == Carry::AUTO && self.here.all;
         let recipe = config.agree.recipe();
         let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
         let one_copy = recipe.keeps_one_copy() && whole && shared && sizes.by_elements && !self.hosted;

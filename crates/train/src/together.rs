@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use paceline_comm::transport;
 use serde::{Deserialize, Serialize};
 
 /// An answer to one of the questions, by the word that names it.
@@ -81,6 +82,11 @@ macro_rules! answer {
 answer!(Agree, paceline_parallel::agree::Recipe, paceline_parallel::agree, "How replicas agree on the weights.");
 answer!(Squeeze, paceline_parallel::squeeze::Squeeze, paceline_parallel::squeeze, "How messages are squeezed.");
 
+/// A line of help: what a flag decides, and its answers.
+pub fn help(what: &str, answers: impl Iterator<Item = &'static str>) -> String {
+    format!("{what}: {}", answers.collect::<Vec<_>>().join(" | "))
+}
+
 /// When gradients travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -104,21 +110,59 @@ impl FromStr for Overlap {
     }
 }
 
-/// How bytes travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Carry {
+/// How bytes travel: a transport's name, or a word for a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(into = "String")]
+pub struct Carry(&'static str);
+
+impl<'de> Deserialize<'de> for Carry {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl Carry {
     /// NCCL between GPUs; otherwise shared memory where all ranks are on one machine, else sockets.
-    #[default]
-    Auto,
+    pub const AUTO: Self = Self("auto");
     /// Shared memory.
-    Shm,
+    pub const SHM: Self = Self("shm");
     /// Sockets.
-    Tcp,
+    pub const TCP: Self = Self("tcp");
     /// The MPI library that the binary was built with.
-    Mpi,
+    pub const MPI: Self = Self("mpi");
     /// Between GPUs, by NCCL.
-    Nccl,
+    pub const NCCL: Self = Self("nccl");
+
+    /// Every word, in the order of the help.
+    pub fn all() -> impl Iterator<Item = &'static str> {
+        [Self::AUTO.0].into_iter().chain(transport::BETWEEN_PROCESSES.iter().copied()).chain([Self::NCCL.0])
+    }
+
+    /// The word in files and flags.
+    pub const fn name(self) -> &'static str {
+        self.0
+    }
+}
+
+impl Default for Carry {
+    fn default() -> Self {
+        Self::AUTO
+    }
+}
+
+impl FromStr for Carry {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names: Vec<&str> = Self::all().collect();
+        Self::all().find(|name| *name == text).map(Self).ok_or_else(|| format!("type {}", names.join(" or ")))
+    }
+}
+
+impl From<Carry> for String {
+    fn from(carry: Carry) -> Self {
+        carry.0.to_owned()
+    }
 }
 
 /// Steps that a worker of a parameter server may be ahead of the slowest.
@@ -167,27 +211,5 @@ impl TryFrom<String> for Staleness {
 impl From<Staleness> for String {
     fn from(staleness: Staleness) -> Self {
         staleness.to_string()
-    }
-}
-
-impl Carry {
-    /// The word in files and flags.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-            Self::Mpi => "mpi",
-            Self::Nccl => "nccl",
-        }
-    }
-}
-
-impl FromStr for Carry {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Self::Auto, Self::Shm, Self::Tcp, Self::Mpi, Self::Nccl];
-        all.into_iter().find(|carry| carry.name() == text).ok_or_else(|| "type auto, shm, tcp, mpi or nccl".into())
     }
 }
