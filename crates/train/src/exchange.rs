@@ -202,7 +202,7 @@ impl Exchange {
         self.agreement.fetch_weights(&mut weights.store.parameters)?;
         let mut optimizer: Vec<&mut [f32]> = weights.optimizer.iter_mut().map(|buffer| &mut **buffer).collect();
         self.agreement.fetch_optimizer(&mut optimizer)?;
-        if self.mixed && self.settles() {
+        if self.mixed && self.agreement.protocol().steps == Steps::Sums {
             self.follow_root(engine)?;
         }
         engine.load();
