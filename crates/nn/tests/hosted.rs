@@ -358,22 +358,31 @@ fn copies_that_take_as_long_as_the_computation_come_in_time() {
     compare(&cuda, Setting { model: wide, batch: 64, ..PLAIN });
 }
 
-#[test]
-fn gradients_looked_at_together_give_the_same_bits_as_one_graph() {
-    let Some(cuda) = gpu("gradients_looked_at_together_give_the_same_bits_as_one_graph") else { return };
-    for (optimizer, parts, norm_max) in
-        [(Optimizer::Momentum, 1, 0.1), (Optimizer::Lars, 3, f32::INFINITY), (Optimizer::Adam, 2, 0.1)]
-    {
-        let setting = Setting { optimizer, parts, norm_max, ..PLAIN };
-        let (mut whole, mut hosted) = (Trial::new(&cuda, setting), Trial::new(&cuda, setting));
-        hosted.session.host_exchange().unwrap();
-        for step in 0..STEPS {
-            let (expected, found) = (whole.step(step), hosted.hosted_step_together(step));
-            assert_eq!(found, expected, "{} in {parts}, norm {norm_max}, step {step}", optimizer.name());
-            assert!(norm_max.is_infinite() || step > 0 || found.norm > f64::from(norm_max), "{found:?} is clipped");
-        }
-        assert!(hosted.weights() == whole.weights(), "{} in {parts}, norm {norm_max}", optimizer.name());
+/// Compares steps by segments whose gradients are looked at together with steps that are one graph.
+fn compare_together(cuda: &Arc<Cuda>, setting: Setting) {
+    let Setting { optimizer, parts, norm_max, .. } = setting;
+    let text = format!("{} in {parts}, norm {norm_max}", optimizer.name());
+    let (mut whole, mut hosted) = (Trial::new(cuda, setting), Trial::new(cuda, setting));
+    hosted.session.host_exchange().unwrap();
+    for step in 0..STEPS {
+        let (expected, found) = (whole.step(step), hosted.hosted_step_together(step));
+        assert_eq!(found, expected, "{text}, step {step}");
+        assert!(norm_max.is_infinite() || step > 0 || found.norm > f64::from(norm_max), "{found:?} is clipped");
     }
+    assert!(hosted.weights() == whole.weights(), "{text}");
+}
+
+#[test]
+fn gradients_that_are_clipped_together_give_the_same_bits_as_one_graph() {
+    let Some(cuda) = gpu("gradients_that_are_clipped_together_give_the_same_bits_as_one_graph") else { return };
+    compare_together(&cuda, Setting { norm_max: 0.1, ..PLAIN });
+}
+
+#[test]
+fn a_batch_in_parts_gives_the_same_bits_as_one_graph() {
+    let Some(cuda) = gpu("a_batch_in_parts_gives_the_same_bits_as_one_graph") else { return };
+    compare_together(&cuda, Setting { optimizer: Optimizer::Lars, parts: 3, ..PLAIN });
+    compare_together(&cuda, Setting { optimizer: Optimizer::Adam, parts: 2, norm_max: 0.1, ..PLAIN });
 }
 
 /// Gradients that live in the arena until they are applied, and matrices in parts, as on the CPU.
