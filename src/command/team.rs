@@ -22,6 +22,7 @@ use paceline::comm::{
 };
 use paceline::data::order::Shard;
 use paceline::parallel::agree::{Join, Roles};
+use paceline::parallel::mesh::{Extent, Mesh};
 use paceline::system::clock::Clock;
 use paceline::system::disk::Disk;
 use paceline::system::shell::resume_line;
@@ -153,6 +154,8 @@ pub fn variables() -> Variables {
 /// A place among others that have all arrived.
 pub struct Team {
     member: Member,
+    /// Who computes what.
+    mesh: Mesh,
     control: Arc<Control>,
     communicator: Cell<Option<Communicator>>,
     /// For what cannot wait behind gradients, where that is of use.
@@ -197,7 +200,9 @@ impl Team {
         let (control, listener) = arrive(seat)?;
         let control = Arc::new(control);
         let (communicator, urgent) = (Cell::new(None), Cell::new(None));
-        let team = Self { member, control, communicator, urgent, sums: Cell::new(Sums::Cpu) };
+        let (workers, servers) = (member.workers(), member.servers);
+        let mesh = Mesh::new(Extent { workers, stages: 1, parts: 1, servers }, control.table().nodes());
+        let team = Self { member, mesh, control, communicator, urgent, sums: Cell::new(Sums::Cpu) };
         let connected = team.connect(listener, token, config, sockets);
         let (mut communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
         let sums = team.compare_devices(&mut communicator, config);
@@ -252,7 +257,7 @@ impl Team {
         let mut counts = [on_gpu, on_gpu && config.sums_on_devices()].map(|is| f32::from(u8::from(is)));
         communicator.all_reduce(&mut counts)?;
         let [gpus, among_themselves] = counts.map(|count| count as usize);
-        Ok(match self.member.workers() {
+        Ok(match self.mesh.extent().workers {
             _ if gpus == 0 => Sums::Cpu,
             workers if among_themselves == workers => Sums::Devices,
             _ => Sums::Hosted,
@@ -266,13 +271,14 @@ impl Team {
 
     /// The rank and world of those that compute.
     pub fn shard(&self) -> Shard {
-        let world = self.member.workers();
-        Shard { rank: self.member.rank.index().min(world - 1), world }
+        let world = self.mesh.extent().workers;
+        let rank = self.mesh.coordinates(self.member.rank).map_or(world - 1, |coordinates| coordinates.data);
+        Shard { rank, world }
     }
 
     /// Whether this process holds parameters instead of computing.
     pub fn serves(&self) -> bool {
-        self.member.rank.index() >= self.member.workers()
+        self.mesh.coordinates(self.member.rank).is_none()
     }
 
     /// Whether this process tells the user about the run.
@@ -331,7 +337,8 @@ impl Team {
     }
 
     fn roles(&self) -> Roles {
-        Roles { workers: self.member.workers(), servers: self.member.servers }
+        let Extent { workers, servers, .. } = self.mesh.extent();
+        Roles { workers, servers }
     }
 
     /// Makes a trainer one of the workers.
