@@ -5,6 +5,7 @@
 
 mod desk;
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
@@ -20,7 +21,7 @@ use crate::ClusterError;
 use crate::connection::Connection;
 use crate::membership::Verdict;
 use crate::message::Folder;
-use crate::phase::Progress;
+use crate::phase::{Position, Progress};
 use crate::rendezvous::{Seat, door::Door};
 use crate::table::Table;
 use desk::Desk;
@@ -41,6 +42,8 @@ struct State {
     table: Option<Table>,
     /// Where rank 0 keeps the run, once it has said so.
     folder: Option<Folder>,
+    /// What the last heartbeats carried.
+    positions: BTreeMap<Rank, Position>,
     ended: Option<Result<(), Verdict>>,
     /// The end had nothing to do with other ranks: a mismatch found at the rendezvous.
     refused: Option<String>,
@@ -181,6 +184,11 @@ impl Control {
     /// Where the training loop says how far it is; heartbeats carry it.
     pub fn progress(&self) -> &Progress {
         &self.progress
+    }
+
+    /// Where a rank was when its last heartbeat came. Rank 0 receives those of all others, who receive those of rank 0.
+    pub fn position_of(&self, rank: Rank) -> Option<Position> {
+        self.shared.lock().positions.get(&rank).copied()
     }
 
     /// The flag that is set with the verdict.

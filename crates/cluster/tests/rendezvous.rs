@@ -9,11 +9,24 @@ use std::time::{Duration, Instant};
 use paceline_cluster::launch::local;
 use paceline_cluster::membership::Cause;
 use paceline_cluster::spec::{ClusterFile, Variables, from_environment};
-use paceline_cluster::{ClusterError, Control, Job, Limits, Log, Phase, Seat, join};
+use paceline_cluster::{ClusterError, Control, Job, Limits, Log, Phase, Position, Seat, join};
 use paceline_comm::wire::Tls;
 use paceline_comm::{Rank, Token};
 
 type Said = Arc<Mutex<Vec<String>>>;
+
+/// Waits for something that happens soon.
+fn until(what: &str, so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < Duration::from_secs(20), "waited 20 s for {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn has_said(said: &Said, words: &str) -> bool {
+    said.lock().unwrap().iter().any(|line| line.contains(words))
+}
 
 fn free_port() -> u16 {
     local::free_port().unwrap()
@@ -116,13 +129,14 @@ fn members_meet_learn_the_table_and_leave_together() {
 #[test]
 fn a_hundred_members_meet_and_leave() {
     let (controls, said) = meet(100);
-    thread::sleep(Duration::from_millis(1500));
+    // Whoever is not heard for so long is called late; this is the time in which nobody may be.
+    thread::sleep(Limits::default().late + 2 * Limits::default().beat);
     let leaving: Vec<_> =
         controls.into_iter().map(|control| thread::spawn(move || control.finish(Duration::from_secs(10)))).collect();
     for thread in leaving {
         thread.join().unwrap().unwrap();
     }
-    assert!(!said[0].lock().unwrap().iter().any(|line| line.contains("late")), "{:?}", said[0]);
+    assert!(!has_said(&said[0], "late"), "{:?}", said[0]);
 }
 
 #[test]
@@ -135,15 +149,12 @@ fn one_member_alone_is_a_run() {
 fn a_member_that_fails_is_named_by_all_with_its_own_words() {
     let (controls, _) = meet(3);
     controls[1].progress().enter(Phase::Checkpoint, 12);
-    // Two heartbeats carry the position to everybody who will name it.
-    thread::sleep(Duration::from_millis(1200));
+    let named = Position { step: 12, phase: Phase::Checkpoint };
+    until("a heartbeat with the position that will be named", || controls[0].position_of(Rank(1)) == Some(named));
     let own = controls[1].fail("the disk is full", None).unwrap();
     assert_eq!((own.rank, own.position.step, own.position.phase), (1, 12, Phase::Checkpoint));
     for control in &controls {
-        let until = Instant::now() + Duration::from_secs(2);
-        while control.stop().reason().is_none() && Instant::now() < until {
-            thread::sleep(Duration::from_millis(5));
-        }
+        until("the verdict", || control.stop().reason().is_some());
         let reason = control.stop().reason().unwrap();
         let host = &control.table().entry(Rank(1)).host;
         let expected =
@@ -166,10 +177,7 @@ fn configurations_that_differ_are_refused_by_both_sides() {
     let (port, token) = (free_port(), Token::random());
     let (hub, said) = seat(0, 3, port, &token);
     let (hub, third) = (enter(hub), enter(seat(2, 3, port, &token).0));
-    let until = Instant::now() + Duration::from_secs(10);
-    while !said.lock().unwrap().iter().any(|line| line.contains("rank 2 arrived")) && Instant::now() < until {
-        thread::sleep(Duration::from_millis(5));
-    }
+    until("rank 2", || has_said(&said, "rank 2 arrived"));
     let (mut other, _) = seat(1, 3, port, &token);
     other.config = "batch = 16\nseed = 1".into();
     let other = enter(other);
@@ -213,8 +221,11 @@ fn members_meet_in_secret_and_whoever_does_not_encrypt_is_refused() {
     let hub = hub.join().unwrap().unwrap();
     let said = said.lock().unwrap().join("\n");
     assert!(said.contains("refused 127.0.0.1:") && said.contains("do not encrypt alike"), "{said}");
-    // Heartbeats go both ways for a while, and both leave.
-    thread::sleep(Duration::from_secs(4));
+    // Heartbeats go both ways, and both leave.
+    hub.progress().enter(Phase::Exchange, 7);
+    member.progress().enter(Phase::Exchange, 8);
+    let heard = |by: &Control, rank, step| by.position_of(rank) == Some(Position { step, phase: Phase::Exchange });
+    until("heartbeats", || heard(&hub, Rank(1), 8) && heard(&member, Rank(0), 7));
     let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
     hub.finish(Duration::from_secs(5)).unwrap();
     member.join().unwrap().unwrap();
@@ -257,12 +268,10 @@ fn a_taken_port_is_refused_with_what_to_set() {
 #[test]
 fn the_same_rank_twice_is_refused() {
     let (port, token) = (free_port(), Token::random());
-    let hub = enter(Seat {
-        limits: Limits { gather: Duration::from_secs(3), ..Limits::default() },
-        ..seat(0, 3, port, &token).0
-    });
+    let (hub, said) = seat(0, 3, port, &token);
+    let hub = enter(Seat { limits: Limits { gather: Duration::from_secs(3), ..Limits::default() }, ..hub });
     let first = enter(seat(1, 3, port, &token).0);
-    thread::sleep(Duration::from_millis(500));
+    until("rank 1", || has_said(&said, "rank 1 arrived"));
     let error = enter(seat(1, 3, port, &token).0).join().unwrap().unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("taken"), "{error}");
     for thread in [hub, first] {

@@ -247,7 +247,12 @@ impl Desk {
 
     fn heard(&mut self, rank: Rank, message: Message) {
         match message {
-            Message::Beat { position } => self.feed(Event::Beat { rank, position }),
+            Message::Beat { position } => {
+                self.feed(Event::Beat { rank, position });
+                self.shared.change(|state| {
+                    state.positions.insert(rank, position);
+                });
+            }
             Message::Goodbye => self.feed(Event::Goodbye { rank }),
             Message::Failed { why, suspect } => self.feed(Event::Failed { rank, why, suspect: suspect.map(Rank) }),
             Message::Ended { verdict } => self.feed(Event::Told(verdict)),
