@@ -32,22 +32,23 @@ const EARLY_STEPS: u64 = 3;
 
 /// By how much a replica on the GPU may differ from one on the CPU, relative to the latter.
 ///
-/// Two instruction sets of one CPU show what rounding alone does (EPYC with AVX-512, `portable` beside `avx2` in f32, `avx2`
-/// beside `avx512-bf16` in bf16; `cargo test`, the same nets, batches and rates as below):
+/// Two instruction sets of one CPU show what rounding alone does (an EPYC; `portable` beside `avx2` in f32, `avx2`
+/// beside `avx512-bf16` in bf16; the nets, batches and rates of the tests below):
 ///
 /// | | early losses | losses | length | apart | last bias | evaluation |
 /// |---|---|---|---|---|---|---|
-/// | resnet20, momentum, f32 | 2e-7 | 2.2e-4 | < 1e-3 | 2.5e-3 | < 5e-5 | 5.4e-4 |
-/// | the same in four parts | 5e-8 | 7.3e-5 | 1e-4 | 1.9e-3 | < 5e-5 | |
-/// | resnet20, LARS, f32 | 2.5e-7 | 1.1e-3 | | 4.4e-3 | | 6.4e-4 |
-/// | vgg11, Adam, f32 | 1.6e-8 | 2.1e-3 | < 5e-5 | 3e-4 | < 5e-5 | 1.1e-3 |
-/// | resnet20, momentum, bf16 | 1.5e-3 | 2.8e-3 | 6.3e-3 | 0.37 | 1.3e-3 | 3.1e-4 |
+/// | resnet20, momentum, f32 | 2.0e-7 | 2.2e-4 | 1.9e-4 | 2.5e-3 | 1.5e-7 | 5.4e-4 |
+/// | the same in four parts | 4.8e-8 | 7.3e-5 | 1.1e-4 | 1.9e-3 | 0 | |
+/// | resnet20, LARS, f32 | 2.5e-7 | 1.1e-3 | 8.4e-5 | 4.4e-3 | 4.2e-4 | 6.4e-4 |
+/// | vgg11, Adam, f32 | 1.6e-8 | 2.1e-3 | 3.7e-8 | 3.4e-4 | 9.9e-8 | 1.1e-3 |
+/// | resnet20, momentum, bf16 | 1.5e-3 | 1.9e-3 | 6.3e-3 | 0.36 | 1.3e-3 | 3.0e-4 |
 /// | vgg11, Adam, bf16 | 2.0e-3 | 2.3e-2 | 9e-4 | 0.34 | 4.7e-3 | 6.6e-3 |
 ///
-/// With ten times resnet20's rate the moves are 0.02 apart after three steps and 0.27 after twenty: then nothing could be told
-/// from them. In bf16 the gradients of the first layers are half rounding, and the direction of a move says little; its length
-/// and the last layer's bias, to which no rounding of other layers comes back, do. A rate that is wrong by a tenth of a percent
-/// (in bf16: by 5 %), an optimizer's state that is not kept, or a batch of which a part is missing are beyond these bounds.
+/// With ten times resnet20's rate the moves are 0.02 apart after three steps and 0.27 after twenty: then nothing could
+/// be told from them. In bf16 the gradients of the first layers are half rounding, and the direction of a move says
+/// little; its length and the last layer's bias, to which no rounding of other layers comes back, do. A rate that is
+/// wrong by half a percent (in bf16: by 5 %), an optimizer's state that is not kept, or a batch of which a part is
+/// missing are beyond these bounds.
 struct Tolerances {
     /// The losses of [`EARLY_STEPS`].
     early_losses: f64,
@@ -63,11 +64,11 @@ struct Tolerances {
     evaluation: f64,
 }
 
-/// Ten times what was measured.
+/// About ten times what was measured, and more where that is next to nothing.
 const F32: Tolerances =
-    Tolerances { early_losses: 1e-5, losses: 1e-2, length: 1e-2, apart: 4e-2, last_bias: 1e-3, evaluation: 1e-2 };
+    Tolerances { early_losses: 1e-5, losses: 2e-2, length: 1e-2, apart: 4e-2, last_bias: 4e-3, evaluation: 1e-2 };
 
-/// Ten times, where that is no more than the thing itself, and twice elsewhere.
+/// About ten times; twice for losses and directions, which are hardly known better.
 const BF16: Tolerances =
     Tolerances { early_losses: 2e-2, losses: 5e-2, length: 0.06, apart: 0.75, last_bias: 0.05, evaluation: 5e-2 };
 

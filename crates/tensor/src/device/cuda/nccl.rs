@@ -28,11 +28,11 @@ pub type Key = [u8; KEY_BYTES];
 
 /// A member's place in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct Placement {
     /// From 0; each is taken once.
-    pub number: usize,
+    pub rank: usize,
     /// How many there are.
-    pub of: usize,
+    pub world: usize,
 }
 
 type Comm = *mut c_void;
@@ -173,7 +173,7 @@ impl Drop for Shared {
     }
 }
 
-/// Our seat in a group: who holds it adds up numbers with the others.
+/// Our place in a group: who holds it adds up numbers with the others.
 pub struct Group(Arc<Shared>);
 
 /// Looks after a [`Group`] from another thread. There is one for each, and it alone asks for the state and
@@ -204,7 +204,7 @@ impl std::fmt::Debug for Watcher {
 }
 
 impl Group {
-    /// Takes a seat, waits until all are taken, and makes a sum of each of these lengths once, which connects
+    /// Takes a place, waits until all are taken, and makes a sum of each of these lengths once, which connects
     /// all that will be needed: later calls only start work on the GPU, and return. NCCL has no deadline of
     /// its own; who has one calls this on a thread that can be left behind.
     ///
@@ -212,12 +212,12 @@ impl Group {
     /// When there is no NCCL, or a member or the way to it fails.
     ///
     /// # Panics
-    /// When there is no such seat.
-    pub fn join(cuda: &Cuda, key: &Key, seat: Seat, lengths: &[usize]) -> Result<(Self, Watcher), CudaError> {
-        assert!(seat.number < seat.of, "a seat of the group");
+    /// When there is no such place.
+    pub fn join(cuda: &Cuda, key: &Key, placement: Placement, lengths: &[usize]) -> Result<(Self, Watcher), CudaError> {
+        assert!(placement.rank < placement.world, "a place in the group");
         let (raw, mut comm) = (Raw::load()?, null_mut());
         cuda.context().enter()?;
-        let (of, number) = (seat.of as c_int, seat.number as c_int);
+        let (of, number) = (placement.world as c_int, placement.rank as c_int);
         // SAFETY: one handle is written, which `drop` or `abort` gives back; the GPU is the calling thread's.
         let status = unsafe { (raw.join)(&mut comm, of, UniqueId { bytes: *key }, number) };
         raw.check(status, "joining the other GPUs")?;
