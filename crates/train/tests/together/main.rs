@@ -308,9 +308,9 @@ fn by_shares_as_by_all(optimizers: &[Optimizer]) {
 }
 
 /// What is stepped with, for weights that ranks share.
-struct Shared<'a>(&'a mut dyn FnMut(&mut [f32], &mut [f32]) -> Result<(), Refusal>);
+struct SharedTarget<'a>(&'a mut dyn FnMut(&mut [f32], &mut [f32]) -> Result<(), Refusal>);
 
-impl Target for Shared<'_> {
+impl Target for SharedTarget<'_> {
     fn apply_sums(&mut self, _: usize, _: Range<usize>, _: &mut [f32]) -> Result<(), Refusal> {
         Err(Refusal)
     }
@@ -349,7 +349,7 @@ fn a_share_that_cannot_be_stepped_with_is_known_to_all_ranks() {
             assert!(sums == [2.0; 10]);
             if works { Ok(()) } else { Err(Refusal) }
         };
-        rank.settle(bucket, Wait::Poll, &mut Shared(apply)).unwrap()
+        rank.settle(bucket, Wait::Poll, &mut SharedTarget(apply)).unwrap()
     };
     assert_eq!(step(&mut ranks[0], 0, true), Settled::NotYet, "the other may still read the weights");
     assert_eq!(step(&mut ranks[1], 0, false), Settled::Refused);
@@ -372,7 +372,7 @@ fn a_rank_that_waits_makes_the_steps_of_one_that_is_behind() {
             weights.iter_mut().zip(sums).for_each(|(weight, sum)| *weight -= *sum);
             Ok(())
         };
-        ranks[rank].settle(bucket, wait, &mut Shared(apply)).unwrap()
+        ranks[rank].settle(bucket, wait, &mut SharedTarget(apply)).unwrap()
     };
     // Rank 0 has released both buckets before rank 1 comes to the first, which therefore leaves it to rank 0.
     for (rank, bucket) in [(0, 0), (0, 1), (1, 0)] {
