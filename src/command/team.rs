@@ -316,7 +316,7 @@ impl Team {
                 let sentence = "has a name that is no UTF-8 and cannot be told to other ranks; type another --run";
                 return Err(TrainError::Refused(format!("{} {sentence}", path.display())));
             };
-            control.tell_folder(Folder { path: text.to_owned(), id: own.id.clone() });
+            control.send_folder(Folder { path: text.to_owned(), id: own.id.clone() });
             Ok(own.clone())
         })
     }

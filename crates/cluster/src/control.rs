@@ -157,8 +157,8 @@ impl Control {
     }
 
     /// Rank 0: tells all others where the run is kept, once the folder is there.
-    pub fn tell_folder(&self, folder: Folder) {
-        self.tell(Command::Folder(folder));
+    pub fn send_folder(&self, folder: Folder) {
+        self.send(Command::Folder(folder));
     }
 
     /// The others: where rank 0 keeps the run; waits until it says so.
@@ -204,7 +204,7 @@ impl Control {
     /// Says that this process cannot go on, and whose fault it may be (who a broken connection led to), and waits for the
     /// verdict that everybody gets. None if there is none within a few seconds.
     pub fn fail(&self, why: &str, suspect: Option<Rank>) -> Option<Verdict> {
-        self.tell(Command::Fail { why: why.to_owned(), suspect });
+        self.send(Command::Fail { why: why.to_owned(), suspect });
         let state = self.shared.wait(VERDICT_MAX, |state| state.ended.is_some());
         state.ended.clone().and_then(Result::err)
     }
@@ -214,7 +214,7 @@ impl Control {
     /// # Errors
     /// When another rank fails meanwhile, or they are not through within the limit.
     pub fn finish(mut self, limit: Duration) -> Result<(), ClusterError> {
-        self.tell(Command::Goodbye);
+        self.send(Command::Goodbye);
         let ended = self.shared.wait(limit, |state| state.ended.is_some()).ended.clone();
         match ended {
             Some(Ok(())) => {
@@ -226,7 +226,7 @@ impl Control {
         }
     }
 
-    fn tell(&self, command: Command) {
+    fn send(&self, command: Command) {
         // The thread may have ended, or have enough to do with what it was told: then this is news to nobody.
         let _ = self.commands.try_send(command);
         let _ = (&self.wake).write(&[1]);
@@ -243,7 +243,7 @@ impl Drop for Control {
     /// A process that drops its place without [`Control::finish`] has failed, and says so.
     fn drop(&mut self) {
         if self.thread.is_some() {
-            self.tell(Command::Fail { why: "it ended before the run did".into(), suspect: None });
+            self.send(Command::Fail { why: "it ended before the run did".into(), suspect: None });
             self.end();
         }
     }

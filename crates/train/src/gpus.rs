@@ -78,11 +78,11 @@ impl Card {
     }
 }
 
-/// Tells all ranks this one's card; all cards by rank.
+/// Gathers the cards of all ranks on every rank, by rank.
 ///
 /// # Errors
 /// When another rank, or the way to it, has failed.
-pub fn tell(communicator: &mut Communicator, own: Card) -> Result<Vec<Card>, CommError> {
+pub fn gather_cards(communicator: &mut Communicator, own: Card) -> Result<Vec<Card>, CommError> {
     let mut cards = Vec::with_capacity(communicator.world());
     for rank in 0..communicator.world() {
         let mut bytes = own.to_bytes();
@@ -153,7 +153,7 @@ pub fn meet(
         return Ok((nccl::key().map_err(refused)?, Placement { rank: 0, world: 1 }));
     };
     let own = Card { nccl: *version.as_ref().unwrap_or(&0), gpu: cuda.uuid()? };
-    let cards = tell(communicator, own)?;
+    let cards = gather_cards(communicator, own)?;
     // Who has no NCCL itself can say where it was looked for.
     version.map_err(refused)?;
     check(&cards, hosts).map_err(TrainError::Refused)?;

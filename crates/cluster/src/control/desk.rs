@@ -139,8 +139,8 @@ impl Desk {
         while !self.membership.ended() {
             self.sleep();
             self.greet();
-            self.hear_joins();
-            self.hear();
+            self.receive_joins();
+            self.receive();
             self.obey();
             self.beat();
             self.feed(Event::Tick);
@@ -189,7 +189,7 @@ impl Desk {
     }
 
     /// Ranks that greeted say where they are and what they are going to do.
-    fn hear_joins(&mut self) {
+    fn receive_joins(&mut self) {
         let now = self.clock.now();
         for (rank, mut connection, until) in std::mem::take(&mut self.joining) {
             match connection.pull(self.world) {
@@ -232,12 +232,12 @@ impl Desk {
     }
 
     /// What the members say.
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         for rank in std::mem::take(&mut self.talking) {
             for _ in 0..TURN_MAX {
                 let Some(connection) = &mut self.connections[rank.index()] else { break };
                 match connection.pull(self.world) {
-                    Ok(Some(message)) => self.heard(rank, message),
+                    Ok(Some(message)) => self.handle(rank, message),
                     Ok(None) => break,
                     Err(why) => self.lose(rank, why),
                 }
@@ -245,7 +245,7 @@ impl Desk {
         }
     }
 
-    fn heard(&mut self, rank: Rank, message: Message) {
+    fn handle(&mut self, rank: Rank, message: Message) {
         match message {
             Message::Beat { position } => {
                 self.feed(Event::Beat { rank, position });

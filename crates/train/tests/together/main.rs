@@ -21,7 +21,7 @@ use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
 use paceline_train::engine::StepOutput;
-use paceline_train::gpus::{Card, check, tell};
+use paceline_train::gpus::{Card, check, gather_cards};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
 use paceline_train::serve::{Rates, ServerOptions, Serving, fingerprint, serve_model};
@@ -501,7 +501,7 @@ fn every_rank_hears_whose_gpu_is_whose_and_a_shared_one_is_refused_alike_by_all(
     for carry in Carry::ALL {
         let answers = ranks(carry, 4, |mut communicator| {
             let own = Card { nccl: 22_803, gpu: [communicator.rank().0 as u8 % 3; 16] };
-            let cards = tell(&mut communicator, own).unwrap();
+            let cards = gather_cards(&mut communicator, own).unwrap();
             assert_eq!(cards[communicator.rank().index()], own);
             check(&cards, &[]).unwrap_err()
         });
