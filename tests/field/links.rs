@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use paceline::cluster::spec::from_environment;
-use paceline::cluster::{Seat, join, token};
+use paceline::cluster::{JoinOptions, join, token};
 use paceline::comm::transport::{Membership, Transport, tcp};
 use paceline::comm::{Algorithm, Choice, Communicator, Generation, Link, Links, Nodes, Options, RunId, Wait};
 use paceline::parallel::agree::{
@@ -50,7 +50,7 @@ fn one_host() {
     let (rank, world) = (member.rank, member.world);
     let token = token::find(&variables).unwrap();
     let mut listener = None;
-    let control = join(Seat::new(member, token.clone(), part.clone()), |address| {
+    let control = join(JoinOptions::new(member, token.clone(), part.clone()), |address| {
         let opened = tcp::Listener::at(rank, address).map_err(std::io::Error::other)?;
         let address = opened.address();
         listener = Some(opened);

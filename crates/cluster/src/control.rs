@@ -22,7 +22,7 @@ use crate::connection::Connection;
 use crate::membership::Verdict;
 use crate::message::Folder;
 use crate::phase::{Position, Progress};
-use crate::rendezvous::{Seat, door::Door};
+use crate::rendezvous::{JoinOptions, door::Door};
 use crate::table::Table;
 use desk::Desk;
 
@@ -89,14 +89,19 @@ pub struct Control {
 
 impl Control {
     /// Rank 0: waits for the others at its port.
-    pub(crate) fn hub(seat: Seat, listener: TcpListener, data: Option<SocketAddr>) -> Result<Self, ClusterError> {
+    pub(crate) fn hub(
+        options: JoinOptions,
+        listener: TcpListener,
+        data: Option<SocketAddr>,
+    ) -> Result<Self, ClusterError> {
         let (wake, woken) = pipe()?;
-        let door = Door::new(listener, seat.member.world, seat.stop.clone(), seat.tls.clone()).map_err(cannot)?;
-        let interrupt = seat.interrupt.clone();
-        // Rank 0's thread ends the wait at the limit of the seat; this is only in case the thread itself is stuck.
-        let limit = seat.limits.gather + VERDICT_MAX;
-        let mut control = Self::start(&seat, Table::new(Vec::new()), wake, |shared, commands| {
-            Desk::hub(&seat, door, data, woken, shared, commands)
+        let door =
+            Door::new(listener, options.member.world, options.stop.clone(), options.tls.clone()).map_err(cannot)?;
+        let interrupt = options.interrupt.clone();
+        // Rank 0's thread ends the wait at the limit of these options; this is only in case the thread is stuck.
+        let limit = options.limits.gather + VERDICT_MAX;
+        let mut control = Self::start(&options, Table::new(Vec::new()), wake, |shared, commands| {
+            Desk::hub(&options, door, data, woken, shared, commands)
         })?;
         let clock = paceline_system::clock::Clock::real();
         while clock.now() < limit {
@@ -124,15 +129,15 @@ impl Control {
     }
 
     /// Another rank, whose connection to rank 0 is there.
-    pub(crate) fn spoke(seat: Seat, connection: Connection, table: Table) -> Result<Self, ClusterError> {
+    pub(crate) fn spoke(options: JoinOptions, connection: Connection, table: Table) -> Result<Self, ClusterError> {
         let (wake, woken) = pipe()?;
-        Self::start(&seat, table.clone(), wake, |shared, commands| {
-            Desk::spoke(&seat, connection, &table, woken, shared, commands)
+        Self::start(&options, table.clone(), wake, |shared, commands| {
+            Desk::spoke(&options, connection, &table, woken, shared, commands)
         })
     }
 
     fn start(
-        seat: &Seat,
+        options: &JoinOptions,
         table: Table,
         wake: UnixStream,
         desk: impl FnOnce(Arc<Shared>, std::sync::mpsc::Receiver<Command>) -> Desk,
@@ -142,7 +147,7 @@ impl Control {
         let mut desk = desk(shared.clone(), received);
         let progress = desk.progress();
         let thread = threads::spawn("control", move || desk.run()).map_err(cannot)?;
-        let (rank, run, stop) = (seat.member.rank, seat.run, seat.stop.clone());
+        let (rank, run, stop) = (options.member.rank, options.run, options.stop.clone());
         Ok(Self { rank, run, table, progress, stop, shared, commands, wake, thread: Some(thread) })
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use paceline_cluster::launch::local;
 use paceline_cluster::membership::Cause;
 use paceline_cluster::spec::{ClusterFile, Variables, from_environment};
-use paceline_cluster::{ClusterError, Control, Job, Limits, Log, Phase, Position, Seat, join};
+use paceline_cluster::{ClusterError, Control, Job, JoinOptions, Limits, Log, Phase, Position, join};
 use paceline_comm::wire::Tls;
 use paceline_comm::{Rank, Token};
 
@@ -32,7 +32,7 @@ fn free_port() -> u16 {
     local::free_port().unwrap()
 }
 
-fn seat(rank: usize, world: usize, port: u16, token: &Token) -> (Seat, Said) {
+fn options(rank: usize, world: usize, port: u16, token: &Token) -> (JoinOptions, Said) {
     let pairs = [
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", world.to_string()),
@@ -47,13 +47,13 @@ fn seat(rank: usize, world: usize, port: u16, token: &Token) -> (Seat, Said) {
         move |notice| said.lock().unwrap().push(notice.text)
     });
     let limits = Limits { gather: Duration::from_secs(20), ..Limits::default() };
-    (Seat { log, limits, ..Seat::new(member, token.clone(), "batch = 8\nseed = 1".into()) }, said)
+    (JoinOptions { log, limits, ..JoinOptions::new(member, token.clone(), "batch = 8\nseed = 1".into()) }, said)
 }
 
-fn enter(seat: Seat) -> JoinHandle<Result<Control, ClusterError>> {
-    let data = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7000 + seat.member.rank.0 as u16);
+fn enter(options: JoinOptions) -> JoinHandle<Result<Control, ClusterError>> {
+    let data = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7000 + options.member.rank.0 as u16);
     thread::spawn(move || {
-        join(seat, |address| {
+        join(options, |address| {
             assert_eq!(address, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), "loopback unless asked");
             Ok(Some(data))
         })
@@ -69,9 +69,9 @@ fn members_of_a_cluster_file_listen_for_data_where_it_says() {
     let enter = |task: usize, taken: bool| {
         let member = file.member(Job::Worker, task).unwrap();
         let limits = Limits { gather: Duration::from_secs(3), ..Limits::default() };
-        let seat = Seat { limits, ..Seat::new(member, token.clone(), String::new()) };
+        let options = JoinOptions { limits, ..JoinOptions::new(member, token.clone(), String::new()) };
         thread::spawn(move || {
-            join(seat, |address| {
+            join(options, |address| {
                 let asked = address.port();
                 assert_eq!(asked, if task == 0 { 0 } else { data });
                 if taken { Err(ErrorKind::AddrInUse.into()) } else { Ok(Some(address)) }
@@ -98,8 +98,8 @@ fn meet(world: usize) -> (Vec<Control>, Vec<Said>) {
     let entered: Vec<_> = (0..world)
         .rev()
         .map(|rank| {
-            let (seat, said) = seat(rank, world, port, &token);
-            (enter(seat), said)
+            let (options, said) = options(rank, world, port, &token);
+            (enter(options), said)
         })
         .collect();
     let mut met: Vec<_> = entered.into_iter().map(|(thread, said)| (thread.join().unwrap().unwrap(), said)).collect();
@@ -175,10 +175,10 @@ fn a_member_that_drops_its_place_has_failed() {
 #[test]
 fn configurations_that_differ_are_refused_by_both_sides() {
     let (port, token) = (free_port(), Token::random());
-    let (hub, said) = seat(0, 3, port, &token);
-    let (hub, third) = (enter(hub), enter(seat(2, 3, port, &token).0));
+    let (hub, said) = options(0, 3, port, &token);
+    let (hub, third) = (enter(hub), enter(options(2, 3, port, &token).0));
     until("rank 2", || has_said(&said, "rank 2 arrived"));
-    let (mut other, _) = seat(1, 3, port, &token);
+    let (mut other, _) = options(1, 3, port, &token);
     other.config = "batch = 16\nseed = 1".into();
     let other = enter(other);
     for thread in [hub, other] {
@@ -191,12 +191,12 @@ fn configurations_that_differ_are_refused_by_both_sides() {
 #[test]
 fn a_wrong_token_is_refused_and_the_right_ones_meet_anyway() {
     let (port, token) = (free_port(), Token::random());
-    let (hub, said) = seat(0, 2, port, &token);
+    let (hub, said) = options(0, 2, port, &token);
     let hub = enter(hub);
-    let (stranger, _) = seat(1, 2, port, &Token::random());
+    let (stranger, _) = options(1, 2, port, &Token::random());
     let error = enter(stranger).join().unwrap().unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("token"), "{error}");
-    let (member, _) = seat(1, 2, port, &token);
+    let (member, _) = options(1, 2, port, &token);
     let member = enter(member).join().unwrap().unwrap();
     let hub = hub.join().unwrap().unwrap();
     let said = said.lock().unwrap().join("\n");
@@ -210,12 +210,12 @@ fn a_wrong_token_is_refused_and_the_right_ones_meet_anyway() {
 fn members_meet_in_secret_and_whoever_does_not_encrypt_is_refused() {
     let (port, token) = (free_port(), Token::random());
     let secret = |rank| {
-        let (seat, said) = seat(rank, 2, port, &token);
-        (Seat { tls: Some(Tls::from_token(&token)), ..seat }, said)
+        let (options, said) = options(rank, 2, port, &token);
+        (JoinOptions { tls: Some(Tls::from_token(&token)), ..options }, said)
     };
     let (hub, said) = secret(0);
     let hub = enter(hub);
-    let error = enter(seat(1, 2, port, &token).0).join().unwrap().unwrap_err();
+    let error = enter(options(1, 2, port, &token).0).join().unwrap().unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("--tls"), "{error}");
     let member = enter(secret(1).0).join().unwrap().unwrap();
     let hub = hub.join().unwrap().unwrap();
@@ -231,11 +231,11 @@ fn members_meet_in_secret_and_whoever_does_not_encrypt_is_refused() {
     member.join().unwrap().unwrap();
     // The other way round: a plain rank 0.
     let port = free_port();
-    let plain = enter(seat(0, 2, port, &token).0);
-    let (member, _) = seat(1, 2, port, &token);
-    let error = enter(Seat { tls: Some(Tls::from_token(&token)), ..member }).join().unwrap().unwrap_err();
+    let plain = enter(options(0, 2, port, &token).0);
+    let (member, _) = options(1, 2, port, &token);
+    let error = enter(JoinOptions { tls: Some(Tls::from_token(&token)), ..member }).join().unwrap().unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("--tls"), "{error}");
-    let (member, hub) = (enter(seat(1, 2, port, &token).0).join().unwrap().unwrap(), plain.join().unwrap().unwrap());
+    let (member, hub) = (enter(options(1, 2, port, &token).0).join().unwrap().unwrap(), plain.join().unwrap().unwrap());
     let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
     hub.finish(Duration::from_secs(5)).unwrap();
     member.join().unwrap().unwrap();
@@ -245,7 +245,7 @@ fn members_meet_in_secret_and_whoever_does_not_encrypt_is_refused() {
 fn whoever_does_not_come_is_named_to_those_who_did() {
     let (port, token) = (free_port(), Token::random());
     let limits = Limits { gather: Duration::from_millis(1500), ..Limits::default() };
-    let enter = |rank| enter(Seat { limits, ..seat(rank, 4, port, &token).0 });
+    let enter = |rank| enter(JoinOptions { limits, ..options(rank, 4, port, &token).0 });
     let (hub, member) = (enter(0), enter(2));
     for thread in [hub, member] {
         let error = thread.join().unwrap().unwrap_err();
@@ -257,7 +257,7 @@ fn whoever_does_not_come_is_named_to_those_who_did() {
 #[test]
 fn a_taken_port_is_refused_with_what_to_set() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (hub, _) = seat(0, 2, taken.local_addr().unwrap().port(), &Token::random());
+    let (hub, _) = options(0, 2, taken.local_addr().unwrap().port(), &Token::random());
     let error = enter(hub).join().unwrap().unwrap_err();
     assert!(
         error.is_refusal() && error.to_string().contains("is taken; choose a free one with MASTER_PORT"),
@@ -268,11 +268,11 @@ fn a_taken_port_is_refused_with_what_to_set() {
 #[test]
 fn the_same_rank_twice_is_refused() {
     let (port, token) = (free_port(), Token::random());
-    let (hub, said) = seat(0, 3, port, &token);
-    let hub = enter(Seat { limits: Limits { gather: Duration::from_secs(3), ..Limits::default() }, ..hub });
-    let first = enter(seat(1, 3, port, &token).0);
+    let (hub, said) = options(0, 3, port, &token);
+    let hub = enter(JoinOptions { limits: Limits { gather: Duration::from_secs(3), ..Limits::default() }, ..hub });
+    let first = enter(options(1, 3, port, &token).0);
     until("rank 1", || has_said(&said, "rank 1 arrived"));
-    let error = enter(seat(1, 3, port, &token).0).join().unwrap().unwrap_err();
+    let error = enter(options(1, 3, port, &token).0).join().unwrap().unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("taken"), "{error}");
     for thread in [hub, first] {
         assert!(thread.join().unwrap().unwrap_err().to_string().starts_with("rank 2 did not arrive"));
@@ -283,7 +283,7 @@ fn the_same_rank_twice_is_refused() {
 #[test]
 fn strangers_hold_up_nobody() {
     let (port, token) = (free_port(), Token::random());
-    let (hub, said) = seat(0, 2, port, &token);
+    let (hub, said) = options(0, 2, port, &token);
     let hub = enter(hub);
     let knock = || loop {
         if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
@@ -301,9 +301,9 @@ fn strangers_hold_up_nobody() {
     // What a member says first, recorded and said again: the nonce is old, so the proof that would have to follow is not
     // known to whoever replays it.
     let recorder = TcpListener::bind("127.0.0.1:0").unwrap();
-    let member = enter(Seat {
+    let member = enter(JoinOptions {
         limits: Limits { gather: Duration::from_millis(500), ..Limits::default() },
-        ..seat(1, 2, recorder.local_addr().unwrap().port(), &token).0
+        ..options(1, 2, recorder.local_addr().unwrap().port(), &token).0
     });
     let mut greeting = [0; 80];
     recorder.accept().unwrap().0.read_exact(&mut greeting).unwrap();
@@ -315,7 +315,7 @@ fn strangers_hold_up_nobody() {
     assert!(answer.len() < 200, "a replay gets a greeting and a refusal, nothing else");
     drop(recorder);
     assert!(member.join().unwrap().is_err());
-    let member = enter(seat(1, 2, port, &token).0).join().unwrap().unwrap();
+    let member = enter(options(1, 2, port, &token).0).join().unwrap().unwrap();
     let hub = hub.join().unwrap().unwrap();
     assert!(said.lock().unwrap().iter().any(|line| line.contains("refused")), "{said:?}");
     assert!(said.lock().unwrap().len() < 20, "refusals are limited: {said:?}");

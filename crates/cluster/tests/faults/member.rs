@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use paceline_cluster::launch::{Ended, Output, child, group, local::Local};
 use paceline_cluster::spec::{Variables, from_environment};
-use paceline_cluster::{ClusterError, Limits, Log, Phase, Seat, join};
+use paceline_cluster::{ClusterError, JoinOptions, Limits, Log, Phase, join};
 use paceline_comm::Rank;
 use paceline_system::clock::{self, Clock};
 use paceline_system::{host, signal};
@@ -36,8 +36,13 @@ fn take_part(variables: &Variables) -> Result<(), ClusterError> {
         ..Limits::default()
     };
     let log = Log::new(|notice| println!("log: {}", notice.text));
-    let seat = Seat { limits, log, interrupt: interrupt.clone(), ..Seat::new(member, token, "same = true".into()) };
-    let control = join(seat, |_| Ok(None))?;
+    let options = JoinOptions {
+        limits,
+        log,
+        interrupt: interrupt.clone(),
+        ..JoinOptions::new(member, token, "same = true".into())
+    };
+    let control = join(options, |_| Ok(None))?;
     println!("joined");
     let (clock, length) = (Clock::real(), milliseconds(variables, "MEMBER_US", 60_000));
     // Those whose heartbeats come here.
