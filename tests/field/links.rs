@@ -224,8 +224,8 @@ fn share_of_line(seconds: f64, times: f64) -> f64 {
     8.0 * BYTES * times / seconds / RATE as f64
 }
 
-/// Measures until the fastest repeat leaves little of the cable idle. The hosts, their network and whatever else runs
-/// share the cores of one machine: a measurement that was disturbed is made again.
+/// Measures until the fastest repeat leaves little of the cable idle. The hosts, their network and whatever
+/// else runs share the cores of one machine: a measurement that was disturbed is made again.
 fn retry(measure: impl Fn() -> Vec<f64>, enough: impl Fn(f64) -> bool) -> Vec<f64> {
     let mut seconds = measure();
     for _ in 0..ATTEMPTS_MAX {
@@ -259,14 +259,15 @@ fn four_hosts_use_their_cables() {
     assert!(share(sharded[0]) >= 90.0, "four servers beside four workers leave their cables idle: {sharded:?} s");
 }
 
-/// A server of six workers receives and sends six times the bytes, a host of a ring 2·5/6 times: 3.6 times as much. Sums
-/// return bucket by bucket while others arrive, so the last of [`BUCKETS`] adds a twentieth: 3.8 times as long if both
-/// fill their cables, and 4.0 measured on a quiet machine.
+/// A server of six workers receives and sends six times the bytes, a host of a ring 2·5/6 times: 3.6 times as
+/// much. Sums return bucket by bucket while others arrive, so the last of [`BUCKETS`] adds a twentieth: 3.8
+/// times as long if both fill their cables, and 4.0 measured on a quiet machine.
 ///
-/// Both bounds of each share are of the cable. None can be above 1: the kernel lets no more bits through (2 % for the
-/// burst that it allows and for ranks that do not start in one moment); two servers instead of one would show as 1.9.
-/// Disturbances only take time, so a share that is too small is measured again; a server that sends only after it has
-/// received everything would have half of 0.95, and a ring whose hosts wait for each other likewise.
+/// Both bounds of each share are of the cable. None can be above 1: the kernel lets no more bits through (2 %
+/// for the burst that it allows and for ranks that do not start in one moment); two servers instead of one
+/// would show as 1.9. Disturbances only take time, so a share that is too small is measured again; a server
+/// that sends only after it has received everything would have half of 0.95, and a ring whose hosts wait for
+/// each other likewise.
 #[test]
 #[ignore = "cargo x ci: field"]
 fn a_single_server_of_six_workers_takes_3_6_times_as_long_as_a_ring() {

@@ -98,7 +98,8 @@ impl Control {
         let door =
             Door::new(listener, options.member.world, options.stop.clone(), options.tls.clone()).map_err(cannot)?;
         let interrupt = options.interrupt.clone();
-        // Rank 0's thread ends the wait at the limit of these options; this is only in case the thread is stuck.
+        // Rank 0's thread ends the wait at the limit of these options; this is only in case the thread is
+        // stuck.
         let limit = options.limits.gather + VERDICT_MAX;
         let mut control = Self::start(&options, Table::new(Vec::new()), wake, |shared, commands| {
             Desk::hub(&options, door, data, woken, shared, commands)
@@ -191,7 +192,8 @@ impl Control {
         &self.progress
     }
 
-    /// Where a rank was when its last heartbeat came. Rank 0 receives those of all others, who receive those of rank 0.
+    /// Where a rank was when its last heartbeat came. Rank 0 receives those of all others, who receive those
+    /// of rank 0.
     pub fn position_of(&self, rank: Rank) -> Option<Position> {
         self.shared.lock().positions.get(&rank).copied()
     }

@@ -138,7 +138,8 @@ fn uuid_text(bytes: [u8; 16]) -> String {
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Meets the other ranks: none if this process is alone. Where they will find each other's GPUs, and this rank's place there.
+/// Meets the other ranks: none if this process is alone. Where they will find each other's GPUs, and this
+/// rank's place there.
 ///
 /// # Errors
 /// When the GPUs cannot train together (a refusal), or another rank, or the way to it, has failed.

@@ -27,13 +27,14 @@ use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
 /// Steps whose losses are compared.
 const STEPS: u64 = 20;
 
-/// Steps after which weights are compared: enough for an optimizer's state to matter, too few for rounding to grow.
+/// Steps after which weights are compared: enough for an optimizer's state to matter, too few for rounding to
+/// grow.
 const EARLY_STEPS: u64 = 3;
 
 /// By how much a replica on the GPU may differ from one on the CPU, relative to the latter.
 ///
-/// Two instruction sets of one CPU show what rounding alone does (an EPYC; `portable` beside `avx2` in f32, `avx2`
-/// beside `avx512-bf16` in bf16; the nets, batches and rates of the tests below):
+/// Two instruction sets of one CPU show what rounding alone does (an EPYC; `portable` beside `avx2` in f32,
+/// `avx2` beside `avx512-bf16` in bf16; the nets, batches and rates of the tests below):
 ///
 /// | | early losses | losses | length | apart | last bias | evaluation |
 /// |---|---|---|---|---|---|---|
@@ -44,11 +45,11 @@ const EARLY_STEPS: u64 = 3;
 /// | resnet20, momentum, bf16 | 1.5e-3 | 1.9e-3 | 6.3e-3 | 0.36 | 1.3e-3 | 3.0e-4 |
 /// | vgg11, Adam, bf16 | 2.0e-3 | 2.3e-2 | 9e-4 | 0.34 | 4.7e-3 | 6.6e-3 |
 ///
-/// With ten times resnet20's rate the moves are 0.02 apart after three steps and 0.27 after twenty: then nothing could
-/// be told from them. In bf16 the gradients of the first layers are half rounding, and the direction of a move says
-/// little; its length and the last layer's bias, to which no rounding of other layers comes back, do. A rate that is
-/// wrong by half a percent (in bf16: by 5 %), an optimizer's state that is not kept, or a batch of which a part is
-/// missing are beyond these bounds.
+/// With ten times resnet20's rate the moves are 0.02 apart after three steps and 0.27 after twenty: then
+/// nothing could be told from them. In bf16 the gradients of the first layers are half rounding, and the
+/// direction of a move says little; its length and the last layer's bias, to which no rounding of other
+/// layers comes back, do. A rate that is wrong by half a percent (in bf16: by 5 %), an optimizer's state that
+/// is not kept, or a batch of which a part is missing are beyond these bounds.
 struct Tolerances {
     /// The losses of [`EARLY_STEPS`].
     early_losses: f64,

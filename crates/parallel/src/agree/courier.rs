@@ -51,7 +51,8 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    /// Gives something back. Nobody listens any more if the replica is gone; then the next request does not come either.
+    /// Gives something back. Nobody listens any more if the replica is gone; then the next request does not
+    /// come either.
     pub fn reply(&self, reply: Reply) {
         let _ = self.replies.send(reply);
     }

@@ -4,9 +4,9 @@
 //! by one. So the bits of a result depend on the cut (a function of the shape) and never on the number of threads.
 //! The caller works too. A waiting thread spins for a moment, because the next kernel is microseconds away, and then sleeps.
 //!
-//! Nobody waits for a thread that is not there: a helper joins a set of tasks while some are left, the caller closes the set
-//! when there are none, and waits for those that joined. A helper that the system keeps from running costs its share of
-//! the speed and no more.
+//! Nobody waits for a thread that is not there: a helper joins a set of tasks while some are left, the caller
+//! closes the set when there are none, and waits for those that joined. A helper that the system keeps from
+//! running costs its share of the speed and no more.
 //!
 //! Threads may be bound to cores. Where these lie on several NUMA nodes, each node's threads begin with a part of the
 //! tasks of their own, the same part of every kernel, so that they mostly meet memory that they touched before.
@@ -117,8 +117,9 @@ struct TaskSet {
     tasks: usize,
 }
 
-// SAFETY: `set` is written only by the caller that holds `turn`, while the gate is closed and nobody inside, and read by
-// helpers that have joined through it with acquire ordering. `Body` is Sync, so it may be called from any thread.
+// SAFETY: `set` is written only by the caller that holds `turn`, while the gate is closed and nobody inside,
+// and read by helpers that have joined through it with acquire ordering. `Body` is Sync, so it may be called
+// from any thread.
 unsafe impl Sync for PoolState {}
 // SAFETY: as above; the raw pointer inside is only used while the caller of `Pool::run` keeps its target alive.
 unsafe impl Send for PoolState {}
@@ -390,7 +391,8 @@ impl PoolState {
             if !self.gate.join(number) {
                 continue;
             }
-            // SAFETY: this thread has joined, so `start` has written the set and does not touch it before it leaves.
+            // SAFETY: this thread has joined, so `start` has written the set and does not touch it before it
+            // leaves.
             let set = unsafe { *self.set.get() }.expect("a gate opens for a set");
             if catch_unwind(AssertUnwindSafe(|| self.take_tasks(set, worker))).is_err() {
                 self.panicked.store(true, Ordering::SeqCst);

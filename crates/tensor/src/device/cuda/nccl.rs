@@ -204,9 +204,9 @@ impl std::fmt::Debug for Watcher {
 }
 
 impl Group {
-    /// Takes a place, waits until all are taken, and makes a sum of each of these lengths once, which connects
-    /// all that will be needed: later calls only start work on the GPU, and return. NCCL has no deadline of
-    /// its own; who has one calls this on a thread that can be left behind.
+    /// Takes a place, waits until all are taken, and makes a sum of each of these lengths once, which
+    /// connects all that will be needed: later calls only start work on the GPU, and return. NCCL has no
+    /// deadline of its own; who has one calls this on a thread that can be left behind.
     ///
     /// # Errors
     /// When there is no NCCL, or a member or the way to it fails.

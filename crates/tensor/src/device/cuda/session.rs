@@ -61,7 +61,8 @@ pub struct StepNumbers {
     pub rules: [Update; 2],
 }
 
-/// What a step or an evaluation gives back beside weights and logits. (The `StepOutput` of training is that of all replicas.)
+/// What a step or an evaluation gives back beside weights and logits. (The `StepOutput` of training is that
+/// of all replicas.)
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DeviceOutput {
     /// The sum of the rows' losses.
