@@ -151,7 +151,7 @@ pub fn meet(
     let version = nccl::version();
     let Some(communicator) = communicator else {
         version.map_err(refused)?;
-        return Ok((nccl::key().map_err(refused)?, Placement { rank: 0, world: 1 }));
+        return Ok((nccl::key().map_err(refused)?, Placement { number: 0, of: 1 }));
     };
     let own = Card { nccl: *version.as_ref().unwrap_or(&0), gpu: cuda.uuid()? };
     let cards = gather_cards(communicator, own)?;
@@ -161,7 +161,7 @@ pub fn meet(
     let (rank, world) = (communicator.rank(), communicator.world());
     let made = if rank == Rank(0) { Some(nccl::key()) } else { None };
     let key = share(communicator, made)?;
-    Ok((key, Placement { rank: rank.index(), world }))
+    Ok((key, Placement { number: rank.index(), of: world }))
 }
 
 /// Brings rank 0's key to all ranks, or the news that it has none. `made` is rank 0's.

@@ -46,7 +46,7 @@ impl CudaEngine {
     /// # Errors
     /// When another rank, or the way to it, has failed.
     pub fn join_group(&mut self, key: Key, placement: Placement, limits: &Limits) -> Result<(), TrainError> {
-        let (cuda, rank) = (Arc::clone(self.session.cuda()), Rank::at(placement.rank));
+        let (cuda, rank) = (Arc::clone(self.session.cuda()), Rank::at(placement.number));
         let lengths = self.session.sum_lengths();
         let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, placement, &lengths))?;
         let (group, watcher) = joined.map_err(|error| failed(rank, JOIN, error))?;

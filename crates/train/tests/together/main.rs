@@ -307,8 +307,11 @@ fn by_shares_as_by_all(optimizers: &[Optimizer]) {
     }
 }
 
+/// Given sums and weights.
+type Apply<'a> = dyn FnMut(&mut [f32], &mut [f32]) -> Result<(), Refusal> + 'a;
+
 /// What is stepped with, for weights that ranks share.
-struct SharedTarget<'a>(&'a mut dyn FnMut(&mut [f32], &mut [f32]) -> Result<(), Refusal>);
+struct SharedTarget<'a>(&'a mut Apply<'a>);
 
 impl Target for SharedTarget<'_> {
     fn apply_sums(&mut self, _: usize, _: Range<usize>, _: &mut [f32]) -> Result<(), Refusal> {

@@ -30,9 +30,9 @@ pub type Key = [u8; KEY_BYTES];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// From 0; each is taken once.
-    pub rank: usize,
+    pub number: usize,
     /// How many there are.
-    pub world: usize,
+    pub of: usize,
 }
 
 type Comm = *mut c_void;
@@ -214,10 +214,10 @@ impl Group {
     /// # Panics
     /// When there is no such place.
     pub fn join(cuda: &Cuda, key: &Key, placement: Placement, lengths: &[usize]) -> Result<(Self, Watcher), CudaError> {
-        assert!(placement.rank < placement.world, "a place in the group");
+        assert!(placement.number < placement.of, "a place in the group");
         let (raw, mut comm) = (Raw::load()?, null_mut());
         cuda.context().enter()?;
-        let (of, number) = (placement.world as c_int, placement.rank as c_int);
+        let (of, number) = (placement.of as c_int, placement.number as c_int);
         // SAFETY: one handle is written, which `drop` or `abort` gives back; the GPU is the calling thread's.
         let status = unsafe { (raw.join)(&mut comm, of, UniqueId { bytes: *key }, number) };
         raw.check(status, "joining the other GPUs")?;

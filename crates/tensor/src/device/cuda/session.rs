@@ -200,18 +200,17 @@ impl Session {
         let eval_bases = Bases { arena: bases.arena + room.eval_start as u64, ..bases.clone() };
         let compiler =
             |bases| GraphCompiler { cuda, bases, slots: &slots, layers: &layers, numbers: &numbers, output: &output };
-        let mut train =
-            blueprint.train.map(|(plan, bindings)| compiler(&bases).graph(plan, bindings, true)).transpose()?;
+        let compile = |(plan, bindings)| compiler(&bases).graph(plan, bindings, true);
+        let mut train = blueprint.train.map(compile).transpose()?;
         let mut eval = compiler(&eval_bases).graph(blueprint.eval.0, blueprint.eval.1, false)?;
         let programs = || train.iter().chain([&eval]).flat_map(DeviceGraph::programs);
         let working = programs().map(Program::scratch_bytes).max().unwrap_or(0);
         room.check_working(cuda, working)?;
         let scratch = take(working, "working memory")?;
         train.iter_mut().chain([&mut eval]).try_for_each(|graph| graph.complete(scratch.address()))?;
-        let context = cuda.context();
-        let input = Input::new(cuda, train.iter().chain([&eval]))?;
-        let staged_numbers = (0..AHEAD).map(|_| Ok((Pinned::zeroed(context, NUMBERS_BYTES)?, Event::new(context)?)));
-        let staged_numbers = staged_numbers.collect::<Result<Vec<_>, CudaError>>()?;
+        let (input, context) = (Input::new(cuda, train.iter().chain([&eval]))?, cuda.context());
+        let staged = |_| Ok((Pinned::zeroed(context, NUMBERS_BYTES)?, Event::new(context)?));
+        let staged_numbers = (0..AHEAD).map(staged).collect::<Result<Vec<_>, CudaError>>()?;
         let results = Pinned::zeroed(context, OUTPUT_BYTES)?;
         drop(alone);
         Ok(Self {
