@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use paceline::cluster::launch::child;
 use paceline::cluster::launch::ssh::Ssh;
 use paceline::cluster::spec::{Hosts, from_environment};
-use paceline::cluster::{Log, Member, Seat};
+use paceline::cluster::{JoinOptions, Log, Member};
 use paceline::system::host;
 use paceline::system::signal::Stop;
 use serde_json::{Value, json};
@@ -73,14 +73,14 @@ fn launch(hosts: &Hosts, arguments: &Doctor) -> Outcome {
 fn together(member: Member, arguments: &Doctor) -> Outcome {
     let stop = Stop::on_signals().map_err(Failure::failed)?;
     let token = child::begin(&host::variables(), &stop)?;
-    let mut seat = Seat::new(member.clone(), token.clone(), "doctor".into());
-    (seat.interrupt, seat.bind, seat.limits.behind) = (stop, arguments.bind, None);
-    seat.log = Log::new(|notice| {
+    let mut options = JoinOptions::new(member.clone(), token.clone(), "doctor".into());
+    (options.interrupt, options.bind, options.limits.behind) = (stop, arguments.bind, None);
+    options.log = Log::new(|notice| {
         if notice.warning {
             note(&notice.text);
         }
     });
-    let (control, listener) = team::arrive(seat)?;
+    let (control, listener) = team::arrive(options)?;
     let (rank, nodes) = (member.rank.index(), control.table().nodes().to_vec());
     let typed = arguments.hosts.as_deref().map(Hosts::parse).transpose()?;
     let hosts = typed.map_or(member.hosts, |hosts| hosts.by_rank());

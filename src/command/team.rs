@@ -14,7 +14,7 @@ use paceline::cluster::launch::Output;
 use paceline::cluster::launch::group::{self, Ended, Start};
 use paceline::cluster::launch::{child, local, ssh};
 use paceline::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
-use paceline::cluster::{Control, Folder, Job, Log, Member, Phase, Seat, join};
+use paceline::cluster::{Control, Folder, Job, JoinOptions, Log, Member, Phase, join};
 use paceline::comm::transport::{Membership, Transport, shm, tcp};
 use paceline::comm::wire::Tls;
 use paceline::comm::{
@@ -182,22 +182,22 @@ impl Team {
         let token = child::begin(&variables(), stop)?;
         let quiet = arguments.quiet;
         let rank = member.rank;
-        let mut seat = Seat::new(member.clone(), token.clone(), fingerprint(config));
-        seat.interrupt = stop.clone();
-        seat.bind = arguments.bind;
-        seat.tls = arguments.tls.as_deref().map(|files| secrecy(files, &token)).transpose()?;
-        seat.log = Log::new(move |notice| {
+        let mut options = JoinOptions::new(member.clone(), token.clone(), fingerprint(config));
+        options.interrupt = stop.clone();
+        options.bind = arguments.bind;
+        options.tls = arguments.tls.as_deref().map(|files| secrecy(files, &token)).transpose()?;
+        options.log = Log::new(move |notice| {
             if notice.warning && !(quiet && rank.0 == 0) {
                 note(&notice.text);
             }
         });
         // Ranks that do not wait for each other may be far apart.
         if config.staleness.0 != Some(0) {
-            seat.limits.behind = None;
+            options.limits.behind = None;
         }
-        let (sockets, report) = (config.sockets as u16, tcp::Report::new(seat.log.refusals()));
-        let sockets = tcp::Config { sockets, tls: seat.tls.clone(), report, ..tcp::Config::default() };
-        let (control, listener) = arrive(seat)?;
+        let (sockets, report) = (config.sockets as u16, tcp::Report::new(options.log.refusals()));
+        let sockets = tcp::Config { sockets, tls: options.tls.clone(), report, ..tcp::Config::default() };
+        let (control, listener) = arrive(options)?;
         let control = Arc::new(control);
         let (communicator, urgent) = (Cell::new(None), Cell::new(None));
         let (workers, servers) = (member.workers(), member.servers);
@@ -321,7 +321,7 @@ impl Team {
                 let sentence = "has a name that is no UTF-8 and cannot be told to other ranks; type another --run";
                 return Err(TrainError::Refused(format!("{} {sentence}", path.display())));
             };
-            control.tell_folder(Folder { path: text.to_owned(), id: own.id.clone() });
+            control.send_folder(Folder { path: text.to_owned(), id: own.id.clone() });
             Ok(own.clone())
         })
     }
@@ -440,10 +440,10 @@ fn secrecy(files: &str, token: &Token) -> Result<Tls, Failure> {
 }
 
 /// Meets the others, with a listener for data where they can reach this process.
-pub fn arrive(seat: Seat) -> Result<(Control, Option<tcp::Listener>), Failure> {
-    let rank = seat.member.rank;
+pub fn arrive(options: JoinOptions) -> Result<(Control, Option<tcp::Listener>), Failure> {
+    let rank = options.member.rank;
     let mut listener = None;
-    let control = join(seat, |address: SocketAddr| -> std::io::Result<Option<SocketAddr>> {
+    let control = join(options, |address: SocketAddr| -> std::io::Result<Option<SocketAddr>> {
         let opened = tcp::Listener::at(rank, address).map_err(std::io::Error::other)?;
         let address = opened.address();
         listener = Some(opened);

@@ -6,6 +6,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::place::{Place, has, text};
+use crate::ranks::until;
 
 /// An epoch of 100 steps and the beginning of another, with augmentation, on two threads.
 const RUN: &str = "--model lenet5 --data shapes --batch 80 --max-steps 120 --epochs 2 --checkpoint-every 3 --lr 0.02";
@@ -18,6 +19,7 @@ fn kill(place: &Place, run: &str, step: usize, after: Duration) -> ExitStatus {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let done = format!("\"event\":\"step\",\"step\":{step},");
     assert!(lines.any(|line| line.unwrap().contains(&done)), "the run ended before step {step}");
+    // The fault itself: the moment between two steps, or within one, at which it dies.
     std::thread::sleep(after);
     child.kill().unwrap();
     child.wait().unwrap()
@@ -34,15 +36,23 @@ fn runs_killed_at_any_moment_end_with_the_same_bits() {
     killed_at_any_moment(3);
 }
 
+/// Draws the moments of this test again: every failure names the number to set it to.
+const SEED: &str = "PACELINE_TEST_SEED";
+
+fn seed() -> u64 {
+    let from_clock = || u64::from(UNIX_EPOCH.elapsed().unwrap().subsec_nanos());
+    std::env::var(SEED).map_or_else(|_| from_clock(), |text| text.parse().expect(SEED))
+}
+
 fn killed_at_any_moment(runs: usize) {
     let place = Place::new();
     place.run(&format!("train {RUN} --run straight --quiet"));
-    let seed = u64::from(UNIX_EPOCH.elapsed().unwrap().subsec_nanos());
+    let seed = seed();
     let mut random = paceline::system::random::Random::new(&[seed]);
     for number in 0..runs {
         let run = format!("killed-{number}");
         let (step, after) = (1 + random.below(105), Duration::from_micros(random.below(20_000) as u64));
-        let moment = format!("killed {after:?} after step {step} (seed {seed})");
+        let moment = format!("killed {after:?} after step {step} (again with {SEED}={seed})");
         println!("{moment}");
         let status = kill(&place, &run, step, after);
         assert_eq!(status.signal(), Some(9), "{moment}: {status}");
@@ -66,9 +76,7 @@ fn an_interrupt_finishes_the_step_saves_and_says_how_to_resume() {
     let mut command = place.command(&format!("train {short} --threads 2 --run run"));
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let checkpoints = place.path("run/checkpoints");
-    while !std::fs::read_dir(&checkpoints).is_ok_and(|entries| entries.count() > 0) {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("a checkpoint", || std::fs::read_dir(&checkpoints).ok()?.next().map(drop));
     let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let output = child.wait_with_output().unwrap();

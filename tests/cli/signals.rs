@@ -1,6 +1,6 @@
 //! Runs that are told to end, or whose ground is taken away: what is saved, what is said, and the exit codes.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 
 use crate::place::{Place, QUICK, has, skip, text};
@@ -75,9 +75,11 @@ fn a_run_that_ignores_the_end_of_its_terminal_goes_on() {
     let script = format!("trap '' HUP; exec {} {}", env!("CARGO_BIN_EXE_paceline"), words.join(" "));
     let mut command = Command::new("sh");
     command.args(["-c", &script]).current_dir(place.path(".")).env("PACELINE_CACHE", place.cache());
-    let child = start(&mut command);
+    let mut child = start(&mut command);
     tell(&child, "-HUP");
-    std::thread::sleep(std::time::Duration::from_millis(200));
+    // More than a pipe holds: the last of these steps were made after the signal.
+    let mut steps = vec![0; 128 << 10];
+    child.stdout.as_mut().unwrap().read_exact(&mut steps).expect("it goes on");
     tell(&child, "-TERM");
     assert_eq!(end(child).0, Some(143), "as under nohup, it was the second signal that ended it");
 }

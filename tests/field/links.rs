@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use paceline::cluster::spec::from_environment;
-use paceline::cluster::{Seat, join, token};
+use paceline::cluster::{JoinOptions, join, token};
 use paceline::comm::transport::{Membership, Transport, tcp};
 use paceline::comm::{Algorithm, Choice, Communicator, Generation, Link, Links, Nodes, Options, RunId, Wait};
 use paceline::parallel::agree::{
@@ -50,7 +50,7 @@ fn one_host() {
     let (rank, world) = (member.rank, member.world);
     let token = token::find(&variables).unwrap();
     let mut listener = None;
-    let control = join(Seat::new(member, token.clone(), part.clone()), |address| {
+    let control = join(JoinOptions::new(member, token.clone(), part.clone()), |address| {
         let opened = tcp::Listener::at(rank, address).map_err(std::io::Error::other)?;
         let address = opened.address();
         listener = Some(opened);
@@ -224,6 +224,19 @@ fn share_of_line(seconds: f64, times: f64) -> f64 {
     8.0 * BYTES * times / seconds / RATE as f64
 }
 
+/// Measures until the fastest repeat leaves little of the cable idle. The hosts, their network and whatever
+/// else runs share the cores of one machine: a measurement that was disturbed is made again.
+fn retry(measure: impl Fn() -> Vec<f64>, enough: impl Fn(f64) -> bool) -> Vec<f64> {
+    let mut seconds = measure();
+    for _ in 0..ATTEMPTS_MAX {
+        if enough(seconds[0]) {
+            break;
+        }
+        seconds = measure();
+    }
+    seconds
+}
+
 #[test]
 #[ignore = "cargo x ci: field"]
 fn four_hosts_use_their_cables() {
@@ -233,22 +246,9 @@ fn four_hosts_use_their_cables() {
     }
     let ground = Ground::new();
     let Some(network) = Network::new(4, CABLE, test) else { return };
-    let mut ring = measure(&ground, &network, 0..4, "all-reduce");
     let share = |seconds: f64| 100.0 * share_of_line(seconds, 2.0 * 3.0 / 4.0);
-    // Four hosts, their network and whatever else runs share the cores of one machine: a disturbed measurement is made again.
-    for _ in 0..ATTEMPTS_MAX {
-        if share(ring[0]) >= 95.0 {
-            break;
-        }
-        ring = measure(&ground, &network, 0..4, "all-reduce");
-    }
-    let mut sharded = measure(&ground, &network, (0..4).chain(0..4), "4");
-    for _ in 0..ATTEMPTS_MAX {
-        if share(sharded[0]) >= 90.0 {
-            break;
-        }
-        sharded = measure(&ground, &network, (0..4).chain(0..4), "4");
-    }
+    let ring = retry(|| measure(&ground, &network, 0..4, "all-reduce"), |seconds| share(seconds) >= 95.0);
+    let sharded = retry(|| measure(&ground, &network, (0..4).chain(0..4), "4"), |seconds| share(seconds) >= 90.0);
     let median = REPEATS / 2;
     say(&format!(
         "four hosts, 100 MB, 1 Gbit/s: ring {:.1} %, four servers {:.1} % of the line",
@@ -259,6 +259,15 @@ fn four_hosts_use_their_cables() {
     assert!(share(sharded[0]) >= 90.0, "four servers beside four workers leave their cables idle: {sharded:?} s");
 }
 
+/// A server of six workers receives and sends six times the bytes, a host of a ring 2·5/6 times: 3.6 times as
+/// much. Sums return bucket by bucket while others arrive, so the last of [`BUCKETS`] adds a twentieth: 3.8
+/// times as long if both fill their cables, and 4.0 measured on a quiet machine.
+///
+/// Both bounds of each share are of the cable. None can be above 1: the kernel lets no more bits through (2 %
+/// for the burst that it allows and for ranks that do not start in one moment); two servers instead of one
+/// would show as 1.9. Disturbances only take time, so a share that is too small is measured again; a server
+/// that sends only after it has received everything would have half of 0.95, and a ring whose hosts wait for
+/// each other likewise.
 #[test]
 #[ignore = "cargo x ci: field"]
 fn a_single_server_of_six_workers_takes_3_6_times_as_long_as_a_ring() {
@@ -268,13 +277,22 @@ fn a_single_server_of_six_workers_takes_3_6_times_as_long_as_a_ring() {
     }
     let ground = Ground::new();
     let Some(network) = Network::new(7, CABLE, test) else { return };
-    let ring = measure(&ground, &network, 0..6, "all-reduce")[REPEATS / 2];
-    let server = measure(&ground, &network, 0..7, "1")[REPEATS / 2];
-    let shares = (share_of_line(ring, 2.0 * 5.0 / 6.0), share_of_line(server, 6.0));
-    say(&format!(
+    let (ring_share, server_share) = (
+        |seconds: f64| share_of_line(seconds, 2.0 * 5.0 / 6.0), // of every host's cable
+        |seconds: f64| share_of_line(seconds, 6.0),             // of the server's
+    );
+    let ring = retry(|| measure(&ground, &network, 0..6, "all-reduce"), |seconds| ring_share(seconds) >= 0.9);
+    let server = retry(|| measure(&ground, &network, 0..7, "1"), |seconds| server_share(seconds) >= 0.8);
+    let (ring, server) = (ring[0], server[0]);
+    let said = format!(
         "six workers, 100 MB, 1 Gbit/s: ring {ring:.2} s ({:.1} % of the line), one server {server:.2} s ({:.1} %): {:.2} times as long",
-        100.0 * shares.0,
-        100.0 * shares.1,
+        100.0 * ring_share(ring),
+        100.0 * server_share(server),
         server / ring
-    ));
+    );
+    say(&said);
+    assert!((0.9..=1.02).contains(&ring_share(ring)), "{said}");
+    assert!((0.8..=1.02).contains(&server_share(server)), "{said}");
+    // What both shares allow: 3.6 · 0.9 and 3.6 / 0.8.
+    assert!((3.24..=4.5).contains(&(server / ring)), "{said}");
 }

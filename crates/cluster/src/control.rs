@@ -5,6 +5,7 @@
 
 mod desk;
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
@@ -20,8 +21,8 @@ use crate::ClusterError;
 use crate::connection::Connection;
 use crate::membership::Verdict;
 use crate::message::Folder;
-use crate::phase::Progress;
-use crate::rendezvous::{Seat, door::Door};
+use crate::phase::{Position, Progress};
+use crate::rendezvous::{JoinOptions, door::Door};
 use crate::table::Table;
 use desk::Desk;
 
@@ -41,6 +42,8 @@ struct State {
     table: Option<Table>,
     /// Where rank 0 keeps the run, once it has said so.
     folder: Option<Folder>,
+    /// What the last heartbeats carried.
+    positions: BTreeMap<Rank, Position>,
     ended: Option<Result<(), Verdict>>,
     /// The end had nothing to do with other ranks: a mismatch found at the rendezvous.
     refused: Option<String>,
@@ -86,14 +89,20 @@ pub struct Control {
 
 impl Control {
     /// Rank 0: waits for the others at its port.
-    pub(crate) fn hub(seat: Seat, listener: TcpListener, data: Option<SocketAddr>) -> Result<Self, ClusterError> {
+    pub(crate) fn hub(
+        options: JoinOptions,
+        listener: TcpListener,
+        data: Option<SocketAddr>,
+    ) -> Result<Self, ClusterError> {
         let (wake, woken) = pipe()?;
-        let door = Door::new(listener, seat.member.world, seat.stop.clone(), seat.tls.clone()).map_err(cannot)?;
-        let interrupt = seat.interrupt.clone();
-        // Rank 0's thread ends the wait at the limit of the seat; this is only in case the thread itself is stuck.
-        let limit = seat.limits.gather + VERDICT_MAX;
-        let mut control = Self::start(&seat, Table::new(Vec::new()), wake, |shared, commands| {
-            Desk::hub(&seat, door, data, woken, shared, commands)
+        let door =
+            Door::new(listener, options.member.world, options.stop.clone(), options.tls.clone()).map_err(cannot)?;
+        let interrupt = options.interrupt.clone();
+        // Rank 0's thread ends the wait at the limit of these options; this is only in case the thread is
+        // stuck.
+        let limit = options.limits.gather + VERDICT_MAX;
+        let mut control = Self::start(&options, Table::new(Vec::new()), wake, |shared, commands| {
+            Desk::hub(&options, door, data, woken, shared, commands)
         })?;
         let clock = paceline_system::clock::Clock::real();
         while clock.now() < limit {
@@ -121,15 +130,15 @@ impl Control {
     }
 
     /// Another rank, whose connection to rank 0 is there.
-    pub(crate) fn spoke(seat: Seat, connection: Connection, table: Table) -> Result<Self, ClusterError> {
+    pub(crate) fn spoke(options: JoinOptions, connection: Connection, table: Table) -> Result<Self, ClusterError> {
         let (wake, woken) = pipe()?;
-        Self::start(&seat, table.clone(), wake, |shared, commands| {
-            Desk::spoke(&seat, connection, &table, woken, shared, commands)
+        Self::start(&options, table.clone(), wake, |shared, commands| {
+            Desk::spoke(&options, connection, &table, woken, shared, commands)
         })
     }
 
     fn start(
-        seat: &Seat,
+        options: &JoinOptions,
         table: Table,
         wake: UnixStream,
         desk: impl FnOnce(Arc<Shared>, std::sync::mpsc::Receiver<Command>) -> Desk,
@@ -139,7 +148,7 @@ impl Control {
         let mut desk = desk(shared.clone(), received);
         let progress = desk.progress();
         let thread = threads::spawn("control", move || desk.run()).map_err(cannot)?;
-        let (rank, run, stop) = (seat.member.rank, seat.run, seat.stop.clone());
+        let (rank, run, stop) = (options.member.rank, options.run, options.stop.clone());
         Ok(Self { rank, run, table, progress, stop, shared, commands, wake, thread: Some(thread) })
     }
 
@@ -154,8 +163,8 @@ impl Control {
     }
 
     /// Rank 0: tells all others where the run is kept, once the folder is there.
-    pub fn tell_folder(&self, folder: Folder) {
-        self.tell(Command::Folder(folder));
+    pub fn send_folder(&self, folder: Folder) {
+        self.send(Command::Folder(folder));
     }
 
     /// The others: where rank 0 keeps the run; waits until it says so.
@@ -183,6 +192,12 @@ impl Control {
         &self.progress
     }
 
+    /// Where a rank was when its last heartbeat came. Rank 0 receives those of all others, who receive those
+    /// of rank 0.
+    pub fn position_of(&self, rank: Rank) -> Option<Position> {
+        self.shared.lock().positions.get(&rank).copied()
+    }
+
     /// The flag that is set with the verdict.
     pub fn stop(&self) -> &Stop {
         &self.stop
@@ -196,7 +211,7 @@ impl Control {
     /// Says that this process cannot go on, and whose fault it may be (who a broken connection led to), and waits for the
     /// verdict that everybody gets. None if there is none within a few seconds.
     pub fn fail(&self, why: &str, suspect: Option<Rank>) -> Option<Verdict> {
-        self.tell(Command::Fail { why: why.to_owned(), suspect });
+        self.send(Command::Fail { why: why.to_owned(), suspect });
         let state = self.shared.wait(VERDICT_MAX, |state| state.ended.is_some());
         state.ended.clone().and_then(Result::err)
     }
@@ -206,7 +221,7 @@ impl Control {
     /// # Errors
     /// When another rank fails meanwhile, or they are not through within the limit.
     pub fn finish(mut self, limit: Duration) -> Result<(), ClusterError> {
-        self.tell(Command::Goodbye);
+        self.send(Command::Goodbye);
         let ended = self.shared.wait(limit, |state| state.ended.is_some()).ended.clone();
         match ended {
             Some(Ok(())) => {
@@ -218,7 +233,7 @@ impl Control {
         }
     }
 
-    fn tell(&self, command: Command) {
+    fn send(&self, command: Command) {
         // The thread may have ended, or have enough to do with what it was told: then this is news to nobody.
         let _ = self.commands.try_send(command);
         let _ = (&self.wake).write(&[1]);
@@ -235,7 +250,7 @@ impl Drop for Control {
     /// A process that drops its place without [`Control::finish`] has failed, and says so.
     fn drop(&mut self) {
         if self.thread.is_some() {
-            self.tell(Command::Fail { why: "it ended before the run did".into(), suspect: None });
+            self.send(Command::Fail { why: "it ended before the run did".into(), suspect: None });
             self.end();
         }
     }

@@ -25,6 +25,6 @@ pub use membership::{Limits, Verdict};
 pub use message::Folder;
 pub use notice::{Log, Notice};
 pub use phase::{Phase, Position, Progress};
-pub use rendezvous::{Seat, join};
+pub use rendezvous::{JoinOptions, join};
 pub use spec::{Address, Job, Local, Member};
 pub use table::{Entry, Table};

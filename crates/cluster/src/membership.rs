@@ -54,28 +54,28 @@ const BLAME: Duration = Duration::from_secs(1);
 pub enum Event {
     /// A rank greeted with a good token and fits.
     Arrived {
-        /// Who.
+        /// The rank that greeted.
         rank: Rank,
         /// Where it runs.
         host: String,
     },
     /// A rank is alive.
     Beat {
-        /// Who.
+        /// The rank whose heartbeat came.
         rank: Rank,
         /// Where it is.
         position: Position,
     },
     /// A connection ended without a goodbye.
     Lost {
-        /// Whose.
+        /// The rank at its other end.
         rank: Rank,
         /// What the operating system said.
         why: String,
     },
     /// A rank cannot go on and says so.
     Failed {
-        /// Who.
+        /// The rank that fails.
         rank: Rank,
         /// What is wrong.
         why: String,
@@ -84,7 +84,7 @@ pub enum Event {
     },
     /// A rank is through with its work.
     Goodbye {
-        /// Who.
+        /// The rank that leaves.
         rank: Rank,
     },
     /// The hub has decided.

@@ -77,7 +77,7 @@ pub enum Message {
     },
     /// Everybody ends.
     Ended {
-        /// Why.
+        /// What rank 0 has decided, with the culprit and the cause.
         verdict: Verdict,
     },
 }

@@ -24,9 +24,9 @@ use crate::notice::Log;
 use crate::spec::{Address, Member};
 use crate::table::{Entry, Table};
 
-/// What a process brings to the rendezvous.
+/// What a process joins a run with.
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct JoinOptions {
     /// Which member it is.
     pub member: Member,
     /// The run's secret.
@@ -54,8 +54,8 @@ pub struct Seat {
     pub log: Log,
 }
 
-impl Seat {
-    /// A seat with the usual limits.
+impl JoinOptions {
+    /// With the usual limits.
     pub fn new(member: Member, token: Token, config: String) -> Self {
         Self {
             member,
@@ -106,35 +106,35 @@ impl Seat {
 /// When the port is taken, somebody does not come in time, the token, version or configuration is refused, or the wait is
 /// interrupted.
 pub fn join(
-    mut seat: Seat,
+    mut options: JoinOptions,
     listen: impl FnOnce(SocketAddr) -> std::io::Result<Option<SocketAddr>>,
 ) -> Result<Control, ClusterError> {
-    if seat.config.len() > CONFIG_BYTES_MAX {
+    if options.config.len() > CONFIG_BYTES_MAX {
         return refused(format!("a configuration of more than {CONFIG_BYTES_MAX} bytes cannot be compared"));
     }
-    let (rank, named) = (seat.member.rank, seat.member.data.clone());
+    let (rank, named) = (options.member.rank, options.member.data.clone());
     let cannot_listen = |error: std::io::Error| {
         let place = named.as_ref().map(|named| format!(" at {named}, as the cluster file says")).unwrap_or_default();
         ClusterError::Failed(format!("{rank} cannot listen for data{place}: {error}"))
     };
     if rank.index() == 0 {
-        seat.run = RunId::random();
-        let listener = open(&seat)?;
+        options.run = RunId::random();
+        let listener = open(&options)?;
         let address = listener.local_addr().map_err(cannot_listen)?.ip();
         let data = listen(SocketAddr::new(address, 0)).map_err(cannot_listen)?;
-        return Control::hub(seat, listener, data);
+        return Control::hub(options, listener, data);
     }
     let clock = Clock::real();
     let mut listen = Some(listen);
     let mut data = None;
     loop {
-        let (stream, run) = knock(&seat, &clock)?;
+        let (stream, run) = knock(&options, &clock)?;
         if let Some(listen) = listen.take() {
             let address = stream.tcp().local_addr().map_err(cannot_listen)?.ip();
-            data = data_place(&seat.member, address).and_then(listen).map_err(cannot_listen)?;
+            data = data_place(&options.member, address).and_then(listen).map_err(cannot_listen)?;
         }
         // None: the hub left before the run began; somebody may start it again.
-        let met = Seat { run, ..seat.clone() };
+        let met = JoinOptions { run, ..options.clone() };
         if let Some((connection, table)) = introduce(&met, &clock, stream, data)? {
             return Control::spoke(met, connection, table);
         }
@@ -153,10 +153,10 @@ fn data_place(member: &Member, reached: IpAddr) -> std::io::Result<SocketAddr> {
 
 /// Opens rank 0's port: on the address that the member's rendezvous names, or on all if that is loopback only although
 /// members are on several machines.
-fn open(seat: &Seat) -> Result<TcpListener, ClusterError> {
-    let member = &seat.member;
+fn open(options: &JoinOptions) -> Result<TcpListener, ClusterError> {
+    let member = &options.member;
     let (host, port) = (&member.rendezvous.host, member.rendezvous.port);
-    let address = match seat.bind {
+    let address = match options.bind {
         Some(address) => SocketAddr::new(address, port),
         None => {
             let mut found = (host.as_str(), port).to_socket_addrs().map_err(|error| {
@@ -167,7 +167,9 @@ fn open(seat: &Seat) -> Result<TcpListener, ClusterError> {
             };
             let own_name_is_loopback = address.ip().is_loopback() && !member.rendezvous.is_loopback();
             if own_name_is_loopback && member.spans_machines() {
-                seat.log.say(format!("`{host}` is {} here, which others cannot reach; listening on all", address.ip()));
+                options
+                    .log
+                    .say(format!("`{host}` is {} here, which others cannot reach; listening on all", address.ip()));
                 SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)
             } else {
                 address
@@ -186,20 +188,20 @@ fn open(seat: &Seat) -> Result<TcpListener, ClusterError> {
         )),
         _ => ClusterError::Refused(format!("rank 0 cannot listen on {address}: {error}")),
     })?;
-    seat.log.say(format!("rank 0 listens on {address} for {} others, run {}", member.world - 1, seat.run));
+    options.log.say(format!("rank 0 listens on {address} for {} others, run {}", member.world - 1, options.run));
     Ok(listener)
 }
 
 /// Connects to rank 0 and greets, again and again until the deadline. Which run that is follows from its proven greeting.
-fn knock(seat: &Seat, clock: &Clock) -> Result<(Socket, RunId), ClusterError> {
-    let (member, limit, identity) = (&seat.member, seat.limits.gather, seat.identity());
+fn knock(options: &JoinOptions, clock: &Clock) -> Result<(Socket, RunId), ClusterError> {
+    let (member, limit, identity) = (&options.member, options.limits.gather, options.identity());
     let mut pause = Duration::from_millis(20);
     loop {
-        seat.interrupted()?;
+        options.interrupted()?;
         let left = limit.saturating_sub(clock.now());
         let attempt = connect(member, left).and_then(|stream| {
-            let wait = Wait::new(left.min(Duration::from_secs(5)), &seat.stop);
-            let mut socket = Socket::dialled(stream, seat.tls.as_ref()).map_err(|error| error.to_string())?;
+            let wait = Wait::new(left.min(Duration::from_secs(5)), &options.stop);
+            let mut socket = Socket::dialled(stream, options.tls.as_ref()).map_err(|error| error.to_string())?;
             match greet(&mut socket, &identity, &wait) {
                 Ok(peer) => Ok(Ok((socket, peer.run))),
                 // A refusal is an answer: asking again would get the same.
@@ -243,29 +245,29 @@ fn connect(member: &Member, left: Duration) -> Result<TcpStream, String> {
 
 /// Says who this is and waits for the table; none if rank 0 went away meanwhile.
 fn introduce(
-    seat: &Seat,
+    options: &JoinOptions,
     clock: &Clock,
     stream: Socket,
     data: Option<SocketAddr>,
 ) -> Result<Option<(Connection, Table)>, ClusterError> {
-    let world = seat.member.world;
+    let world = options.member.world;
     let hub = stream.tcp().peer_addr().map(|address| address.ip());
     let own = stream.tcp().local_addr().map(|address| address.ip());
     let connection = Connection::new(stream, Message::limit_at_spoke(world));
     let (Ok(hub), Ok(own), Ok(mut connection)) = (hub, own, connection) else { return Ok(None) };
-    let mut entry = seat.entry(data);
+    let mut entry = options.entry(data);
     entry.seen_from(own);
-    let (config, run) = (seat.config.clone(), seat.run.to_string());
+    let (config, run) = (options.config.clone(), options.run.to_string());
     let mut sent = connection.push(&Message::Join { entry, config, run }, clock.now());
     // Rank 0's own deadline comes first, and its verdict says more than this one could.
-    let limit = seat.limits.gather + seat.limits.silent;
+    let limit = options.limits.gather + options.limits.silent;
     while clock.now() < limit {
-        seat.interrupted()?;
+        options.interrupted()?;
         let message = sent.and_then(|()| connection.pull(world));
         match message {
             Ok(Some(Message::Table { mut entries, run })) => {
-                if RunId::from_hex(&run) != Some(seat.run) {
-                    return refused(format!("rank 0 has the table of another run ({run}, and not {})", seat.run));
+                if RunId::from_hex(&run) != Some(options.run) {
+                    return refused(format!("rank 0 has the table of another run ({run}, and not {})", options.run));
                 }
                 entries[0].seen_from(hub);
                 return Ok(Some((connection, Table::new(entries))));
@@ -275,7 +277,7 @@ fn introduce(
             Ok(Some(_)) => {}
             Ok(None) => drop(ready::wait(&[connection.interest()], Duration::from_millis(100))),
             Err(why) => {
-                seat.log.say(format!("rank 0 went away before the run began ({why}); trying again"));
+                options.log.say(format!("rank 0 went away before the run began ({why}); trying again"));
                 return Ok(None);
             }
         }
@@ -283,6 +285,6 @@ fn introduce(
     }
     Err(ClusterError::Failed(format!(
         "rank 0 at {} did not say within {limit:?} that all are there",
-        seat.member.rendezvous
+        options.member.rendezvous
     )))
 }

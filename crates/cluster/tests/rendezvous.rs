@@ -9,17 +9,30 @@ use std::time::{Duration, Instant};
 use paceline_cluster::launch::local;
 use paceline_cluster::membership::Cause;
 use paceline_cluster::spec::{ClusterFile, Variables, from_environment};
-use paceline_cluster::{ClusterError, Control, Job, Limits, Log, Phase, Seat, join};
+use paceline_cluster::{ClusterError, Control, Job, JoinOptions, Limits, Log, Phase, Position, join};
 use paceline_comm::wire::Tls;
 use paceline_comm::{Rank, Token};
 
 type Said = Arc<Mutex<Vec<String>>>;
 
+/// Waits for something that happens soon.
+fn until(what: &str, so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < Duration::from_secs(20), "waited 20 s for {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn has_said(said: &Said, words: &str) -> bool {
+    said.lock().unwrap().iter().any(|line| line.contains(words))
+}
+
 fn free_port() -> u16 {
     local::free_port().unwrap()
 }
 
-fn seat(rank: usize, world: usize, port: u16, token: &Token) -> (Seat, Said) {
+fn options(rank: usize, world: usize, port: u16, token: &Token) -> (JoinOptions, Said) {
     let pairs = [
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", world.to_string()),
@@ -34,13 +47,13 @@ fn seat(rank: usize, world: usize, port: u16, token: &Token) -> (Seat, Said) {
         move |notice| said.lock().unwrap().push(notice.text)
     });
     let limits = Limits { gather: Duration::from_secs(20), ..Limits::default() };
-    (Seat { log, limits, ..Seat::new(member, token.clone(), "batch = 8\nseed = 1".into()) }, said)
+    (JoinOptions { log, limits, ..JoinOptions::new(member, token.clone(), "batch = 8\nseed = 1".into()) }, said)
 }
 
-fn enter(seat: Seat) -> JoinHandle<Result<Control, ClusterError>> {
-    let data = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7000 + seat.member.rank.0 as u16);
+fn enter(options: JoinOptions) -> JoinHandle<Result<Control, ClusterError>> {
+    let data = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7000 + options.member.rank.0 as u16);
     thread::spawn(move || {
-        join(seat, |address| {
+        join(options, |address| {
             assert_eq!(address, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), "loopback unless asked");
             Ok(Some(data))
         })
@@ -56,9 +69,9 @@ fn members_of_a_cluster_file_listen_for_data_where_it_says() {
     let enter = |task: usize, taken: bool| {
         let member = file.member(Job::Worker, task).unwrap();
         let limits = Limits { gather: Duration::from_secs(3), ..Limits::default() };
-        let seat = Seat { limits, ..Seat::new(member, token.clone(), String::new()) };
+        let options = JoinOptions { limits, ..JoinOptions::new(member, token.clone(), String::new()) };
         thread::spawn(move || {
-            join(seat, |address| {
+            join(options, |address| {
                 let asked = address.port();
                 assert_eq!(asked, if task == 0 { 0 } else { data });
                 if taken { Err(ErrorKind::AddrInUse.into()) } else { Ok(Some(address)) }
@@ -85,8 +98,8 @@ fn meet(world: usize) -> (Vec<Control>, Vec<Said>) {
     let entered: Vec<_> = (0..world)
         .rev()
         .map(|rank| {
-            let (seat, said) = seat(rank, world, port, &token);
-            (enter(seat), said)
+            let (options, said) = options(rank, world, port, &token);
+            (enter(options), said)
         })
         .collect();
     let mut met: Vec<_> = entered.into_iter().map(|(thread, said)| (thread.join().unwrap().unwrap(), said)).collect();
@@ -116,13 +129,14 @@ fn members_meet_learn_the_table_and_leave_together() {
 #[test]
 fn a_hundred_members_meet_and_leave() {
     let (controls, said) = meet(100);
-    thread::sleep(Duration::from_millis(1500));
+    // Whoever is not heard for so long is called late; this is the time in which nobody may be.
+    thread::sleep(Limits::default().late + 2 * Limits::default().beat);
     let leaving: Vec<_> =
         controls.into_iter().map(|control| thread::spawn(move || control.finish(Duration::from_secs(10)))).collect();
     for thread in leaving {
         thread.join().unwrap().unwrap();
     }
-    assert!(!said[0].lock().unwrap().iter().any(|line| line.contains("late")), "{:?}", said[0]);
+    assert!(!has_said(&said[0], "late"), "{:?}", said[0]);
 }
 
 #[test]
@@ -135,15 +149,12 @@ fn one_member_alone_is_a_run() {
 fn a_member_that_fails_is_named_by_all_with_its_own_words() {
     let (controls, _) = meet(3);
     controls[1].progress().enter(Phase::Checkpoint, 12);
-    // Two heartbeats carry the position to everybody who will name it.
-    thread::sleep(Duration::from_millis(1200));
+    let named = Position { step: 12, phase: Phase::Checkpoint };
+    until("a heartbeat with the position that will be named", || controls[0].position_of(Rank(1)) == Some(named));
     let own = controls[1].fail("the disk is full", None).unwrap();
     assert_eq!((own.rank, own.position.step, own.position.phase), (1, 12, Phase::Checkpoint));
     for control in &controls {
-        let until = Instant::now() + Duration::from_secs(2);
-        while control.stop().reason().is_none() && Instant::now() < until {
-            thread::sleep(Duration::from_millis(5));
-        }
+        until("the verdict", || control.stop().reason().is_some());
         let reason = control.stop().reason().unwrap();
         let host = &control.table().entry(Rank(1)).host;
         let expected =
@@ -164,13 +175,10 @@ fn a_member_that_drops_its_place_has_failed() {
 #[test]
 fn configurations_that_differ_are_refused_by_both_sides() {
     let (port, token) = (free_port(), Token::random());
-    let (hub, said) = seat(0, 3, port, &token);
-    let (hub, third) = (enter(hub), enter(seat(2, 3, port, &token).0));
-    let until = Instant::now() + Duration::from_secs(10);
-    while !said.lock().unwrap().iter().any(|line| line.contains("rank 2 arrived")) && Instant::now() < until {
-        thread::sleep(Duration::from_millis(5));
-    }
-    let (mut other, _) = seat(1, 3, port, &token);
+    let (hub, said) = options(0, 3, port, &token);
+    let (hub, third) = (enter(hub), enter(options(2, 3, port, &token).0));
+    until("rank 2", || has_said(&said, "rank 2 arrived"));
+    let (mut other, _) = options(1, 3, port, &token);
     other.config = "batch = 16\nseed = 1".into();
     let other = enter(other);
     for thread in [hub, other] {
@@ -183,12 +191,12 @@ fn configurations_that_differ_are_refused_by_both_sides() {
 #[test]
 fn a_wrong_token_is_refused_and_the_right_ones_meet_anyway() {
     let (port, token) = (free_port(), Token::random());
-    let (hub, said) = seat(0, 2, port, &token);
+    let (hub, said) = options(0, 2, port, &token);
     let hub = enter(hub);
-    let (stranger, _) = seat(1, 2, port, &Token::random());
+    let (stranger, _) = options(1, 2, port, &Token::random());
     let error = enter(stranger).join().unwrap().unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("token"), "{error}");
-    let (member, _) = seat(1, 2, port, &token);
+    let (member, _) = options(1, 2, port, &token);
     let member = enter(member).join().unwrap().unwrap();
     let hub = hub.join().unwrap().unwrap();
     let said = said.lock().unwrap().join("\n");
@@ -202,29 +210,32 @@ fn a_wrong_token_is_refused_and_the_right_ones_meet_anyway() {
 fn members_meet_in_secret_and_whoever_does_not_encrypt_is_refused() {
     let (port, token) = (free_port(), Token::random());
     let secret = |rank| {
-        let (seat, said) = seat(rank, 2, port, &token);
-        (Seat { tls: Some(Tls::from_token(&token)), ..seat }, said)
+        let (options, said) = options(rank, 2, port, &token);
+        (JoinOptions { tls: Some(Tls::from_token(&token)), ..options }, said)
     };
     let (hub, said) = secret(0);
     let hub = enter(hub);
-    let error = enter(seat(1, 2, port, &token).0).join().unwrap().unwrap_err();
+    let error = enter(options(1, 2, port, &token).0).join().unwrap().unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("--tls"), "{error}");
     let member = enter(secret(1).0).join().unwrap().unwrap();
     let hub = hub.join().unwrap().unwrap();
     let said = said.lock().unwrap().join("\n");
     assert!(said.contains("refused 127.0.0.1:") && said.contains("do not encrypt alike"), "{said}");
-    // Heartbeats go both ways for a while, and both leave.
-    thread::sleep(Duration::from_secs(4));
+    // Heartbeats go both ways, and both leave.
+    hub.progress().enter(Phase::Exchange, 7);
+    member.progress().enter(Phase::Exchange, 8);
+    let heard = |by: &Control, rank, step| by.position_of(rank) == Some(Position { step, phase: Phase::Exchange });
+    until("heartbeats", || heard(&hub, Rank(1), 8) && heard(&member, Rank(0), 7));
     let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
     hub.finish(Duration::from_secs(5)).unwrap();
     member.join().unwrap().unwrap();
     // The other way round: a plain rank 0.
     let port = free_port();
-    let plain = enter(seat(0, 2, port, &token).0);
-    let (member, _) = seat(1, 2, port, &token);
-    let error = enter(Seat { tls: Some(Tls::from_token(&token)), ..member }).join().unwrap().unwrap_err();
+    let plain = enter(options(0, 2, port, &token).0);
+    let (member, _) = options(1, 2, port, &token);
+    let error = enter(JoinOptions { tls: Some(Tls::from_token(&token)), ..member }).join().unwrap().unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("--tls"), "{error}");
-    let (member, hub) = (enter(seat(1, 2, port, &token).0).join().unwrap().unwrap(), plain.join().unwrap().unwrap());
+    let (member, hub) = (enter(options(1, 2, port, &token).0).join().unwrap().unwrap(), plain.join().unwrap().unwrap());
     let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
     hub.finish(Duration::from_secs(5)).unwrap();
     member.join().unwrap().unwrap();
@@ -234,7 +245,7 @@ fn members_meet_in_secret_and_whoever_does_not_encrypt_is_refused() {
 fn whoever_does_not_come_is_named_to_those_who_did() {
     let (port, token) = (free_port(), Token::random());
     let limits = Limits { gather: Duration::from_millis(1500), ..Limits::default() };
-    let enter = |rank| enter(Seat { limits, ..seat(rank, 4, port, &token).0 });
+    let enter = |rank| enter(JoinOptions { limits, ..options(rank, 4, port, &token).0 });
     let (hub, member) = (enter(0), enter(2));
     for thread in [hub, member] {
         let error = thread.join().unwrap().unwrap_err();
@@ -246,7 +257,7 @@ fn whoever_does_not_come_is_named_to_those_who_did() {
 #[test]
 fn a_taken_port_is_refused_with_what_to_set() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (hub, _) = seat(0, 2, taken.local_addr().unwrap().port(), &Token::random());
+    let (hub, _) = options(0, 2, taken.local_addr().unwrap().port(), &Token::random());
     let error = enter(hub).join().unwrap().unwrap_err();
     assert!(
         error.is_refusal() && error.to_string().contains("is taken; choose a free one with MASTER_PORT"),
@@ -257,13 +268,11 @@ fn a_taken_port_is_refused_with_what_to_set() {
 #[test]
 fn the_same_rank_twice_is_refused() {
     let (port, token) = (free_port(), Token::random());
-    let hub = enter(Seat {
-        limits: Limits { gather: Duration::from_secs(3), ..Limits::default() },
-        ..seat(0, 3, port, &token).0
-    });
-    let first = enter(seat(1, 3, port, &token).0);
-    thread::sleep(Duration::from_millis(500));
-    let error = enter(seat(1, 3, port, &token).0).join().unwrap().unwrap_err();
+    let (hub, said) = options(0, 3, port, &token);
+    let hub = enter(JoinOptions { limits: Limits { gather: Duration::from_secs(3), ..Limits::default() }, ..hub });
+    let first = enter(options(1, 3, port, &token).0);
+    until("rank 1", || has_said(&said, "rank 1 arrived"));
+    let error = enter(options(1, 3, port, &token).0).join().unwrap().unwrap_err();
     assert!(error.is_refusal() && error.to_string().contains("taken"), "{error}");
     for thread in [hub, first] {
         assert!(thread.join().unwrap().unwrap_err().to_string().starts_with("rank 2 did not arrive"));
@@ -274,7 +283,7 @@ fn the_same_rank_twice_is_refused() {
 #[test]
 fn strangers_hold_up_nobody() {
     let (port, token) = (free_port(), Token::random());
-    let (hub, said) = seat(0, 2, port, &token);
+    let (hub, said) = options(0, 2, port, &token);
     let hub = enter(hub);
     let knock = || loop {
         if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
@@ -292,9 +301,9 @@ fn strangers_hold_up_nobody() {
     // What a member says first, recorded and said again: the nonce is old, so the proof that would have to follow is not
     // known to whoever replays it.
     let recorder = TcpListener::bind("127.0.0.1:0").unwrap();
-    let member = enter(Seat {
+    let member = enter(JoinOptions {
         limits: Limits { gather: Duration::from_millis(500), ..Limits::default() },
-        ..seat(1, 2, recorder.local_addr().unwrap().port(), &token).0
+        ..options(1, 2, recorder.local_addr().unwrap().port(), &token).0
     });
     let mut greeting = [0; 80];
     recorder.accept().unwrap().0.read_exact(&mut greeting).unwrap();
@@ -306,7 +315,7 @@ fn strangers_hold_up_nobody() {
     assert!(answer.len() < 200, "a replay gets a greeting and a refusal, nothing else");
     drop(recorder);
     assert!(member.join().unwrap().is_err());
-    let member = enter(seat(1, 2, port, &token).0).join().unwrap().unwrap();
+    let member = enter(options(1, 2, port, &token).0).join().unwrap().unwrap();
     let hub = hub.join().unwrap().unwrap();
     assert!(said.lock().unwrap().iter().any(|line| line.contains("refused")), "{said:?}");
     assert!(said.lock().unwrap().len() < 20, "refusals are limited: {said:?}");

@@ -34,7 +34,7 @@ pub enum Collective {
     AllGather,
     /// The root's buffer, for all.
     Broadcast {
-        /// Whose.
+        /// The rank whose buffer it is.
         root: Rank,
     },
     /// Nothing, but all at once.

@@ -16,7 +16,7 @@ use crate::error::{CommError, Party};
 use crate::rank::Rank;
 use crate::reduce::Kind;
 use crate::registered::RegisteredBuffer;
-use crate::run::{Bytes, Job, run};
+use crate::run::{Bytes, RunOptions, run};
 use crate::stop::Stop;
 use crate::transfer::{Action, Transfer, chunk};
 use crate::transport::shm::{self, OneCopy};
@@ -376,8 +376,8 @@ impl Communicator {
             return self.named(Err(CommError::Broken { rank, phase }));
         }
         let wait = Wait::new(self.options.timeout, &self.options.stop);
-        let job = Job { rank, kind, phase, code, sequence, wait: &wait };
-        let result = run(list, &job, &mut self.transport, buffer);
+        let options = RunOptions { rank, kind, phase, code, sequence, wait: &wait };
+        let result = run(list, &options, &mut self.transport, buffer);
         self.ended(result)
     }
 

@@ -11,7 +11,7 @@ use crate::transfer::Transfer;
 /// One rank's part in a collective.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankPlan {
-    /// Whose.
+    /// The rank whose part it is.
     pub rank: Rank,
     /// What it will do, in order.
     pub transfers: Vec<Transfer>,
@@ -22,9 +22,9 @@ pub struct RankPlan {
 /// What all ranks will do for one buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CollectivePlan {
-    /// What.
+    /// The operation.
     pub collective: Collective,
-    /// How.
+    /// The algorithm that the choice names for this length.
     pub algorithm: Algorithm,
     /// Elements of the buffer.
     pub length: usize,

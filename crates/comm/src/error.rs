@@ -106,9 +106,9 @@ pub enum CommError {
     Refused {
         /// Who refused.
         rank: Rank,
-        /// Whom.
+        /// The side whose greeting it was.
         peer: Party,
-        /// Why.
+        /// What was wrong with it.
         reason: Refusal,
         /// Both sides' values.
         detail: String,
@@ -118,7 +118,7 @@ pub enum CommError {
     RefusedBy {
         /// Who was refused.
         rank: Rank,
-        /// By whom.
+        /// The side that refused.
         peer: Party,
         /// Why, in its words.
         reason: Refusal,
@@ -128,7 +128,7 @@ pub enum CommError {
     DeadlinePassed {
         /// Who waited.
         rank: Rank,
-        /// For whom.
+        /// The side that was waited for.
         peer: Party,
         /// While doing what.
         phase: &'static str,
@@ -154,7 +154,7 @@ pub enum CommError {
         rank: Rank,
         /// While doing what.
         phase: &'static str,
-        /// Why.
+        /// What the stop was set with.
         reason: String,
     },
     /// The other side sent what the protocol does not allow at this point.

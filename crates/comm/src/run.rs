@@ -29,7 +29,7 @@ const SPINS: usize = 200;
 
 /// What is run, for whom, and until when.
 #[derive(Clone, Debug)]
-pub struct Job<'a> {
+pub struct RunOptions<'a> {
     /// This rank.
     pub rank: Rank,
     /// What the elements are.
@@ -101,7 +101,7 @@ pub struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     /// A machine at the start of a list.
-    pub fn new(list: &'a [Transfer], job: &Job<'_>) -> Self {
+    pub fn new(list: &'a [Transfer], options: &RunOptions<'_>) -> Self {
         let mut lanes: Vec<Lane> = Vec::new();
         let mut lane_of: Vec<(Rank, usize)> = Vec::new();
         for (index, transfer) in list.iter().enumerate() {
@@ -120,16 +120,16 @@ impl<'a> Machine<'a> {
         for lane in &mut lanes {
             // The low half of the length will do to tell two buffers apart.
             let header = |queue: &VecDeque<usize>| {
-                let length = (bytes(queue) * job.kind.bytes()) as u32;
-                Header { kind: job.code, sequence: job.sequence, length }.encode()
+                let length = (bytes(queue) * options.kind.bytes()) as u32;
+                Header { kind: options.code, sequence: options.sequence, length }.encode()
             };
             lane.header_out = (!lane.sends.is_empty()).then(|| header(&lane.sends));
             lane.header_due = (!lane.receives.is_empty()).then(|| header(&lane.receives));
         }
         let longest = list.iter().filter(|transfer| transfer.action == Action::Reduce).map(|transfer| transfer.length);
-        let scratch_bytes = (longest.max().unwrap_or(0) * job.kind.bytes()).min(PORTION_BYTES) + 8;
+        let scratch_bytes = (longest.max().unwrap_or(0) * options.kind.bytes()).min(PORTION_BYTES) + 8;
         let scratch = vec![0.0; scratch_bytes.max(WITH_HEADER_BYTES + HEADER_BYTES).div_ceil(4)];
-        Self { list, kind: job.kind, done: vec![0; list.len()], lanes, scratch, order: Vec::new() }
+        Self { list, kind: options.kind, done: vec![0; list.len()], lanes, scratch, order: Vec::new() }
     }
 
     /// Whether every transfer is done.
@@ -341,13 +341,15 @@ impl Lane {
 /// When a peer is gone, stalls beyond the deadline, or does something else than this rank.
 pub fn run(
     list: &[Transfer],
-    job: &Job<'_>,
+    options: &RunOptions<'_>,
     transport: &mut Transport,
     mut buffer: Bytes<'_>,
 ) -> Result<(), CommError> {
-    let mut machine = Machine::new(list, job);
-    let talk = Talk { rank: job.rank, peer: job.rank.into(), phase: job.phase };
-    let check = |machine: &Machine<'_>| job.wait.check(job.rank, machine.holding_up().unwrap_or(job.rank), job.phase);
+    let mut machine = Machine::new(list, options);
+    let talk = Talk { rank: options.rank, peer: options.rank.into(), phase: options.phase };
+    let check = |machine: &Machine<'_>| {
+        options.wait.check(options.rank, machine.holding_up().unwrap_or(options.rank), options.phase)
+    };
     let (mut idle, mut passes) = (0, 0usize);
     while !(machine.is_finished() && transport.has_sent().map_err(|why| talk.gone(why))?) {
         passes += 1;
@@ -365,7 +367,7 @@ pub fn run(
             continue;
         }
         check(&machine)?;
-        transport.sleep(&machine.interests(), job.wait.slice());
+        transport.sleep(&machine.interests(), options.wait.slice());
     }
     Ok(())
 }

@@ -30,9 +30,9 @@ pub enum Action {
 pub struct Transfer {
     /// When: transfers of one step do not need each other's results.
     pub step: u32,
-    /// What.
+    /// Whether the elements are sent, received or added.
     pub action: Action,
-    /// With whom.
+    /// The rank at the other end.
     pub peer: Rank,
     /// The first element.
     pub start: usize,

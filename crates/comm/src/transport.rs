@@ -43,7 +43,7 @@ impl Membership {
 /// One peer a sleeping rank waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
-    /// Which.
+    /// The rank it waits for.
     pub peer: Rank,
     /// Whether bytes from it would help.
     pub receive: bool,

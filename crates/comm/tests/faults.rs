@@ -5,6 +5,7 @@ mod world;
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,12 +49,20 @@ fn a_stop_ends_every_wait_within_a_slice() {
         let options = options(2, None, Duration::from_secs(1000));
         let mut ranks = communicators(carry, &options);
         let (mut first, _second) = (ranks.remove(0), ranks.remove(0));
-        let waiting = thread::spawn(move || first.barrier().unwrap_err());
+        let (begun, begins) = mpsc::channel();
+        let waiting = thread::spawn(move || {
+            begun.send(Instant::now()).unwrap();
+            first.barrier().unwrap_err()
+        });
+        // It waits for so long before the stop comes: long enough to be asleep.
+        let began = begins.recv_timeout(TIMEOUT).unwrap();
         thread::sleep(Duration::from_millis(100));
+        assert!(!waiting.is_finished(), "{carry:?}: nothing was waited for");
         let started = Instant::now();
         options.stop.set("rank 9 is gone");
         let error = waiting.join().unwrap();
         assert!(started.elapsed() < Duration::from_millis(500), "{carry:?}");
+        assert!(began.elapsed() >= Duration::from_millis(100), "{carry:?}");
         assert!(matches!(&error, CommError::Stopped { reason, .. } if reason == "rank 9 is gone"), "{error}");
     }
 }

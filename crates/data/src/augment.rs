@@ -107,7 +107,7 @@ pub enum Op {
 
 /// Which image, when: what names the stream of its random choices.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct SampleKey {
     /// The run's seed.
     pub seed: u64,
     /// The epoch.
@@ -116,7 +116,7 @@ pub struct Moment {
     pub sample: usize,
 }
 
-impl Moment {
+impl SampleKey {
     fn random(self) -> Random {
         Random::new(&[AUGMENT, self.seed, self.epoch, self.sample as u64])
     }
@@ -273,10 +273,10 @@ impl Augment {
     ///
     /// # Panics
     /// When `out` has another length, or the image other channels than the list was made for.
-    pub fn apply(&self, scratch: &mut Scratch, moment: Moment, out: &mut [f32]) {
-        let mut random = moment.random();
+    pub fn apply(&self, scratch: &mut Scratch, key: SampleKey, out: &mut [f32]) {
+        let mut random = key.random();
         for op in &self.ops {
-            apply_one(op, scratch, (&mut random, moment), &self.hole);
+            apply_one(op, scratch, (&mut random, key), &self.hole);
         }
         let image = &scratch.image;
         assert_eq!(
@@ -325,7 +325,7 @@ impl Scratch {
     }
 }
 
-fn apply_one(op: &Op, scratch: &mut Scratch, (random, moment): (&mut Random, Moment), hole: &[u8]) {
+fn apply_one(op: &Op, scratch: &mut Scratch, (random, key): (&mut Random, SampleKey), hole: &[u8]) {
     let (rows, columns) = (scratch.image.height, scratch.image.width);
     let whole = Window { top: 0, left: 0, height: rows, width: columns };
     match *op {
@@ -364,7 +364,7 @@ fn apply_one(op: &Op, scratch: &mut Scratch, (random, moment): (&mut Random, Mom
             }
         }
         Op::AlternatingFlip => {
-            if moment.is_mirrored() {
+            if key.is_mirrored() {
                 scratch.image.flip();
             }
         }

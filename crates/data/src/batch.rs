@@ -3,7 +3,7 @@
 use paceline_system::memory;
 
 use crate::DataError;
-use crate::augment::{Augment, Moment, Scratch, View};
+use crate::augment::{Augment, SampleKey, Scratch, View};
 use crate::dataset::{Dataset, SampleKind};
 
 /// Samples laid out for the engine. Of `images`, `views` and `tokens` one is filled.
@@ -68,7 +68,7 @@ impl Batch {
                 self.targets.clear();
                 self.targets
                     .extend(self.samples.iter().map(|&sample| dataset.label(sample).expect("an image has a class")));
-                let view = |&sample: &usize| augment.view([height, width], Moment { seed, epoch, sample });
+                let view = |&sample: &usize| augment.view([height, width], SampleKey { seed, epoch, sample });
                 self.views.extend(self.samples.iter().map(view));
             }
             kind @ SampleKind::Image { .. } => {
@@ -80,7 +80,7 @@ impl Batch {
                 for (at, &sample) in self.samples.iter().enumerate() {
                     self.targets[at] = dataset.read_image(sample, &mut scratch.image)?;
                     let out = &mut self.images[at * length..(at + 1) * length];
-                    augment.apply(scratch, Moment { seed, epoch, sample }, out);
+                    augment.apply(scratch, SampleKey { seed, epoch, sample }, out);
                 }
             }
         }

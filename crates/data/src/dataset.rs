@@ -49,7 +49,7 @@ pub enum SampleKind {
     },
     /// A sequence of tokens, each with the next token as its target.
     Tokens {
-        /// How many.
+        /// Tokens of a sample.
         sequence: usize,
     },
 }

@@ -72,7 +72,7 @@ impl LoaderOptions {
 /// A data set as a stream of batches. Dropping it ends its threads.
 #[derive(Debug)]
 pub struct Loader {
-    shared: Arc<Shared>,
+    shared: Arc<LoaderState>,
     threads: Vec<JoinHandle<()>>,
     order: Order,
     clock: Clock,
@@ -80,7 +80,7 @@ pub struct Loader {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct LoaderState {
     dataset: Arc<Dataset>,
     augment: Augment,
     options: LoaderOptions,
@@ -97,7 +97,7 @@ struct Shared {
 struct Desk {
     /// Counts epochs begun, so that a batch of an abandoned one is not mistaken for one of the next.
     ticket: u64,
-    job: Option<Arc<Job>>,
+    epoch_work: Option<Arc<EpochWork>>,
     /// The next step to be made, and the next to be handed over.
     to_make: usize,
     to_give: usize,
@@ -108,12 +108,13 @@ struct Desk {
     left: usize,
 }
 
+/// The batches of an epoch that are still to be made.
 #[derive(Debug)]
-struct Job {
+struct EpochWork {
     number: u64,
     order: order::Epoch,
     steps: usize,
-    /// What the run calls step 0 of this job.
+    /// What the run calls step 0 of this epoch.
     first_step: usize,
 }
 
@@ -139,7 +140,7 @@ impl Loader {
         let order = Order { seed: options.seed, len: dataset.len(), shuffle: options.shuffle };
         let count = options.threads.max(1);
         let (desk, work, ready) = (Mutex::default(), Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { dataset, augment, options, layout, desk, work, ready });
+        let shared = Arc::new(LoaderState { dataset, augment, options, layout, desk, work, ready });
         let mut loader = Self { shared, threads: Vec::new(), order, clock, waited: Duration::ZERO };
         for number in 0..count {
             let shared = Arc::clone(&loader.shared);
@@ -173,7 +174,7 @@ impl Loader {
         let steps = order.steps(&self.shared.layout);
         let mut desk = self.shared.lock();
         desk.abandon();
-        desk.job = Some(Arc::new(Job { number: epoch, order, steps, first_step }));
+        desk.epoch_work = Some(Arc::new(EpochWork { number: epoch, order, steps, first_step }));
         drop(desk);
         self.shared.work.notify_all();
         Epoch { loader: self, epoch, step: 0, steps, first_step, ahead: None }
@@ -192,7 +193,7 @@ impl Loader {
         if batch.views.is_empty() {
             return Ok(batch);
         }
-        let Shared { dataset, augment, options, .. } = &*self.shared;
+        let LoaderState { dataset, augment, options, .. } = &*self.shared;
         let samples: Vec<u32> = batch.samples.iter().map(|&sample| sample as u32).collect();
         let recipe = Recipe { dataset, augment, seed: options.seed, epoch, views: false };
         batch.fill(&recipe, &samples, &mut Scratch::default())?;
@@ -221,7 +222,7 @@ impl Loader {
     fn wait_for(&self, epoch: u64, step: usize, start: Duration) -> Result<Batch, DataError> {
         let options = &self.shared.options;
         let mut desk = self.shared.lock();
-        let named = step + desk.job.as_ref().map_or(0, |job| job.first_step);
+        let named = step + desk.epoch_work.as_ref().map_or(0, |work| work.first_step);
         loop {
             if let Some(result) = desk.shelf.remove(&step) {
                 desk.to_give = step + 1;
@@ -339,23 +340,23 @@ impl Desk {
     /// Forgets the current epoch; what is being made for it will be recycled.
     fn abandon(&mut self) {
         self.ticket += 1;
-        self.job = None;
+        self.epoch_work = None;
         (self.to_make, self.to_give) = (0, 0);
         let left = std::mem::take(&mut self.shelf);
         self.free.extend(left.into_values().filter_map(Result::ok));
     }
 
-    fn next_job(&mut self, prefetch: usize) -> Option<(Arc<Job>, usize)> {
-        let job = self.job.as_ref()?;
-        if self.to_make == job.steps || self.to_make >= self.to_give + prefetch {
+    fn next_work(&mut self, prefetch: usize) -> Option<(Arc<EpochWork>, usize)> {
+        let work = self.epoch_work.as_ref()?;
+        if self.to_make == work.steps || self.to_make >= self.to_give + prefetch {
             return None;
         }
         self.to_make += 1;
-        Some((Arc::clone(job), self.to_make - 1))
+        Some((Arc::clone(work), self.to_make - 1))
     }
 }
 
-impl Shared {
+impl LoaderState {
     fn lock(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -369,14 +370,14 @@ impl Shared {
         let mut scratch = Scratch::default();
         let mut desk = self.lock();
         while !desk.closed {
-            let Some((job, step)) = desk.next_job(self.prefetch()) else {
+            let Some((work, step)) = desk.next_work(self.prefetch()) else {
                 desk = self.work.wait(desk).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let ticket = desk.ticket;
             let mut batch = desk.free.pop().unwrap_or_default();
             drop(desk);
-            let made = self.make(&job, step, &mut batch, &mut scratch);
+            let made = self.make(&work, step, &mut batch, &mut scratch);
             desk = self.lock();
             match made {
                 _ if desk.ticket != ticket => desk.free.push(batch),
@@ -390,11 +391,11 @@ impl Shared {
     }
 
     /// Makes the batch of one step, and names that step in what can go wrong on the way.
-    fn make(&self, job: &Job, step: usize, batch: &mut Batch, scratch: &mut Scratch) -> Result<(), DataError> {
-        let (epoch, named) = (job.number, job.first_step + step);
+    fn make(&self, work: &EpochWork, step: usize, batch: &mut Batch, scratch: &mut Scratch) -> Result<(), DataError> {
+        let (epoch, named) = (work.number, work.first_step + step);
         let LoaderOptions { seed, views, .. } = self.options;
         let recipe = Recipe { dataset: &self.dataset, augment: &self.augment, seed, epoch, views };
-        let samples = job.order.batch(&self.layout, step);
+        let samples = work.order.batch(&self.layout, step);
         // Unwind safe: after an error nobody reads the batch, and every image is written anew into the scratch.
         let made = catch_unwind(AssertUnwindSafe(|| batch.fill(&recipe, samples, scratch)));
         match made.unwrap_or_else(|panic| Err(DataError::Panicked { epoch, step: named, message: words_of(&*panic) })) {

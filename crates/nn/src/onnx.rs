@@ -56,7 +56,7 @@ pub enum ExportError {
         layer: String,
         /// The operation.
         op: String,
-        /// Why.
+        /// What ONNX does not have.
         reason: String,
     },
 }

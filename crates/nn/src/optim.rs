@@ -120,7 +120,7 @@ impl FromStr for Optimizer {
 /// The elements of one parameter within the flat buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where.
+    /// Its elements in every flat buffer: parameters, gradients, optimizer state.
     pub range: Range<usize>,
     /// Whether weight decay applies, and LARS' own rate: not for biases and normalisation parameters.
     pub decay: bool,

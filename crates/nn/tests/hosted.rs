@@ -12,7 +12,9 @@ use paceline_nn::optim::{self, HyperParameters, Optimizer, Rule};
 use paceline_nn::{Input, Mode, Net, Network, Parameter, State};
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::device::cuda::session::{Blueprint, Ends, Found, Moment, Part, Samples, Session};
+use paceline_tensor::device::cuda::session::{
+    Blueprint, DeviceBindings, DeviceOutput, Part, Samples, Session, StepNumbers,
+};
 use paceline_tensor::device::cuda::{self, Cuda, CudaError};
 use paceline_tensor::execute::{Executor, Pass, Turn};
 use paceline_tensor::plan::{Bucket, Plan, Updates, Wanted};
@@ -110,7 +112,7 @@ struct Trial {
     slots: Vec<Buffer>,
     rule: Rule,
     /// Sums that are applied late, if they were looked at, and the step they belong to.
-    pending: BTreeMap<usize, (Option<Vec<f32>>, Moment)>,
+    pending: BTreeMap<usize, (Option<Vec<f32>>, StepNumbers)>,
 }
 
 fn wanted(network: &Network, setting: &Setting) -> Wanted {
@@ -124,9 +126,9 @@ fn wanted(network: &Network, setting: &Setting) -> Wanted {
     }
 }
 
-fn ends(network: &Network) -> Ends {
+fn ends(network: &Network) -> DeviceBindings {
     let seed = network.gradients.as_ref().map(|(seed, _)| *seed);
-    Ends { x: network.x, targets: network.targets, logits: network.logits, seed }
+    DeviceBindings { x: network.x, targets: network.targets, logits: network.logits, seed }
 }
 
 fn network(mode: Mode, setting: &Setting) -> Network {
@@ -168,10 +170,10 @@ impl Trial {
         Self { setting, session, plan, store, slots, rule, pending: BTreeMap::new() }
     }
 
-    fn moment(&self, step: u64) -> Moment {
+    fn moment(&self, step: u64) -> StepNumbers {
         let moment = optim::Moment { step, learning_rate: RATE * (1.0 + step as f32) };
         let rules = [false, true].map(|decays| self.rule.constants(moment, decays));
-        Moment { pass: Pass { seed: 3, step, ..Pass::default() }, norm_max: self.setting.norm_max, rules }
+        StepNumbers { pass: Pass { seed: 3, step, ..Pass::default() }, norm_max: self.setting.norm_max, rules }
     }
 
     fn fill(&mut self, (images, targets): (&[f32], &[i32]), seed: f32) {
@@ -179,7 +181,7 @@ impl Trial {
     }
 
     /// A step as one graph, its batch in parts if that is the setting.
-    fn step(&mut self, step: u64) -> Found {
+    fn step(&mut self, step: u64) -> DeviceOutput {
         let (moment, (images, targets)) = (self.moment(step), batch(step, self.setting.batch * self.setting.parts));
         let parts = self.setting.parts;
         for part in 0..parts {
@@ -207,7 +209,7 @@ impl Trial {
     }
 
     /// Applies sums, which are the gradients that were fetched.
-    fn apply(&mut self, bucket: usize, sums: Option<Vec<f32>>, moment: &Moment) {
+    fn apply(&mut self, bucket: usize, sums: Option<Vec<f32>>, moment: &StepNumbers) {
         let sums = sums.unwrap_or_else(|| self.session.gradients(bucket).unwrap().to_vec());
         self.session.apply_sums(bucket, &sums, moment).unwrap();
     }
@@ -227,7 +229,7 @@ impl Trial {
     }
 
     /// A step by segments, whose sums are the own gradients.
-    fn hosted_step(&mut self, step: u64, when: When) -> Found {
+    fn hosted_step(&mut self, step: u64, when: When) -> DeviceOutput {
         let (moment, (images, targets)) = (self.moment(step), batch(step, self.setting.batch));
         self.fill((&images, &targets), 1.0);
         self.session.begin_step(&moment).unwrap();
@@ -254,7 +256,7 @@ impl Trial {
     }
 
     /// A step by segments, whose gradients are looked at together, its batch in parts if that is the setting.
-    fn hosted_step_together(&mut self, step: u64) -> Found {
+    fn hosted_step_together(&mut self, step: u64) -> DeviceOutput {
         let (moment, parts) = (self.moment(step), self.setting.parts);
         let (images, targets) = batch(step, self.setting.batch * parts);
         for part in 0..parts {
@@ -324,7 +326,7 @@ const STEPS: u64 = 6;
 /// Compares steps by segments with steps that are one graph.
 fn compare(cuda: &Arc<Cuda>, setting: Setting) {
     let (mut whole, text) = (Trial::new(cuda, setting), format!("{} {}", setting.optimizer.name(), setting.precision));
-    let found: Vec<Found> = (0..STEPS).map(|step| whole.step(step)).collect();
+    let found: Vec<DeviceOutput> = (0..STEPS).map(|step| whole.step(step)).collect();
     let start = whole.store.parameters.to_vec();
     assert!(apart(&start, whole.weights()) > 1e-4, "{text}: weights move");
     for when in [When::AtOnce, When::Late, When::Latest] {
@@ -333,7 +335,7 @@ fn compare(cuda: &Arc<Cuda>, setting: Setting) {
         assert!(hosted.plan.buckets().len() > 3, "several buckets");
         for (step, found) in found.iter().enumerate() {
             let tally = hosted.hosted_step(step as u64, when);
-            let counts = |found: &Found| (found.loss, found.top1, found.top5);
+            let counts = |found: &DeviceOutput| (found.loss, found.top1, found.top5);
             assert_eq!(counts(&tally), counts(found), "{text}, {when:?}, step {step}");
         }
         assert!(hosted.weights() == whole.weights(), "{text}, {when:?}: the same weights");

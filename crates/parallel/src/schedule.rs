@@ -23,10 +23,10 @@ pub struct Expected {
 
 /// How long a message takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pace {
+pub struct LinkSpeed {
     /// Of any message.
     pub latency_s: f64,
-    /// Besides.
+    /// Of each of its elements, besides.
     pub element_s: f64,
 }
 
@@ -43,7 +43,7 @@ pub struct Message {
 ///
 /// # Panics
 /// When a time is not a number.
-pub fn schedule(buckets: &[Expected], pace: Pace) -> Vec<Message> {
+pub fn schedule(buckets: &[Expected], speed: LinkSpeed) -> Vec<Message> {
     let mut by_time: Vec<usize> = (0..buckets.len()).collect();
     by_time.sort_by(|&a, &b| buckets[a].ready_s.total_cmp(&buckets[b].ready_s).then(a.cmp(&b)));
     let mut coming = by_time.into_iter().peekable();
@@ -59,7 +59,7 @@ pub fn schedule(buckets: &[Expected], pace: Pace) -> Vec<Message> {
         let Some(index) = (0..ready.len()).min_by_key(|&index| ready[index]) else { return messages };
         let (_, bucket, done) = ready[index];
         let end = (done + PIECE_ELEMENTS).min(buckets[bucket].elements);
-        now += pace.latency_s + (end - done) as f64 * pace.element_s;
+        now += speed.latency_s + (end - done) as f64 * speed.element_s;
         messages.push(Message { bucket, range: done..end });
         if end == buckets[bucket].elements {
             ready.swap_remove(index);
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const PACE: Pace = Pace { latency_s: 1e-4, element_s: 3.2e-8 };
+    const SPEED: LinkSpeed = LinkSpeed { latency_s: 1e-4, element_s: 3.2e-8 };
 
     fn bucket(ready_s: f64, need: usize, elements: usize) -> Expected {
         Expected { ready_s, need, elements }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn what_is_needed_first_overtakes_what_is_large() {
         // VGG: the classifier's gradient is final first and needed last.
-        let messages = schedule(&[bucket(0.0, 2, 100 << 20), bucket(0.1, 1, 1 << 19), bucket(0.2, 0, 1000)], PACE);
+        let messages = schedule(&[bucket(0.0, 2, 100 << 20), bucket(0.1, 1, 1 << 19), bucket(0.2, 0, 1000)], SPEED);
         let order: Vec<usize> = messages.iter().map(|message| message.bucket).collect();
         let first = order.iter().position(|&bucket| bucket == 1).unwrap();
         let second = order.iter().position(|&bucket| bucket == 2).unwrap();
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn on_a_fast_link_the_order_is_that_of_the_backward_pass() {
-        let pace = Pace { latency_s: 1e-6, element_s: 1e-10 };
-        let messages = schedule(&[bucket(0.1, 2, 1000), bucket(0.2, 1, 1000), bucket(0.3, 0, 1000)], pace);
+        let speed = LinkSpeed { latency_s: 1e-6, element_s: 1e-10 };
+        let messages = schedule(&[bucket(0.1, 2, 1000), bucket(0.2, 1, 1000), bucket(0.3, 0, 1000)], speed);
         assert_eq!(messages.iter().map(|message| message.bucket).collect::<Vec<_>>(), [0, 1, 2]);
     }
 
@@ -103,7 +103,7 @@ mod tests {
             buckets in prop::collection::vec((0.0f64..1.0, 0usize..10, 0usize..3 * PIECE_ELEMENTS), 0..12),
         ) {
             let buckets: Vec<_> = buckets.into_iter().map(|(ready, need, elements)| bucket(ready, need, elements)).collect();
-            let messages = schedule(&buckets, PACE);
+            let messages = schedule(&buckets, SPEED);
             for (index, bucket) in buckets.iter().enumerate() {
                 let mut end = 0;
                 for message in messages.iter().filter(|message| message.bucket == index) {

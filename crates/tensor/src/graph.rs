@@ -77,7 +77,7 @@ pub struct GraphError {
     pub layer: String,
     /// Its operation.
     pub op: String,
-    /// Why.
+    /// What its inputs or attributes do not allow.
     pub message: String,
 }
 

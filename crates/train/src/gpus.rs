@@ -5,7 +5,7 @@
 
 use paceline_comm::{CommError, Communicator, Rank};
 use paceline_data::order::Shard;
-use paceline_tensor::device::cuda::nccl::{self, KEY_BYTES, Key, Seat, version_text};
+use paceline_tensor::device::cuda::nccl::{self, KEY_BYTES, Key, Placement, version_text};
 use paceline_tensor::device::cuda::{Cuda, CudaError};
 
 use crate::compute::Compute;
@@ -83,11 +83,11 @@ impl Card {
     }
 }
 
-/// Tells all ranks this one's card; all cards by rank.
+/// Gathers the cards of all ranks on every rank, by rank.
 ///
 /// # Errors
 /// When another rank, or the way to it, has failed.
-pub fn tell(communicator: &mut Communicator, own: Card) -> Result<Vec<Card>, CommError> {
+pub fn gather_cards(communicator: &mut Communicator, own: Card) -> Result<Vec<Card>, CommError> {
     let mut cards = Vec::with_capacity(communicator.world());
     for rank in 0..communicator.world() {
         let mut bytes = own.to_bytes();
@@ -143,25 +143,30 @@ fn uuid_text(bytes: [u8; 16]) -> String {
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Meets the other ranks: none if this process is alone. Where they will find each other's GPUs, and this rank's seat there.
+/// Meets the other ranks: none if this process is alone. Where they will find each other's GPUs, and this
+/// rank's place there.
 ///
 /// # Errors
 /// When the GPUs cannot train together (a refusal), or another rank, or the way to it, has failed.
-pub fn meet(communicator: Option<&mut Communicator>, cuda: &Cuda, hosts: &[String]) -> Result<(Key, Seat), TrainError> {
+pub fn meet(
+    communicator: Option<&mut Communicator>,
+    cuda: &Cuda,
+    hosts: &[String],
+) -> Result<(Key, Placement), TrainError> {
     let version = nccl::version();
     let Some(communicator) = communicator else {
         version.map_err(refused)?;
-        return Ok((nccl::key().map_err(refused)?, Seat { number: 0, of: 1 }));
+        return Ok((nccl::key().map_err(refused)?, Placement { number: 0, of: 1 }));
     };
     let own = Card { nccl: *version.as_ref().unwrap_or(&0), gpu: cuda.uuid()? };
-    let cards = tell(communicator, own)?;
+    let cards = gather_cards(communicator, own)?;
     // Who has no NCCL itself can say where it was looked for.
     version.map_err(refused)?;
     check(&cards, hosts).map_err(TrainError::Refused)?;
     let (rank, world) = (communicator.rank(), communicator.world());
     let made = if rank == Rank(0) { Some(nccl::key()) } else { None };
     let key = share(communicator, made)?;
-    Ok((key, Seat { number: rank.index(), of: world }))
+    Ok((key, Placement { number: rank.index(), of: world }))
 }
 
 /// Brings rank 0's key to all ranks, or the news that it has none. `made` is rank 0's.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use paceline_data::augment::{Augment, Moment, Op, Scratch};
+use paceline_data::augment::{Augment, Op, SampleKey, Scratch};
 use paceline_data::batch::Batch;
 use paceline_data::decode::{DecodeLimits, decode_image};
 use paceline_data::pixels::Pixels;
@@ -110,7 +110,7 @@ impl Predictor {
         }
         let mut batch = Batch { targets: vec![0], size: 1, ..Batch::default() };
         batch.images.resize(self.card.input.iter().product(), 0.0);
-        self.augment.apply(&mut self.scratch, Moment { seed: 0, epoch: 0, sample: 0 }, &mut batch.images);
+        self.augment.apply(&mut self.scratch, SampleKey { seed: 0, epoch: 0, sample: 0 }, &mut batch.images);
         let (logits, _) = self.replica.evaluate(&batch)?;
         let guess = |(class, probability): (usize, f64)| Guess {
             class,

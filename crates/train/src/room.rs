@@ -58,7 +58,7 @@ impl Processes {
 pub struct Candidate<'a> {
     /// What is trained.
     pub model: &'a dyn Model,
-    /// How.
+    /// The configuration it is trained with.
     pub config: &'a Config,
     /// What one sample looks like.
     pub input: Input,

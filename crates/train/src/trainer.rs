@@ -245,7 +245,7 @@ impl Trainer {
         let mut evaluation = None;
         loop {
             let ended = if self.journal.awaits_evaluation() { None } else { self.epoch()? };
-            self.journal.tell_damage(&self.train.dataset().damaged())?;
+            self.journal.record_damage(&self.train.dataset().damaged())?;
             self.settle()?;
             if let Some(reason) = ended {
                 self.journal.save(&mut self.replica, false)?;
@@ -303,7 +303,7 @@ impl Trainer {
             let Some(stepped) = stepped else { return Ok(None) };
             let Stepped { event, tally, not_finite } = stepped;
             if let Some((batch, what)) = not_finite {
-                journal.tell(event)?;
+                journal.record(event)?;
                 drop(epoch);
                 let batch = train.with_images(done / per_epoch, batch)?;
                 return Err(not_a_number(replica, &batch, what, journal));

@@ -115,8 +115,8 @@ fn one_of_two(mut communicator: Communicator, parts: usize, limits: &Limits) -> 
     assert!(replica.buckets().len() >= 2, "sums overlap with the backward pass");
     let mut key = if rank == 0 { nccl::key().unwrap() } else { [0; nccl::KEY_BYTES] };
     communicator.broadcast_bytes(Rank(0), &mut key).unwrap();
-    let seat = nccl::Seat { number: rank, of: 2 };
-    replica.engine.cuda_mut().unwrap().take_seat(key, seat, limits).unwrap_or_else(|error| panic!("{error}"));
+    let placement = nccl::Placement { number: rank, of: 2 };
+    replica.engine.cuda_mut().unwrap().join_group(key, placement, limits).unwrap_or_else(|error| panic!("{error}"));
     let (shape, options, clock) = (Shape::default(), agree::Options::default(), Clock::real());
     let roles = Roles { workers: 2, servers: 0 };
     let join = Join { communicator, urgent: None, roles, shape: &shape, options, deadline: LONG, clock };

@@ -20,7 +20,7 @@ use crate::membership::{Action, Event, Limits, Membership, Verdict};
 use crate::message::Message;
 use crate::notice::{Log, Refusals};
 use crate::phase::Progress;
-use crate::rendezvous::{Seat, door::Door};
+use crate::rendezvous::{JoinOptions, door::Door};
 use crate::table::{Entry, Table};
 
 /// Messages of one peer that are handled before the others have their turn.
@@ -61,20 +61,20 @@ pub(super) struct Desk {
 
 impl Desk {
     fn new(
-        seat: &Seat,
+        options: &JoinOptions,
         membership: Membership,
         woken: UnixStream,
         shared: Arc<Shared>,
         commands: Receiver<Command>,
     ) -> Self {
-        let world = seat.member.world;
+        let world = options.member.world;
         Self {
-            me: seat.member.rank,
+            me: options.member.rank,
             world,
-            run: seat.run,
-            config: seat.config.clone(),
-            identity: seat.identity(),
-            limits: seat.limits,
+            run: options.run,
+            config: options.config.clone(),
+            identity: options.identity(),
+            limits: options.limits,
             clock: Clock::real(),
             membership,
             connections: (0..world).map(|_| None).collect(),
@@ -86,34 +86,34 @@ impl Desk {
             commands,
             shared,
             progress: Progress::default(),
-            stop: seat.stop.clone(),
-            log: seat.log.clone(),
+            stop: options.stop.clone(),
+            log: options.log.clone(),
             refusals: Refusals::default(),
             beat_next: Duration::ZERO,
         }
     }
 
     pub(super) fn hub(
-        seat: &Seat,
+        options: &JoinOptions,
         door: Door,
         data: Option<SocketAddr>,
         woken: UnixStream,
         shared: Arc<Shared>,
         commands: Receiver<Command>,
     ) -> Self {
-        let mut entry = seat.entry(data);
+        let mut entry = options.entry(data);
         if let Some(address) = door.address() {
             entry.seen_from(address);
         }
-        let membership = Membership::hub(seat.member.world, &entry.host, seat.limits, Duration::ZERO);
-        let mut desk = Self::new(seat, membership, woken, shared, commands);
+        let membership = Membership::hub(options.member.world, &entry.host, options.limits, Duration::ZERO);
+        let mut desk = Self::new(options, membership, woken, shared, commands);
         desk.entries[0] = Some(entry);
         desk.door = Some(door);
         desk
     }
 
     pub(super) fn spoke(
-        seat: &Seat,
+        options: &JoinOptions,
         connection: Connection,
         table: &Table,
         woken: UnixStream,
@@ -121,8 +121,8 @@ impl Desk {
         commands: Receiver<Command>,
     ) -> Self {
         let hosts = table.entries().iter().map(|entry| entry.host.clone()).collect();
-        let membership = Membership::spoke(seat.member.rank, hosts, seat.limits, Duration::ZERO);
-        let mut desk = Self::new(seat, membership, woken, shared, commands);
+        let membership = Membership::spoke(options.member.rank, hosts, options.limits, Duration::ZERO);
+        let mut desk = Self::new(options, membership, woken, shared, commands);
         desk.connections[0] = Some(connection);
         desk
     }
@@ -139,8 +139,8 @@ impl Desk {
         while !self.membership.ended() {
             self.sleep();
             self.greet();
-            self.hear_joins();
-            self.hear();
+            self.receive_joins();
+            self.receive();
             self.obey();
             self.beat();
             self.feed(Event::Tick);
@@ -189,7 +189,7 @@ impl Desk {
     }
 
     /// Ranks that greeted say where they are and what they are going to do.
-    fn hear_joins(&mut self) {
+    fn receive_joins(&mut self) {
         let now = self.clock.now();
         for (rank, mut connection, until) in std::mem::take(&mut self.joining) {
             match connection.pull(self.world) {
@@ -232,12 +232,12 @@ impl Desk {
     }
 
     /// What the members say.
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         for rank in std::mem::take(&mut self.talking) {
             for _ in 0..TURN_MAX {
                 let Some(connection) = &mut self.connections[rank.index()] else { break };
                 match connection.pull(self.world) {
-                    Ok(Some(message)) => self.heard(rank, message),
+                    Ok(Some(message)) => self.handle(rank, message),
                     Ok(None) => break,
                     Err(why) => self.lose(rank, why),
                 }
@@ -245,9 +245,14 @@ impl Desk {
         }
     }
 
-    fn heard(&mut self, rank: Rank, message: Message) {
+    fn handle(&mut self, rank: Rank, message: Message) {
         match message {
-            Message::Beat { position } => self.feed(Event::Beat { rank, position }),
+            Message::Beat { position } => {
+                self.feed(Event::Beat { rank, position });
+                self.shared.change(|state| {
+                    state.positions.insert(rank, position);
+                });
+            }
             Message::Goodbye => self.feed(Event::Goodbye { rank }),
             Message::Failed { why, suspect } => self.feed(Event::Failed { rank, why, suspect: suspect.map(Rank) }),
             Message::Ended { verdict } => self.feed(Event::Told(verdict)),

@@ -84,7 +84,7 @@ impl fmt::Display for Verdict {
 /// Somebody is late, and the run goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Late {
-    /// Who.
+    /// The rank that is late.
     pub rank: Rank,
     /// Its host.
     pub host: String,

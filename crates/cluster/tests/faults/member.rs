@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use paceline_cluster::launch::{Ended, Output, child, group, local::Local};
 use paceline_cluster::spec::{Variables, from_environment};
-use paceline_cluster::{ClusterError, Limits, Log, Phase, Seat, join};
+use paceline_cluster::{ClusterError, JoinOptions, Limits, Log, Phase, join};
+use paceline_comm::Rank;
 use paceline_system::clock::{self, Clock};
 use paceline_system::{host, signal};
 
@@ -35,14 +36,28 @@ fn take_part(variables: &Variables) -> Result<(), ClusterError> {
         ..Limits::default()
     };
     let log = Log::new(|notice| println!("log: {}", notice.text));
-    let seat = Seat { limits, log, interrupt: interrupt.clone(), ..Seat::new(member, token, "same = true".into()) };
-    let control = join(seat, |_| Ok(None))?;
+    let options = JoinOptions {
+        limits,
+        log,
+        interrupt: interrupt.clone(),
+        ..JoinOptions::new(member, token, "same = true".into())
+    };
+    let control = join(options, |_| Ok(None))?;
     println!("joined");
     let (clock, length) = (Clock::real(), milliseconds(variables, "MEMBER_US", 60_000));
-    let mut step = 0;
+    // Those whose heartbeats come here.
+    let mut silent: Vec<Rank> = (0..control.table().entries().len()).map(Rank::at).collect();
+    silent.retain(|rank| *rank != control.rank() && (control.rank() == Rank(0) || *rank == Rank(0)));
+    let (mut step, mut said) = (0, false);
     while clock.now() < length && control.stop().reason().is_none() && !interrupt.requested() {
         control.progress().enter(Phase::Exchange, step);
         step += 1;
+        silent.retain(|rank| control.position_of(*rank).is_none_or(|position| position.phase != Phase::Exchange));
+        if silent.is_empty() && !said {
+            println!("all step");
+            said = true;
+        }
+        // What a step takes.
         clock::sleep(Duration::from_millis(5));
     }
     if let Some(reason) = control.stop().reason() {

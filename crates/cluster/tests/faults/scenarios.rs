@@ -42,15 +42,15 @@ fn others(world: usize, culprit: usize) -> Vec<usize> {
     (0..world).filter(|rank| *rank != culprit).collect()
 }
 
-/// Members take their first steps, so that there is a step to name.
-fn warm_up() {
-    std::thread::sleep(Duration::from_millis(700));
+/// Heartbeats have carried every member's first steps to those who will name it.
+fn warm_up(members: &[Process]) {
+    members.iter().for_each(|member| member.says("all step", SOON));
 }
 
 pub fn killed(repetition: usize, mark: &str) {
     let (world, culprit) = (2 + repetition % 3, repetition % 2);
     let mut members = Run::new(world, mark).start_all(&[]);
-    warm_up();
+    warm_up(&members);
     let struck = Instant::now();
     tell(members[culprit].pid(), Tell::Kill);
     survivors_name(&mut members, culprit, struck, &others(world, culprit));
@@ -60,7 +60,7 @@ pub fn killed(repetition: usize, mark: &str) {
 pub fn stopped(repetition: usize, mark: &str) {
     let (world, culprit) = (3, repetition % 3);
     let mut members = Run::new(world, mark).start_all(&[]);
-    warm_up();
+    warm_up(&members);
     let struck = Instant::now();
     tell(members[culprit].pid(), Tell::Stop);
     survivors_name(&mut members, culprit, struck, &others(world, culprit));
@@ -84,7 +84,7 @@ fn through_proxy(mark: &str) -> (Vec<Process>, Proxy) {
     first.says("listens", SOON);
     let members = vec![first, run.start(1, &[("MASTER_PORT", proxy.port.to_string())]), run.start(2, &[])];
     members.iter().for_each(|member| member.says("joined", Duration::from_secs(20)));
-    warm_up();
+    warm_up(&members);
     (members, proxy)
 }
 
@@ -127,6 +127,7 @@ pub fn full_socket_buffer(_: usize, mark: &str) {
     while !hub.said().contains("error: ") && Instant::now() < until {
         // Once the hub has given up on it, the connection is gone.
         let _ = framed.send(1, beat, &talk, &wait);
+        // The pause between two heartbeats.
         std::thread::sleep(Duration::from_millis(50));
     }
     for member in [&mut hub, &mut other] {
@@ -273,7 +274,7 @@ pub fn launcher_interrupted(_: usize, mark: &str) {
 
 pub fn launched_killed(_: usize, mark: &str) {
     let (mut launcher, members) = launched(mark);
-    warm_up();
+    ["[0] all step", "[1] all step"].iter().for_each(|words| launcher.says(words, SOON));
     let victim = members[1];
     tell(victim, Tell::Kill);
     assert_eq!(launcher.ends(SOON).code(), Some(1));

@@ -21,11 +21,12 @@ struct Bell {
 #[derive(Debug, Default)]
 struct Groups {
     contexts: AtomicU64,
-    open: Mutex<HashMap<u64, (Arc<Shared>, usize)>>,
+    open: Mutex<HashMap<u64, (Arc<ThreadWorld>, usize)>>,
 }
 
+/// What the ranks of a world of threads share.
 #[derive(Debug)]
-struct Shared {
+struct ThreadWorld {
     world: usize,
     groups: Arc<Groups>,
     /// Row: from, column: to.
@@ -40,7 +41,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl ThreadWorld {
     fn new(world: usize, groups: Arc<Groups>) -> Arc<Self> {
         Arc::new(Self {
             world,
@@ -65,13 +66,13 @@ impl Shared {
 #[derive(Debug)]
 pub struct Port {
     rank: usize,
-    shared: Arc<Shared>,
+    shared: Arc<ThreadWorld>,
     heard: u64,
 }
 
 /// The ends of a world of threads, by rank.
 pub fn mesh(world: usize) -> Vec<Port> {
-    let shared = Shared::new(world, Arc::default());
+    let shared = ThreadWorld::new(world, Arc::default());
     (0..world).map(|rank| Port { rank, shared: Arc::clone(&shared), heard: 0 }).collect()
 }
 
@@ -95,7 +96,7 @@ impl Port {
     pub(super) fn group(&self, members: &[Rank], context: u64) -> Self {
         let rank = members.iter().position(|&member| member == self.rank()).expect("this rank is a member");
         let mut open = lock(&self.shared.groups.open);
-        let new = || (Shared::new(members.len(), Arc::clone(&self.shared.groups)), 0);
+        let new = || (ThreadWorld::new(members.len(), Arc::clone(&self.shared.groups)), 0);
         let (shared, came) = open.entry(context).or_insert_with(new);
         *came += 1;
         let (shared, whole) = (Arc::clone(shared), *came == members.len());

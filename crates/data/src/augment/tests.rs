@@ -8,25 +8,25 @@ fn numbered(height: usize, width: usize) -> Pixels {
     Pixels { height, width, channels: 3, data: (0..height * width * 3).map(|at| (at % 251) as u8).collect() }
 }
 
-fn apply(ops: Vec<Op>, image: &Pixels, moment: Moment) -> Vec<f32> {
+fn apply(ops: Vec<Op>, image: &Pixels, key: SampleKey) -> Vec<f32> {
     let augment = Augment::new(ops).unwrap();
     let kind = SampleKind::Image { height: image.height, width: image.width, channels: 3 };
     let mut out = vec![f32::NAN; augment.output(kind).unwrap().iter().product()];
     let mut scratch = Scratch { image: image.clone(), ..Scratch::default() };
-    augment.apply(&mut scratch, moment, &mut out);
+    augment.apply(&mut scratch, key, &mut out);
     out
 }
 
-fn moment(epoch: u64, sample: usize) -> Moment {
-    Moment { seed: 5, epoch, sample }
+fn key(epoch: u64, sample: usize) -> SampleKey {
+    SampleKey { seed: 5, epoch, sample }
 }
 
 #[test]
 fn choices_are_a_function_of_seed_epoch_and_sample() {
     let image = numbered(32, 32);
     let ops = || vec![Op::RandomCrop { pad: 4 }, Op::HorizontalFlip, PLAIN()];
-    assert_eq!(apply(ops(), &image, moment(1, 7)), apply(ops(), &image, moment(1, 7)));
-    let versions: Vec<_> = (0..40).map(|at| apply(ops(), &image, moment(at / 8, at as usize % 8))).collect();
+    assert_eq!(apply(ops(), &image, key(1, 7)), apply(ops(), &image, key(1, 7)));
+    let versions: Vec<_> = (0..40).map(|at| apply(ops(), &image, key(at / 8, at as usize % 8))).collect();
     let distinct = (1..40).filter(|&at| versions[..at].iter().all(|earlier| *earlier != versions[at])).count();
     assert!(distinct > 30, "{distinct} of 39 differ from all earlier ones");
 }
@@ -35,7 +35,7 @@ fn choices_are_a_function_of_seed_epoch_and_sample() {
 fn normalise_is_the_textbook_formula() {
     let image = Pixels { height: 1, width: 2, channels: 3, data: vec![0, 255, 51, 102, 1, 254] };
     let (mean, std) = (vec![0.5, 0.25, 0.1], vec![0.5, 0.2, 0.3]);
-    let out = apply(vec![Op::Normalise { mean: mean.clone(), std: std.clone() }], &image, moment(0, 0));
+    let out = apply(vec![Op::Normalise { mean: mean.clone(), std: std.clone() }], &image, key(0, 0));
     for (at, value) in out.iter().enumerate() {
         let expected = (f32::from(image.data[at]) / 255.0 - mean[at % 3]) / std[at % 3];
         assert_eq!(value.to_bits(), expected.to_bits());
@@ -49,7 +49,7 @@ fn random_crops_reach_every_corner_and_stay_within_the_padding() {
     image.data[(4 * 9 + 4) * 3] = 255;
     let mut places = std::collections::BTreeSet::new();
     for sample in 0..2000 {
-        let out = apply(vec![Op::RandomCrop { pad: 2 }, PLAIN()], &image, moment(0, sample));
+        let out = apply(vec![Op::RandomCrop { pad: 2 }, PLAIN()], &image, key(0, sample));
         let at = out.iter().position(|&value| value == 1.0).expect("the dot is never cropped away") / 3;
         places.insert((at / 9, at % 9));
     }
@@ -60,18 +60,18 @@ fn random_crops_reach_every_corner_and_stay_within_the_padding() {
 #[test]
 fn half_of_the_images_are_flipped() {
     let image = numbered(2, 4);
-    let straight = apply(vec![PLAIN()], &image, moment(0, 0));
+    let straight = apply(vec![PLAIN()], &image, key(0, 0));
     let ops = || vec![Op::HorizontalFlip, PLAIN()];
-    let flipped = (0..1000).filter(|&sample| apply(ops(), &image, moment(0, sample)) != straight).count();
+    let flipped = (0..1000).filter(|&sample| apply(ops(), &image, key(0, sample)) != straight).count();
     assert!((430..570).contains(&flipped), "{flipped}");
 }
 
 #[test]
 fn a_centre_crop_takes_the_middle_and_pads_small_images() {
     let image = Pixels { height: 1, width: 5, channels: 3, data: (0..15).collect() };
-    let out = apply(vec![Op::CentreCrop { height: 1, width: 3 }, PLAIN()], &image, moment(0, 0));
+    let out = apply(vec![Op::CentreCrop { height: 1, width: 3 }, PLAIN()], &image, key(0, 0));
     assert_eq!(out[0], 3.0 / 255.0);
-    let out = apply(vec![Op::CentreCrop { height: 3, width: 5 }, PLAIN()], &image, moment(0, 0));
+    let out = apply(vec![Op::CentreCrop { height: 3, width: 5 }, PLAIN()], &image, key(0, 0));
     assert_eq!((out[1], out[16], out[31]), (0.0, 1.0 / 255.0, 0.0));
 }
 
@@ -80,7 +80,7 @@ fn a_random_resized_crop_works_on_any_image() {
     for (height, width) in [(1, 1), (1, 300), (300, 1), (224, 224), (50, 90)] {
         for sample in 0..50 {
             let crop = Op::RandomResizedCrop { height: 8, width: 8, scale: [0.08, 1.0], ratio: [0.75, 4.0 / 3.0] };
-            let out = apply(vec![crop, PLAIN()], &numbered(height, width), moment(0, sample));
+            let out = apply(vec![crop, PLAIN()], &numbered(height, width), key(0, sample));
             assert!(out.iter().all(|value| (0.0..=1.0).contains(value)));
         }
     }
@@ -97,7 +97,7 @@ fn the_shorter_side_of_a_strip_is_resized_without_a_huge_image() {
         let augment = Augment::new(ops).unwrap();
         let mut scratch = Scratch { image: strip, ..Scratch::default() };
         let mut out = vec![f32::NAN; 224 * 224 * 3];
-        augment.apply(&mut scratch, moment(0, 0), &mut out);
+        augment.apply(&mut scratch, key(0, 0), &mut out);
         assert!(out.iter().all(|&value| value > 0.5), "{out:?}");
         assert!(scratch.image.data.capacity().max(scratch.next.data.capacity()) < 1 << 20);
     }
@@ -148,7 +148,7 @@ fn presets_bring_every_set_to_the_asked_size() {
                 assert_eq!(augment.output(info.kind), Some(expected), "{:?}", augment.ops());
                 let mut scratch = Scratch::default();
                 scratch.image.reshape(height, width, channels);
-                augment.apply(&mut scratch, moment(0, 0), &mut vec![0.0; expected.iter().product()]);
+                augment.apply(&mut scratch, key(0, 0), &mut vec![0.0; expected.iter().product()]);
                 assert!(info.source != Source::Folder || augment.fixes_size());
             }
         }
@@ -181,9 +181,9 @@ fn a_view_says_what_applying_does() {
         let augment = Augment::new(ops.clone()).unwrap();
         assert!(augment.is_view() && augment.output(kind) == Some([9, 7, 3]));
         for sample in 0..200 {
-            let moment = moment(2, sample);
+            let key = key(2, sample);
             let [_, top, left, mirrored, first_row, first_column, last_row, last_column] =
-                augment.view([9, 7], moment).words();
+                augment.view([9, 7], key).words();
             let value = |(row, column, channel): (i32, i32, usize)| {
                 let hole = (first_row..last_row).contains(&row) && (first_column..last_column).contains(&column);
                 let mut at = (row + top, if mirrored & 1 == 1 { 6 - column } else { column } + left);
@@ -202,7 +202,7 @@ fn a_view_says_what_applying_does() {
             let pixels = (0..9).flat_map(|row| (0..7).map(move |column| (row, column)));
             let looked: Vec<f32> =
                 pixels.flat_map(|(row, column)| (0..3).map(move |channel| (row, column, channel))).map(value).collect();
-            assert_eq!(looked, apply(ops.clone(), &image, moment), "{ops:?}, sample {sample}");
+            assert_eq!(looked, apply(ops.clone(), &image, key), "{ops:?}, sample {sample}");
         }
     }
     let resized = Augment::new(vec![Op::HorizontalFlip, Op::Resize { height: 4, width: 4 }, normalise()]).unwrap();
@@ -214,7 +214,7 @@ fn a_view_says_what_applying_does() {
 #[test]
 fn an_alternating_image_is_mirrored_in_every_other_epoch() {
     let image = numbered(3, 4);
-    let seen = |epoch, sample| apply(vec![Op::AlternatingFlip, PLAIN()], &image, moment(epoch, sample));
+    let seen = |epoch, sample| apply(vec![Op::AlternatingFlip, PLAIN()], &image, key(epoch, sample));
     let first: Vec<_> = (0..32).map(|sample| seen(0, sample)).collect();
     assert!(first.iter().any(|image| *image != first[0]), "not all begin alike");
     for (sample, first) in first.iter().enumerate() {
@@ -229,7 +229,7 @@ fn a_hole_is_a_square_of_the_mean_colour() {
     let ops = vec![Op::Cutout { side: 3 }, Op::Normalise { mean: vec![0.2; 3], std: vec![1.0; 3] }];
     let mut areas = std::collections::BTreeSet::new();
     for sample in 0..500 {
-        let out = apply(ops.clone(), &image, moment(0, sample));
+        let out = apply(ops.clone(), &image, key(0, sample));
         areas.insert(out.iter().filter(|value| value.abs() < 1e-3).count() / 3);
     }
     assert_eq!(areas.into_iter().collect::<Vec<_>>(), [4, 6, 9], "whole, cut by an edge, cut by a corner");

@@ -1,7 +1,7 @@
 //! What an augmentation comes to that only moves whole pixels and paints some over: numbers instead of an image, for a device that has the
 //! images and looks at them itself.
 
-use super::{Augment, Moment, Op, shift, square};
+use super::{Augment, Op, SampleKey, shift, square};
 use crate::pixels::Window;
 
 /// How an image of a set is looked at. The pixel at (row, column) of the result is the one at (row + `top`, column + `left`) of the image,
@@ -60,10 +60,10 @@ impl Augment {
     ///
     /// # Panics
     /// When it does more than a view: see [`Augment::is_view`].
-    pub fn view(&self, [height, width]: [usize; 2], moment: Moment) -> View {
+    pub fn view(&self, [height, width]: [usize; 2], key: SampleKey) -> View {
         assert!(self.is_view(), "{:?} do more than a view", self.ops);
-        let mut random = moment.random();
-        let mut view = View { sample: moment.sample, top: 0, left: 0, mirrored: false, reflected: false, hole: None };
+        let mut random = key.random();
+        let mut view = View { sample: key.sample, top: 0, left: 0, mirrored: false, reflected: false, hole: None };
         for op in &self.ops {
             match *op {
                 Op::RandomCrop { pad } => (view.top, view.left) = shift(pad, &mut random),
@@ -71,7 +71,7 @@ impl Augment {
                     (view.top, view.left) = shift(pad, &mut random);
                     view.reflected = true;
                 }
-                Op::AlternatingFlip => view.mirrored = moment.is_mirrored(),
+                Op::AlternatingFlip => view.mirrored = key.is_mirrored(),
                 Op::HorizontalFlip => view.mirrored = random.chance(0.5),
                 Op::Cutout { side } => view.hole = Some(square(side, height, width, &mut random)),
                 _ => {}

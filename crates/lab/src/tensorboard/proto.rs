@@ -88,7 +88,7 @@ pub struct Tensor {
     /// [`DT_STRING`].
     #[prost(int32, tag = "1")]
     pub dtype: i32,
-    /// How many.
+    /// How many strings, as a shape of one dim.
     #[prost(message, optional, tag = "2")]
     pub tensor_shape: Option<Shape>,
     /// The strings.

@@ -8,12 +8,12 @@
 use paceline_comm::{CommError, Communicator, Rank, RegisteredBuffer};
 use paceline_system::clock::Clock;
 
-use super::courier::{Answer, Courier, CourierOptions, Ends, Job};
+use super::courier::{Reply, Courier, CourierOptions, Channel, Request};
 use super::shares::Shares;
 use super::{
     Agreement, BucketShape, Demands, Join, Protocol, Recipe, Settled, Shape, StepReport, Target, Wait,
 };
-use crate::schedule::{Expected, Message, Pace, schedule};
+use crate::schedule::{Expected, Message, LinkSpeed, schedule};
 use crate::squeeze::{self, Codec, Segment};
 
 /// What the command line offers.
@@ -69,7 +69,7 @@ impl Recipe for AllReduce {
             clock: clock.clone(),
         };
         let courier = CourierOptions { rank, phase: "all-reduce", deadline, clock };
-        let courier = Courier::start(courier, memory?, move |ends| carrier.run(ends))?;
+        let courier = Courier::start(courier, memory?, move |channel| carrier.run(channel))?;
         Ok(Box::new(Worker { courier, world, urgent, protocol }))
     }
 }
@@ -156,40 +156,40 @@ struct Step {
 }
 
 impl Carrier {
-    /// Carries steps until there are no more jobs.
-    fn run(&mut self, ends: &Ends) -> Result<(), CommError> {
-        let at_once = Pace { latency_s: 0.0, element_s: 0.0 };
+    /// Carries steps until there are no more requests.
+    fn run(&mut self, channel: &Channel) -> Result<(), CommError> {
+        let at_once = LinkSpeed { latency_s: 0.0, element_s: 0.0 };
         let order = schedule(&self.expected(|bucket| bucket.ready_after as f64), at_once);
         let buckets = self.buckets.iter().map(|_| None).collect();
         let mut step = Step { order, next: 0, buckets, carried: (0, 0.0) };
-        while let Ok(job) = ends.jobs.recv() {
-            match job {
-                Job::Reorder(ready) => step.order = self.reorder(ready, step.carried)?,
-                Job::Report(report) => {
+        while let Ok(request) = channel.requests.recv() {
+            match request {
+                Request::Reorder(ready) => step.order = self.reorder(ready, step.carried)?,
+                Request::Report(report) => {
                     let mut words = report.to_words();
                     self.communicator.all_reduce(&mut words)?;
-                    ends.answer(Answer::Total(StepReport::from_words(words)));
+                    channel.reply(Reply::Total(StepReport::from_words(words)));
                     (step.next, step.carried) = (0, (0, 0.0));
                 }
-                Job::Sum(mut numbers) => {
+                Request::Sum(mut numbers) => {
                     self.communicator.all_reduce(&mut numbers)?;
-                    ends.answer(Answer::Numbers(numbers));
+                    channel.reply(Reply::Numbers(numbers));
                 }
-                Job::Broadcast(mut numbers) => {
+                Request::Broadcast(mut numbers) => {
                     self.communicator.broadcast(Rank(0), &mut numbers)?;
-                    ends.answer(Answer::Numbers(numbers));
+                    channel.reply(Reply::Numbers(numbers));
                 }
-                Job::Optimizer(state) => ends.answer(Answer::Optimizer(state)),
-                Job::Weights(weights) => ends.answer(Answer::Numbers(weights)),
-                Job::Bucket(bucket, memory) => step.buckets[bucket] = Some(memory),
+                Request::Optimizer(state) => channel.reply(Reply::Optimizer(state)),
+                Request::Weights(weights) => channel.reply(Reply::Numbers(weights)),
+                Request::Bucket(bucket, memory) => step.buckets[bucket] = Some(memory),
             }
-            while self.carry(&mut step, ends)? {}
+            while self.carry(&mut step, channel)? {}
         }
         Ok(())
     }
 
     /// Carries the next message if its bucket is there; whether it was.
-    fn carry(&mut self, step: &mut Step, ends: &Ends) -> Result<bool, CommError> {
+    fn carry(&mut self, step: &mut Step, channel: &Channel) -> Result<bool, CommError> {
         let Some(Message { bucket, range }) = step.order.get(step.next) else { return Ok(false) };
         let Some(memory) = &mut step.buckets[*bucket] else { return Ok(false) };
         let start = self.clock.seconds();
@@ -202,7 +202,7 @@ impl Carrier {
         if range.end == self.buckets[*bucket].elements
             && let Some(memory) = step.buckets[*bucket].take()
         {
-            ends.answer(Answer::Bucket(*bucket, memory));
+            channel.reply(Reply::Bucket(*bucket, memory));
         }
         Ok(true)
     }
@@ -224,6 +224,6 @@ impl Carrier {
         let element_s = f64::from(times.pop().unwrap_or(0.0));
         let mut expected = self.expected(|_| 0.0);
         expected.iter_mut().zip(times).for_each(|(expected, time)| expected.ready_s = f64::from(time));
-        Ok(schedule(&expected, Pace { latency_s: 0.0, element_s }))
+        Ok(schedule(&expected, LinkSpeed { latency_s: 0.0, element_s }))
     }
 }

@@ -18,7 +18,7 @@ use super::{StepReport, Wait};
 const MEASURED_STEPS: u64 = 3;
 
 /// What the carrying thread is given.
-pub(super) enum Job {
+pub(super) enum Request {
     /// A step begins: reports to be added up over all workers.
     Report(StepReport),
     /// Final gradients.
@@ -36,7 +36,7 @@ pub(super) enum Job {
 }
 
 /// What it gives back.
-pub(super) enum Answer {
+pub(super) enum Reply {
     Total(StepReport),
     Bucket(usize, RegisteredBuffer),
     Numbers(Vec<f32>),
@@ -44,16 +44,17 @@ pub(super) enum Answer {
     Failed(CommError),
 }
 
-/// The carrying thread's ends.
-pub(super) struct Ends {
-    pub jobs: Receiver<Job>,
-    pub answers: SyncSender<Answer>,
+/// The carrying thread's ends of both queues.
+pub(super) struct Channel {
+    pub requests: Receiver<Request>,
+    pub replies: SyncSender<Reply>,
 }
 
-impl Ends {
-    /// Gives something back. Nobody listens any more if the replica is gone; then the next job does not come either.
-    pub fn answer(&self, answer: Answer) {
-        let _ = self.answers.send(answer);
+impl Channel {
+    /// Gives something back. Nobody listens any more if the replica is gone; then the next request does not
+    /// come either.
+    pub fn reply(&self, reply: Reply) {
+        let _ = self.replies.send(reply);
     }
 }
 
@@ -70,7 +71,7 @@ pub(super) struct CourierOptions {
     pub rank: Rank,
     /// The name in errors, and the thread's.
     pub phase: &'static str,
-    /// How long to wait for an answer.
+    /// How long to wait for a reply.
     pub deadline: Duration,
     pub clock: Clock,
 }
@@ -86,8 +87,8 @@ pub(super) struct Courier {
     /// Memory for numbers that are added up: used again and again.
     spare: Vec<f32>,
     optimizer: Option<Vec<Vec<f32>>>,
-    jobs: Option<SyncSender<Job>>,
-    answers: Receiver<Answer>,
+    requests: Option<SyncSender<Request>>,
+    replies: Receiver<Reply>,
     thread: Option<JoinHandle<()>>,
     deadline: Duration,
     clock: Clock,
@@ -100,20 +101,20 @@ pub(super) struct Courier {
 }
 
 impl Courier {
-    /// Starts the thread: `carry` takes jobs until there are no more.
+    /// Starts the thread: `carry` takes requests until there are no more.
     pub fn start(
         CourierOptions { rank, phase, deadline, clock }: CourierOptions,
         memory: Vec<RegisteredBuffer>,
-        carry: impl FnOnce(&Ends) -> Result<(), CommError> + Send + 'static,
+        carry: impl FnOnce(&Channel) -> Result<(), CommError> + Send + 'static,
     ) -> Result<Self, CommError> {
         // A step has its numbers and its buckets; a new order goes with them.
         let bound = memory.len() + 2;
-        let ((jobs, job_ends), (answer_ends, answers)) = (sync_channel(bound), sync_channel(bound));
+        let ((requests, request_end), (reply_end, replies)) = (sync_channel(bound), sync_channel(bound));
         let ready = vec![0.0; memory.len()];
-        let ends = Ends { jobs: job_ends, answers: answer_ends };
+        let channel = Channel { requests: request_end, replies: reply_end };
         let body = move || {
-            if let Err(error) = carry(&ends) {
-                ends.answer(Answer::Failed(error));
+            if let Err(error) = carry(&channel) {
+                channel.reply(Reply::Failed(error));
             }
         };
         let thread =
@@ -126,8 +127,8 @@ impl Courier {
             numbers: None,
             spare: Vec::new(),
             optimizer: None,
-            jobs: Some(jobs),
-            answers,
+            requests: Some(requests),
+            replies,
             thread: Some(thread),
             deadline,
             began: clock.seconds(),
@@ -144,12 +145,12 @@ impl Courier {
 
     pub fn begin_step(&mut self, report: StepReport) -> Result<(), CommError> {
         if self.steps == MEASURED_STEPS {
-            self.give(Job::Reorder(self.ready.clone()))?;
+            self.give(Request::Reorder(self.ready.clone()))?;
         }
         self.steps += 1;
         self.began = self.clock.seconds();
         self.total = None;
-        self.give(Job::Report(report))
+        self.give(Request::Report(report))
     }
 
     pub fn total(&mut self) -> Result<StepReport, CommError> {
@@ -157,7 +158,7 @@ impl Courier {
             if let Some(report) = self.total {
                 return Ok(report);
             }
-            self.take_answer(Wait::Block)?;
+            self.take_reply(Wait::Block)?;
         }
     }
 
@@ -170,12 +171,12 @@ impl Courier {
             memory.as_mut_slice().copy_from_slice(gradients);
         }
         self.ready[bucket] = (self.clock.seconds() - self.began) as f32;
-        self.give(Job::Bucket(bucket, memory))
+        self.give(Request::Bucket(bucket, memory))
     }
 
     /// What came back for a bucket, once.
     pub fn receive(&mut self, bucket: usize, wait: Wait) -> Result<Option<&mut [f32]>, CommError> {
-        while matches!(self.slots[bucket], Slot::Away) && self.take_answer(wait)? {}
+        while matches!(self.slots[bucket], Slot::Away) && self.take_reply(wait)? {}
         if !matches!(self.slots[bucket], Slot::Landed(_)) {
             return Ok(None);
         }
@@ -202,7 +203,7 @@ impl Courier {
         let mut given = std::mem::take(&mut self.spare);
         given.clear();
         given.extend_from_slice(numbers);
-        let sums = self.between(Job::Sum(given))?;
+        let sums = self.between(Request::Sum(given))?;
         numbers.copy_from_slice(&sums);
         self.spare = sums;
         Ok(())
@@ -210,73 +211,73 @@ impl Courier {
 
     /// Replaces numbers by those of rank 0.
     pub fn broadcast_from_root(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
-        let root = self.between(Job::Broadcast(numbers.to_vec()))?;
+        let root = self.between(Request::Broadcast(numbers.to_vec()))?;
         numbers.copy_from_slice(&root);
         Ok(())
     }
 
     /// Replaces weights by those that the servers have.
     pub fn fetch_weights(&mut self, weights: &mut [f32]) -> Result<(), CommError> {
-        let last = self.between(Job::Weights(weights.to_vec()))?;
+        let last = self.between(Request::Weights(weights.to_vec()))?;
         weights.copy_from_slice(&last);
         Ok(())
     }
 
-    fn between(&mut self, job: Job) -> Result<Vec<f32>, CommError> {
-        self.give(job)?;
+    fn between(&mut self, request: Request) -> Result<Vec<f32>, CommError> {
+        self.give(request)?;
         loop {
             match self.numbers.take() {
                 Some(numbers) => return Ok(numbers),
-                None => self.take_answer(Wait::Block)?,
+                None => self.take_reply(Wait::Block)?,
             };
         }
     }
 
     /// The optimizer's state from wherever it is.
     pub fn fetch_optimizer(&mut self, buffers: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, CommError> {
-        self.give(Job::Optimizer(buffers))?;
+        self.give(Request::Optimizer(buffers))?;
         loop {
             match self.optimizer.take() {
                 Some(state) => return Ok(state),
-                None => self.take_answer(Wait::Block)?,
+                None => self.take_reply(Wait::Block)?,
             };
         }
     }
 
-    fn give(&mut self, job: Job) -> Result<(), CommError> {
-        let jobs = self.jobs.as_ref().expect("there until it is dropped");
-        if jobs.send(job).is_ok() {
+    fn give(&mut self, request: Request) -> Result<(), CommError> {
+        let requests = self.requests.as_ref().expect("there until it is dropped");
+        if requests.send(request).is_ok() {
             return Ok(());
         }
         // The thread has ended and has said why.
-        while self.take_answer(Wait::Block)? {}
+        while self.take_reply(Wait::Block)? {}
         Err(CommError::Broken { rank: self.rank, phase: self.phase })
     }
 
-    /// Takes in one answer; whether there was one.
-    fn take_answer(&mut self, wait: Wait) -> Result<bool, CommError> {
+    /// Takes in one reply; whether there was one.
+    fn take_reply(&mut self, wait: Wait) -> Result<bool, CommError> {
         let (rank, phase) = (self.rank, self.phase);
         let broken = CommError::Broken { rank, phase };
-        let answer = if wait == Wait::Block {
-            self.answers.recv_timeout(self.deadline).map_err(|error| match error {
+        let reply = if wait == Wait::Block {
+            self.replies.recv_timeout(self.deadline).map_err(|error| match error {
                 RecvTimeoutError::Disconnected => broken,
                 RecvTimeoutError::Timeout => {
                     CommError::DeadlinePassed { rank, peer: Party::Anyone, phase, waited: self.deadline }
                 }
             })?
         } else {
-            match self.answers.try_recv() {
-                Ok(answer) => answer,
+            match self.replies.try_recv() {
+                Ok(reply) => reply,
                 Err(TryRecvError::Empty) => return Ok(false),
                 Err(TryRecvError::Disconnected) => return Err(broken),
             }
         };
-        match answer {
-            Answer::Total(report) => self.total = Some(report),
-            Answer::Bucket(bucket, memory) => self.slots[bucket] = Slot::Landed(memory),
-            Answer::Numbers(numbers) => self.numbers = Some(numbers),
-            Answer::Optimizer(state) => self.optimizer = Some(state),
-            Answer::Failed(error) => return Err(error),
+        match reply {
+            Reply::Total(report) => self.total = Some(report),
+            Reply::Bucket(bucket, memory) => self.slots[bucket] = Slot::Landed(memory),
+            Reply::Numbers(numbers) => self.numbers = Some(numbers),
+            Reply::Optimizer(state) => self.optimizer = Some(state),
+            Reply::Failed(error) => return Err(error),
         }
         Ok(true)
     }
@@ -284,8 +285,8 @@ impl Courier {
 
 impl Drop for Courier {
     fn drop(&mut self) {
-        // Without jobs the thread ends; one that waits for a dead rank has a deadline.
-        self.jobs = None;
+        // Without requests the thread ends; one that waits for a dead rank has a deadline.
+        self.requests = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -11,7 +11,7 @@ use paceline_data::augment::View;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Segment};
 use paceline_tensor::device::cpu::Cpu;
-use paceline_tensor::device::cuda::session::{self, Album, Blueprint, Found, Samples, Session};
+use paceline_tensor::device::cuda::session::{self, Album, Blueprint, DeviceOutput, Samples, Session};
 use paceline_tensor::device::cuda::{Cuda, CudaError};
 use paceline_tensor::execute::Profile;
 use paceline_tensor::{Device, Pass, Plan};
@@ -61,7 +61,7 @@ pub struct CudaEngine {
     pub(super) guard: Option<Guard>,
     /// Of the parts so far, and what the last one found.
     pub(super) tally: Tally,
-    found: Found,
+    found: DeviceOutput,
     /// The micro-batch that was filled in.
     part: usize,
     pass: Pass,
@@ -73,9 +73,9 @@ fn refused(error: CudaError) -> TrainError {
     TrainError::Refused(error.to_string())
 }
 
-fn ends(bindings: &Bindings) -> session::Ends {
+fn ends(bindings: &Bindings) -> session::DeviceBindings {
     let Bindings { x, targets, logits, seed } = *bindings;
-    session::Ends { x, targets, logits, seed }
+    session::DeviceBindings { x, targets, logits, seed }
 }
 
 fn samples(batch: &Batch) -> Samples<'_> {
@@ -87,7 +87,7 @@ fn address(batch: &Batch) -> usize {
     if batch.tokens.is_empty() { batch.images.as_ptr().addr() } else { batch.tokens.as_ptr().addr() }
 }
 
-pub(super) fn tally(found: Found, rows: usize) -> Tally {
+pub(super) fn tally(found: DeviceOutput, rows: usize) -> Tally {
     Tally { rows: rows as u64, loss: found.loss, top1: found.top1, top5: found.top5 }
 }
 
@@ -126,7 +126,7 @@ impl CudaEngine {
             hosted: false,
             guard: None,
             tally: Tally::default(),
-            found: Found::default(),
+            found: DeviceOutput::default(),
             part: 0,
             pass: Pass::default(),
             moment: None,
@@ -237,7 +237,7 @@ impl CudaEngine {
     pub(super) fn prefetch(&mut self, next: Option<&Batch>) {
         self.prefetched = None;
         if let Some(batch) = next.filter(|batch| self.has_room && batch.views.is_empty()) {
-            self.has_room = self.session.bring(samples(batch)).is_ok();
+            self.has_room = self.session.prefetch(samples(batch)).is_ok();
             self.prefetched = self.has_room.then(|| address(batch));
         }
     }
@@ -287,10 +287,10 @@ impl CudaEngine {
     }
 
     /// What a step needs to know.
-    pub(super) fn numbers(&self, moment: Moment) -> session::Moment {
+    pub(super) fn numbers(&self, moment: Moment) -> session::StepNumbers {
         let norm_max = self.options.clip_norm.map_or(f32::INFINITY, |norm| norm as f32);
         let rules = [false, true].map(|decays| self.options.rule.constants(moment, decays));
-        session::Moment { pass: self.pass, norm_max, rules }
+        session::StepNumbers { pass: self.pass, norm_max, rules }
     }
 
     /// Brings a batch to the GPU; steps that are started with [`CudaEngine::start`] use it until the next one.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use paceline_comm::{CommError, Communicator, Rank};
 use paceline_tensor::device::cuda::CudaError;
-use paceline_tensor::device::cuda::nccl::{Group, Key, Seat, Watcher};
+use paceline_tensor::device::cuda::nccl::{Group, Key, Placement, Watcher};
 
 use super::cuda::CudaEngine;
 use super::guard::{Guard, Limits, within};
@@ -37,18 +37,18 @@ impl CudaEngine {
         hosts: &[String],
         limits: &Limits,
     ) -> Result<(), TrainError> {
-        let (key, seat) = meet(communicator, self.gpu(), hosts)?;
-        self.take_seat(key, seat, limits)
+        let (key, placement) = meet(communicator, self.gpu(), hosts)?;
+        self.join_group(key, placement, limits)
     }
 
     /// The second half of [`CudaEngine::join_gpus`], for those who have met already: waits until all have joined.
     ///
     /// # Errors
     /// When another rank, or the way to it, has failed.
-    pub fn take_seat(&mut self, key: Key, seat: Seat, limits: &Limits) -> Result<(), TrainError> {
-        let (cuda, rank) = (Arc::clone(self.session.cuda()), Rank::at(seat.number));
+    pub fn join_group(&mut self, key: Key, placement: Placement, limits: &Limits) -> Result<(), TrainError> {
+        let (cuda, rank) = (Arc::clone(self.session.cuda()), Rank::at(placement.number));
         let lengths = self.session.sum_lengths();
-        let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, seat, &lengths))?;
+        let joined = within((rank, JOIN), limits, move || Group::join(&cuda, &key, placement, &lengths))?;
         let (group, watcher) = joined.map_err(|error| failed(rank, JOIN, error))?;
         // The guard's thread looks again and again, and leaves once at most.
         let watcher = Arc::new(Mutex::new(Some(watcher)));

@@ -198,7 +198,7 @@ impl Journal {
     }
 
     /// Logs an event and tells it to everybody who listens.
-    pub fn tell(&mut self, event: Event) -> Result<(), TrainError> {
+    pub fn record(&mut self, event: Event) -> Result<(), TrainError> {
         let Self { log, observers, gpu, clock, .. } = self;
         let seen = gpu.iter().filter_map(|(_, gauge)| gauge.as_ref()).flat_map(Gauge::take);
         let seen = seen.map(|(time_s, seen)| (time_s, Event::Gpu(seen)));
@@ -236,7 +236,7 @@ impl Journal {
     }
 
     pub fn begin(&mut self, parameters: u64, notes: Vec<String>) -> Result<(), TrainError> {
-        self.tell(Event::RunStarted {
+        self.record(Event::RunStarted {
             schema: SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             unix_s: clock::unix_seconds(),
@@ -248,7 +248,7 @@ impl Journal {
             host: Host { gpu: self.gpu.as_ref().map(|(name, _)| name.clone()), ..Host::look() },
             config: self.config.to_toml(),
         })?;
-        notes.into_iter().try_for_each(|message| self.tell(Event::Warning { message }))
+        notes.into_iter().try_for_each(|message| self.record(Event::Warning { message }))
     }
 
     pub fn end(&mut self, ended: &Result<(Reason, Option<Tally>), TrainError>) -> Result<(), TrainError> {
@@ -256,7 +256,7 @@ impl Journal {
             Ok((reason, _)) => (reason.name(), None),
             Err(error) => ("failed", Some(error.to_string())),
         };
-        self.tell(Event::RunFinished {
+        self.record(Event::RunFinished {
             step: self.position.step,
             reason: reason.to_owned(),
             error,
@@ -273,7 +273,7 @@ impl Journal {
             self.position.epoch_s += seconds;
             self.position.data_wait_s += phases.get("data").copied().unwrap_or(0.0);
         }
-        self.tell(event)?;
+        self.record(event)?;
         self.take_written(false)
     }
 
@@ -283,7 +283,7 @@ impl Journal {
         let samples = (self.length.steps_per_epoch * self.config.batch as u64) as f64;
         let top1 = evaluation.map(Tally::accuracy);
         let best = top1.is_some_and(|top1| best_top1.is_none_or(|best| top1 > best));
-        self.tell(Event::Epoch {
+        self.record(Event::Epoch {
             epoch: step / self.length.steps_per_epoch - 1,
             step,
             train_loss: tally.mean_loss(),
@@ -308,16 +308,16 @@ impl Journal {
             let message = format!(
                 "training waited {data_wait_s:.1} s of {epoch_s:.1} s for data in epoch {epoch}; more --loader-threads may help"
             );
-            self.tell(Event::Warning { message })?;
+            self.record(Event::Warning { message })?;
         }
         Ok(best)
     }
 
     /// Tells of damaged samples that were skipped since the last time.
-    pub fn tell_damage(&mut self, damaged: &[Damage]) -> Result<(), TrainError> {
+    pub fn record_damage(&mut self, damaged: &[Damage]) -> Result<(), TrainError> {
         for (index, damage) in damaged.iter().enumerate().skip(self.damage_told) {
             let (count, file, problem) = (index + 1, Shown(&damage.file), &damage.problem);
-            self.tell(Event::Warning { message: format!("skipped {file}, damaged ({problem}); {count} so far") })?;
+            self.record(Event::Warning { message: format!("skipped {file}, damaged ({problem}); {count} so far") })?;
         }
         self.damage_told = self.damage_told.max(damaged.len());
         Ok(())
@@ -354,7 +354,7 @@ impl Journal {
         let (start, label) = (self.clock.seconds(), self.label(best));
         let folder = self.checkpoints.save(&Contents::of(replica), &label);
         let seconds = self.clock.seconds() - start;
-        self.tell_written(Written { position: label.position, best, folder, seconds })
+        self.record_written(Written { position: label.position, best, folder, seconds })
     }
 
     /// As [`Journal::save`] when other ranks are lost and nothing more is trained; or why it was not saved. Another rank than 0 takes over
@@ -374,7 +374,7 @@ impl Journal {
         let (start, label) = (self.clock.seconds(), self.label(false));
         let folder = self.checkpoints.save(&Contents::of(replica), &label);
         let seconds = self.clock.seconds() - start;
-        self.tell_written(Written { position: label.position, best: false, folder, seconds })?;
+        self.record_written(Written { position: label.position, best: false, folder, seconds })?;
         Ok(Ok(()))
     }
 
@@ -419,10 +419,10 @@ impl Journal {
 
     /// Tells of a checkpoint that was written beside training, if there is one by now, or waits for it.
     pub fn take_written(&mut self, wait: bool) -> Result<(), TrainError> {
-        self.saver.take(wait).map_or(Ok(()), |written| self.tell_written(written))
+        self.saver.take(wait).map_or(Ok(()), |written| self.record_written(written))
     }
 
-    fn tell_written(&mut self, written: Written) -> Result<(), TrainError> {
+    fn record_written(&mut self, written: Written) -> Result<(), TrainError> {
         let Written { position, best, folder, seconds } = written;
         let step = position.step;
         let path = folder.map_err(|source| {
@@ -431,7 +431,7 @@ impl Journal {
         })?;
         self.saved = Some(position);
         let path = path.strip_prefix(self.run.path()).unwrap_or(&path).display().to_string();
-        self.tell(Event::Checkpoint { step, path, best, seconds })
+        self.record(Event::Checkpoint { step, path, best, seconds })
     }
 
     /// Whether the run ends after a step that is not an epoch's last.

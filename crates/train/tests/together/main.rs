@@ -23,7 +23,7 @@ use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
 use paceline_train::engine::StepOutput;
-use paceline_train::gpus::{Card, check, tell};
+use paceline_train::gpus::{Card, check, gather_cards};
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
 use paceline_train::serve::{Rates, ServerOptions, Serving, fingerprint, serve_model};
@@ -317,10 +317,13 @@ fn by_shares_as_by_all(optimizers: &[Optimizer]) {
     }
 }
 
-/// What is stepped with, for weights that ranks share.
-struct Shared<'a>(&'a mut dyn FnMut(&mut [f32], &mut [f32]) -> Result<(), Refusal>);
+/// Given sums and weights.
+type Apply<'a> = dyn FnMut(&mut [f32], &mut [f32]) -> Result<(), Refusal> + 'a;
 
-impl Target for Shared<'_> {
+/// What is stepped with, for weights that ranks share.
+struct SharedTarget<'a>(&'a mut Apply<'a>);
+
+impl Target for SharedTarget<'_> {
     fn apply_sums(&mut self, _: usize, _: Range<usize>, _: &mut [f32]) -> Result<(), Refusal> {
         Err(Refusal)
     }
@@ -359,7 +362,7 @@ fn a_share_that_cannot_be_stepped_with_is_known_to_all_ranks() {
             assert!(sums == [2.0; 10]);
             if works { Ok(()) } else { Err(Refusal) }
         };
-        rank.settle(bucket, Wait::Poll, &mut Shared(apply)).unwrap()
+        rank.settle(bucket, Wait::Poll, &mut SharedTarget(apply)).unwrap()
     };
     assert_eq!(step(&mut ranks[0], 0, true), Settled::NotYet, "the other may still read the weights");
     assert_eq!(step(&mut ranks[1], 0, false), Settled::Refused);
@@ -383,7 +386,7 @@ fn a_rank_that_waits_makes_the_steps_of_one_that_is_behind() {
             weights.iter_mut().zip(sums).for_each(|(weight, sum)| *weight -= *sum);
             Ok(())
         };
-        ranks[rank].settle(bucket, wait, &mut Shared(apply)).unwrap()
+        ranks[rank].settle(bucket, wait, &mut SharedTarget(apply)).unwrap()
     };
     // Rank 0 has released both buckets before rank 1 comes to the first, which therefore leaves it to rank 0.
     for (rank, bucket) in [(0, 0), (0, 1), (1, 0)] {
@@ -524,7 +527,7 @@ fn every_rank_hears_whose_gpu_is_whose_and_a_shared_one_is_refused_alike_by_all(
     for carry in Carry::ALL {
         let answers = ranks(carry, 4, |mut communicator| {
             let own = Card { nccl: 22_803, gpu: [communicator.rank().0 as u8 % 3; 16] };
-            let cards = tell(&mut communicator, own).unwrap();
+            let cards = gather_cards(&mut communicator, own).unwrap();
             assert_eq!(cards[communicator.rank().index()], own);
             check(&cards, &[]).unwrap_err()
         });

@@ -9,7 +9,7 @@ use crate::cost::Link;
 use crate::error::CommError;
 use crate::rank::Rank;
 use crate::reduce::Kind;
-use crate::run::{Bytes, Job, Machine};
+use crate::run::{Bytes, Machine, RunOptions};
 use crate::stop::Stop;
 use crate::transfer::Transfer;
 use crate::transport::Transport;
@@ -95,9 +95,16 @@ pub fn drive_groups(trial: &Trial, world: usize, parts: &mut [Part]) -> Vec<Vec<
         assert!(lists.len() == ranks.len() && buffers.len() == ranks.len(), "every rank has a list and a buffer");
         finishes.push(ranks.iter().map(|_| None).collect());
         for (place, ((rank, list), buffer)) in ranks.iter().zip(&*lists).zip(buffers).enumerate() {
-            let job = Job { rank: Rank::at(place), kind: *kind, phase: trial.phase, code: 1, sequence: 0, wait: &wait };
+            let options = RunOptions {
+                rank: Rank::at(place),
+                kind: *kind,
+                phase: trial.phase,
+                code: 1,
+                sequence: 0,
+                wait: &wait,
+            };
             let transport = Transport::Sim(ports[rank.index()].group(ranks, number as u64));
-            let rider = Rider { place, machine: Machine::new(list, &job), transport, buffer };
+            let rider = Rider { place, machine: Machine::new(list, &options), transport, buffer };
             riders[rank.index()].push((number, rider));
         }
         members.push(ranks);

@@ -8,27 +8,27 @@ use crate::rank::Rank;
 pub enum Fault {
     /// Bytes of one direction of a link take longer to arrive.
     Delay {
-        /// From whom.
+        /// The rank that sends.
         from: Rank,
-        /// To whom.
+        /// The rank that receives.
         to: Rank,
         /// By how much.
         seconds: f64,
     },
     /// One direction of a link has this fraction of its bandwidth.
     Narrow {
-        /// From whom.
+        /// The rank that sends.
         from: Rank,
-        /// To whom.
+        /// The rank that receives.
         to: Rank,
         /// Of the bandwidth.
         fraction: f64,
     },
     /// Packets of one direction of a link are lost and sent again.
     Loss {
-        /// From whom.
+        /// The rank that sends.
         from: Rank,
-        /// To whom.
+        /// The rank that receives.
         to: Rank,
         /// Of a packet.
         probability: f32,
@@ -51,14 +51,14 @@ pub enum Fault {
     },
     /// A rank's process ends; its peers' connections break.
     Crash {
-        /// Whose.
+        /// The rank that ends.
         rank: Rank,
-        /// When.
+        /// When it ends.
         at_s: f64,
     },
     /// Everything a rank sends takes so many times as long.
     SlowRank {
-        /// Which.
+        /// The rank that sends slowly.
         rank: Rank,
         /// How many times.
         factor: f64,

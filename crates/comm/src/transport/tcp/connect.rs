@@ -67,11 +67,11 @@ impl Default for Report {
 
 impl Report {
     /// Calls this with every sentence.
-    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(tell))
+    pub fn new(write: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(write))
     }
 
-    fn tell(&self, sentence: &str) {
+    fn write(&self, sentence: &str) {
         (self.0)(sentence);
     }
 }
@@ -258,10 +258,10 @@ impl<'a> Mesh<'a> {
                 Ok(socket) => {
                     let left = self.lobby.enter(socket, identity.clone(), (Some(from.ip()), wait));
                     if let Some(address) = left {
-                        self.config.report.tell(&format!("{address} said too little while many others came"));
+                        self.config.report.write(&format!("{address} said too little while many others came"));
                     }
                 }
-                Err(error) => self.config.report.tell(&format!("a socket cannot be used: {error}")),
+                Err(error) => self.config.report.write(&format!("a socket cannot be used: {error}")),
             }
         }
     }
@@ -276,12 +276,12 @@ impl<'a> Mesh<'a> {
                     let (rank, lane) = dialled.unwrap_or((peer.rank, peer.lane));
                     match self.sockets[rank.index()].get_mut(usize::from(lane)) {
                         Some(place @ None) => *place = Some(socket),
-                        _ => self.config.report.tell(&format!("{rank} has no place for another connection ({lane})")),
+                        _ => self.config.report.write(&format!("{rank} has no place for another connection ({lane})")),
                     }
                 }
                 Err(CommError::PeerGone { .. }) if dialled.is_some() => again.extend(dialled),
                 Err(error) if dialled.is_some() => return Err(error),
-                Err(error) => self.config.report.tell(&error.to_string()),
+                Err(error) => self.config.report.write(&error.to_string()),
             }
         }
         Ok(again)

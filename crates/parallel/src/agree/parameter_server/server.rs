@@ -130,7 +130,7 @@ impl Run<'_> {
     /// Synchronous: all workers do the same, at the same time.
     fn together(&mut self) -> Result<(), CommError> {
         loop {
-            let command = self.hear_all()?;
+            let command = self.receive_headers()?;
             match command {
                 Command::Goodbye => return Ok(()),
                 Command::Step => self.answer_all()?,
@@ -164,7 +164,7 @@ impl Run<'_> {
             let worker = self.communicator.wait_any(&peers)?.index();
             match self.doing[worker] {
                 Doing::Step(call) => self.push(worker, call)?,
-                _ => self.hear(worker)?,
+                _ => self.receive_command(worker)?,
             }
         }
         Ok(())
@@ -188,8 +188,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Hears what a worker does next.
-    fn hear(&mut self, worker: usize) -> Result<(), CommError> {
+    /// Receives what a worker does next.
+    fn receive_command(&mut self, worker: usize) -> Result<(), CommError> {
         match self.receive_header(worker)? {
             Command::Step => {
                 self.votes = self.votes.merge(self.headers[worker].report.votes);
@@ -305,7 +305,7 @@ impl Run<'_> {
     }
 
     /// Receives the headers of all workers, who all say the same follows.
-    fn hear_all(&mut self) -> Result<Command, CommError> {
+    fn receive_headers(&mut self) -> Result<Command, CommError> {
         for worker in 0..self.roles.workers {
             self.receive_header(worker)?;
         }

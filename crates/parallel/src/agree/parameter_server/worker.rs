@@ -4,7 +4,7 @@ use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank, RegisteredBuffer};
 use paceline_system::memory::zeros;
 
-use super::super::courier::{Answer, Courier, CourierOptions, Ends, Job};
+use super::super::courier::{Reply, Courier, CourierOptions, Channel, Request};
 use super::super::report::WORDS;
 use super::super::{
     Agreement, Between, BucketShape, Join, Protocol, Roles, Settled, StepReport, Target, Wait,
@@ -51,9 +51,9 @@ impl Worker {
         };
         let goodbye = protocol.closing.is_some();
         let courier = CourierOptions { rank, phase: "parameter-server", deadline, clock };
-        let courier = Courier::start(courier, memory, move |ends| {
-            carrier.run(ends)?;
-            if goodbye { carrier.tell(Header::new(Command::Goodbye)) } else { Ok(()) }
+        let courier = Courier::start(courier, memory, move |channel| {
+            carrier.run(channel)?;
+            if goodbye { carrier.send_header(Header::new(Command::Goodbye)) } else { Ok(()) }
         })?;
         let pace = Pace::from_staleness(options.staleness);
         Ok(Self { courier, workers: roles.workers, pace, is_exact, protocol })
@@ -140,29 +140,29 @@ struct Carrier {
 }
 
 impl Carrier {
-    fn run(&mut self, ends: &Ends) -> Result<(), CommError> {
+    fn run(&mut self, channel: &Channel) -> Result<(), CommError> {
         // What is ready to be pushed, and what was and is not pulled yet, by bucket.
         let none = || (0..self.buckets.len()).map(|_| None).collect();
         let (mut ready, mut pushed): (Vec<Option<RegisteredBuffer>>, Vec<Option<RegisteredBuffer>>) = (none(), none());
         // The next call of the step.
         let mut next = self.calls.len();
-        while let Ok(job) = ends.jobs.recv() {
-            match job {
+        while let Ok(request) = channel.requests.recv() {
+            match request {
                 // Buckets go in the order in which they are ready: the servers have nothing to choose from.
-                Job::Reorder(_) => {}
-                Job::Report(report) => {
+                Request::Reorder(_) => {}
+                Request::Report(report) => {
                     let header = Header { report, ..Header::new(Command::Step) };
-                    ends.answer(Answer::Total(self.announce(header)?));
+                    channel.reply(Reply::Total(self.announce(header)?));
                     next = 0;
                 }
-                Job::Sum(numbers) => ends.answer(Answer::Numbers(self.sum(numbers)?)),
-                Job::Broadcast(mut numbers) => {
+                Request::Sum(numbers) => channel.reply(Reply::Numbers(self.sum(numbers)?)),
+                Request::Broadcast(mut numbers) => {
                     self.communicator.broadcast(Rank(0), &mut numbers)?;
-                    ends.answer(Answer::Numbers(numbers));
+                    channel.reply(Reply::Numbers(numbers));
                 }
-                Job::Optimizer(state) => ends.answer(Answer::Optimizer(self.optimizer(state)?)),
-                Job::Weights(weights) => ends.answer(Answer::Numbers(self.weights(weights)?)),
-                Job::Bucket(bucket, buffer) => ready[bucket] = Some(buffer),
+                Request::Optimizer(state) => channel.reply(Reply::Optimizer(self.optimizer(state)?)),
+                Request::Weights(weights) => channel.reply(Reply::Numbers(self.weights(weights)?)),
+                Request::Bucket(bucket, buffer) => ready[bucket] = Some(buffer),
             }
             while let Some(&call) = self.calls.get(next) {
                 if let Some(bucket) = call.pushes {
@@ -173,7 +173,7 @@ impl Carrier {
                 self.push_pull(call)?;
                 if let Some((bucket, mut weights)) = call.pulls.and_then(|bucket| Some((bucket, pushed[bucket].take()?))) {
                     weights.as_mut_slice().copy_from_slice(&self.room[call.pulled()]);
-                    ends.answer(Answer::Bucket(bucket, weights));
+                    channel.reply(Reply::Bucket(bucket, weights));
                 }
                 next += 1;
             }
@@ -196,8 +196,8 @@ impl Carrier {
         self.communicator.exchange(list, self.tag, &mut self.room[..elements])
     }
 
-    /// Says what follows.
-    fn tell(&mut self, header: Header) -> Result<(), CommError> {
+    /// Says to all servers what follows.
+    fn send_header(&mut self, header: Header) -> Result<(), CommError> {
         self.room[..HEADER].copy_from_slice(&header.to_words());
         let send = |server: usize| Transfer {
             step: self.worker as u32,
@@ -212,7 +212,7 @@ impl Carrier {
 
     /// Says what follows, and receives the sum of all workers' reports from the first server.
     fn announce(&mut self, header: Header) -> Result<StepReport, CommError> {
-        self.tell(header)?;
+        self.send_header(header)?;
         let (step, peer) = (self.worker as u32, self.roles.server(0));
         self.exchange(&[Transfer { step, action: Action::Receive, peer, start: 0, length: WORDS }], WORDS)?;
         let mut words = [0.0; WORDS];

@@ -107,7 +107,7 @@ impl<'a, A: Float, B: Float> Gemm<'a, A, B> {
 /// Distances between the matrices of a batch; 0 repeats one operand for all.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch {
-    /// How many.
+    /// How many products.
     pub count: usize,
     /// In a.
     pub a_stride: usize,

@@ -4,9 +4,9 @@
 //! by one. So the bits of a result depend on the cut (a function of the shape) and never on the number of threads.
 //! The caller works too. A waiting thread spins for a moment, because the next kernel is microseconds away, and then sleeps.
 //!
-//! Nobody waits for a thread that is not there: a helper joins a job while there are tasks left, the caller closes the job
-//! when there are none, and waits for those that joined. A helper that the system keeps from running costs its share of
-//! the speed and no more.
+//! Nobody waits for a thread that is not there: a helper joins a set of tasks while some are left, the caller
+//! closes the set when there are none, and waits for those that joined. A helper that the system keeps from
+//! running costs its share of the speed and no more.
 //!
 //! Threads may be bound to cores. Where these lie on several NUMA nodes, each node's threads begin with a part of the
 //! tasks of their own, the same part of every kernel, so that they mostly meet memory that they touched before.
@@ -36,7 +36,7 @@ type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
 /// A fixed set of threads that run the tasks of one kernel at a time.
 #[derive(Debug)]
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
     /// The core of each thread, the caller's first; empty if they are not bound.
     cores: Vec<usize>,
@@ -44,9 +44,9 @@ pub struct Pool {
     turn: Mutex<()>,
 }
 
-struct Shared {
+struct PoolState {
     gate: Gate,
-    job: UnsafeCell<Option<Job>>,
+    set: UnsafeCell<Option<TaskSet>>,
     /// The next task of each node's part.
     next: [Counter; NODES_MAX],
     /// The node of each worker, from 0 on without gaps.
@@ -64,7 +64,7 @@ struct Shared {
 #[derive(Default)]
 struct Counter(AtomicUsize);
 
-/// The number of the current job, how many helpers may still join it, and how many are at it, in one word:
+/// The number of the current set, how many helpers may still join it, and how many are at it, in one word:
 /// 32, 16 and 16 bits.
 #[derive(Default)]
 struct Gate(AtomicU64);
@@ -78,13 +78,13 @@ impl Gate {
         state >> 32
     }
 
-    /// Begins the next job. Nobody is inside.
+    /// Begins the next set. Nobody is inside.
     fn open(&self, places: usize) {
         let number = Self::number(self.0.load(Ordering::Relaxed)) + 1;
         self.0.store(number << 32 | (places.min(0xffff) as u64 * Self::PLACE), Ordering::SeqCst);
     }
 
-    /// Joins job `number`, if it is still open.
+    /// Joins set `number`, if it is still open.
     fn join(&self, number: u64) -> bool {
         let enter =
             |state: u64| (Self::number(state) == number && state & Self::PLACES > 0).then(|| state - Self::PLACE + 1);
@@ -112,20 +112,21 @@ impl Gate {
 }
 
 #[derive(Clone, Copy)]
-struct Job {
+struct TaskSet {
     body: *const Body<'static>,
     tasks: usize,
 }
 
-// SAFETY: `job` is written only by the caller that holds `turn`, while the gate is closed and nobody inside, and read by
-// helpers that have joined through it with acquire ordering. `Body` is Sync, so it may be called from any thread.
-unsafe impl Sync for Shared {}
+// SAFETY: `set` is written only by the caller that holds `turn`, while the gate is closed and nobody inside,
+// and read by helpers that have joined through it with acquire ordering. `Body` is Sync, so it may be called
+// from any thread.
+unsafe impl Sync for PoolState {}
 // SAFETY: as above; the raw pointer inside is only used while the caller of `Pool::run` keeps its target alive.
-unsafe impl Send for Shared {}
+unsafe impl Send for PoolState {}
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for PoolState {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Shared").field("nodes", &self.nodes).finish_non_exhaustive()
+        formatter.debug_struct("PoolState").field("nodes", &self.nodes).finish_non_exhaustive()
     }
 }
 
@@ -152,9 +153,9 @@ impl Pool {
     fn placed(threads: usize, cores: &[Core]) -> Self {
         assert!(threads > 0, "a pool needs at least one thread");
         let node_of = if cores.is_empty() { vec![0; threads] } else { node_numbers(cores) };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             gate: Gate::default(),
-            job: UnsafeCell::new(None),
+            set: UnsafeCell::new(None),
             next: std::array::from_fn(|_| Counter::default()),
             nodes: node_of.iter().max().map_or(1, |last| last + 1),
             node_of,
@@ -227,9 +228,9 @@ impl Pool {
         // SAFETY: only the lifetime changes. This function does not return (or unwind) before every helper has stopped
         // using the pointer, so `body` outlives every use.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
-        let job = Job { body, tasks };
-        self.shared.start(job, self.threads.len());
-        let mine = catch_unwind(AssertUnwindSafe(|| self.shared.take_tasks(job, 0)));
+        let set = TaskSet { body, tasks };
+        self.shared.start(set, self.threads.len());
+        let mine = catch_unwind(AssertUnwindSafe(|| self.shared.take_tasks(set, 0)));
         self.shared.gate.close();
         let panicked = self.shared.panicked.swap(false, Ordering::SeqCst);
         drop(turn);
@@ -344,14 +345,14 @@ fn node_numbers(cores: &[Core]) -> Vec<usize> {
     cores.iter().map(number).map(|number: usize| number % NODES_MAX).collect()
 }
 
-impl Shared {
-    fn start(&self, job: Job, helpers: usize) {
-        // SAFETY: the caller holds `turn` and the previous job was closed, so nobody reads `job` now.
-        unsafe { *self.job.get() = Some(job) };
+impl PoolState {
+    fn start(&self, set: TaskSet, helpers: usize) {
+        // SAFETY: the caller holds `turn` and the previous set was closed, so nobody reads `set` now.
+        unsafe { *self.set.get() = Some(set) };
         for node in 0..self.nodes {
-            self.next[node].0.store(self.part(job.tasks, node).start, Ordering::Relaxed);
+            self.next[node].0.store(self.part(set.tasks, node).start, Ordering::Relaxed);
         }
-        let places = helpers.min(job.tasks - 1);
+        let places = helpers.min(set.tasks - 1);
         self.gate.open(places);
         // Whoever goes to sleep counts itself first and then looks at the gate once more, so that one of the two sees the other.
         if self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -366,13 +367,13 @@ impl Shared {
     }
 
     /// Runs tasks until there are none: those of the own node, then those of others.
-    fn take_tasks(&self, job: Job, worker: usize) {
+    fn take_tasks(&self, set: TaskSet, worker: usize) {
         // SAFETY: `Pool::run` keeps the body alive until its own call of this function has ended and all that joined
         // have left.
-        let body = unsafe { &*job.body };
+        let body = unsafe { &*set.body };
         for distance in 0..self.nodes {
             let node = (self.node_of[worker] + distance) % self.nodes;
-            let end = self.part(job.tasks, node).end;
+            let end = self.part(set.tasks, node).end;
             loop {
                 let task = self.next[node].0.fetch_add(1, Ordering::Relaxed);
                 if task >= end {
@@ -390,16 +391,17 @@ impl Shared {
             if !self.gate.join(number) {
                 continue;
             }
-            // SAFETY: this thread has joined, so `start` has written the job and does not touch it before it leaves.
-            let job = unsafe { *self.job.get() }.expect("a gate opens for a job");
-            if catch_unwind(AssertUnwindSafe(|| self.take_tasks(job, worker))).is_err() {
+            // SAFETY: this thread has joined, so `start` has written the set and does not touch it before it
+            // leaves.
+            let set = unsafe { *self.set.get() }.expect("a gate opens for a set");
+            if catch_unwind(AssertUnwindSafe(|| self.take_tasks(set, worker))).is_err() {
                 self.panicked.store(true, Ordering::SeqCst);
             }
             self.gate.leave();
         }
     }
 
-    /// Waits for a job with another number; none when the pool ends.
+    /// Waits for a set with another number; none when the pool ends.
     fn next_job(&self, seen: u64) -> Option<u64> {
         let look = || {
             let number = Gate::number(self.gate.0.load(Ordering::SeqCst));
@@ -535,9 +537,9 @@ mod tests {
         assert!(gate.join(late));
         gate.leave();
         gate.close();
-        assert!(!gate.join(late), "the job is over");
+        assert!(!gate.join(late), "the set is over");
         gate.open(1);
-        assert!(!gate.join(late), "another job");
+        assert!(!gate.join(late), "another set");
         assert!(gate.join(late + 1) && !gate.join(late + 1), "one place");
         gate.leave();
         gate.close();

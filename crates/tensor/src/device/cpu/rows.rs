@@ -15,7 +15,7 @@ pub(super) const PAST_BYTES_MIN: usize = 16 << 20;
 pub(super) struct Rows {
     /// Where the first begins.
     pub start: usize,
-    /// How many.
+    /// How many rows.
     pub count: usize,
     /// From one to the next.
     pub stride: usize,

@@ -31,7 +31,7 @@ pub enum Kernel {
     Product {
         /// m, n and k.
         sizes: [usize; 3],
-        /// How many.
+        /// How many such products make the batch.
         count: usize,
         /// Whether a and b are stored transposed.
         transposed: [bool; 2],

@@ -28,7 +28,7 @@ pub type Key = [u8; KEY_BYTES];
 
 /// A member's place in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct Placement {
     /// From 0; each is taken once.
     pub number: usize,
     /// How many there are.
@@ -146,7 +146,7 @@ pub fn key() -> Result<Key, CudaError> {
 
 /// A communicator, and who may use it: whoever holds the lock makes calls, the one [`Watcher`] asks for the
 /// state and ends it, and who drops the last reference gives it back.
-struct Shared {
+struct GroupState {
     raw: Raw,
     comm: Comm,
     /// Held during calls, and by who ends the communicator.
@@ -159,11 +159,11 @@ struct Shared {
 // SAFETY: nothing in it belongs to a thread. NCCL wants one thread at a time to operate a communicator, which
 // `calls` sees to; asking for asynchronous errors, which only the watcher does, is made for another thread
 // than the one that makes calls.
-unsafe impl Send for Shared {}
+unsafe impl Send for GroupState {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for GroupState {}
 
-impl Drop for Shared {
+impl Drop for GroupState {
     fn drop(&mut self) {
         if !*self.ended.get_mut() && self.context.enter().is_ok() {
             // SAFETY: joined once, and not ended: that sets `ended` first. This was the last reference, so
@@ -173,21 +173,21 @@ impl Drop for Shared {
     }
 }
 
-/// Our seat in a group: who holds it adds up numbers with the others.
-pub struct Group(Arc<Shared>);
+/// Our place in a group: who holds it adds up numbers with the others.
+pub struct Group(Arc<GroupState>);
 
 /// Looks after a [`Group`] from another thread. There is one for each, and it alone asks for the state and
 /// leaves: after [`Watcher::abort`], which consumes it, nobody can ask any more, and [`Group`] refuses to
 /// make calls.
 pub struct Watcher {
-    shared: Arc<Shared>,
+    shared: Arc<GroupState>,
     /// One thread at a time.
     _alone: PhantomData<Cell<()>>,
 }
 
 /// The right to make calls: as long as it is held, the communicator is not ended.
 pub(super) struct Calls<'a> {
-    shared: &'a Shared,
+    shared: &'a GroupState,
     _alone: MutexGuard<'a, ()>,
 }
 
@@ -204,25 +204,25 @@ impl std::fmt::Debug for Watcher {
 }
 
 impl Group {
-    /// Takes a seat, waits until all are taken, and makes a sum of each of these lengths once, which connects
-    /// all that will be needed: later calls only start work on the GPU, and return. NCCL has no deadline of
-    /// its own; who has one calls this on a thread that can be left behind.
+    /// Takes a place, waits until all are taken, and makes a sum of each of these lengths once, which
+    /// connects all that will be needed: later calls only start work on the GPU, and return. NCCL has no
+    /// deadline of its own; who has one calls this on a thread that can be left behind.
     ///
     /// # Errors
     /// When there is no NCCL, or a member or the way to it fails.
     ///
     /// # Panics
-    /// When there is no such seat.
-    pub fn join(cuda: &Cuda, key: &Key, seat: Seat, lengths: &[usize]) -> Result<(Self, Watcher), CudaError> {
-        assert!(seat.number < seat.of, "a seat of the group");
+    /// When there is no such place.
+    pub fn join(cuda: &Cuda, key: &Key, placement: Placement, lengths: &[usize]) -> Result<(Self, Watcher), CudaError> {
+        assert!(placement.number < placement.of, "a place in the group");
         let (raw, mut comm) = (Raw::load()?, null_mut());
         cuda.context().enter()?;
-        let (of, number) = (seat.of as c_int, seat.number as c_int);
+        let (of, number) = (placement.of as c_int, placement.number as c_int);
         // SAFETY: one handle is written, which `drop` or `abort` gives back; the GPU is the calling thread's.
         let status = unsafe { (raw.join)(&mut comm, of, UniqueId { bytes: *key }, number) };
         raw.check(status, "joining the other GPUs")?;
         let (context, ended) = (Arc::clone(cuda.context()), AtomicBool::new(false));
-        let shared = Arc::new(Shared { raw, comm, calls: Mutex::default(), ended, context });
+        let shared = Arc::new(GroupState { raw, comm, calls: Mutex::default(), ended, context });
         let (group, watcher) = (Self(Arc::clone(&shared)), Watcher { shared, _alone: PhantomData });
         match group.connect(cuda, lengths) {
             Ok(()) => Ok((group, watcher)),
@@ -256,7 +256,7 @@ impl Calls<'_> {
     /// Replaces numbers by their sum over all seats, in order with the stream's other work. All seats do so
     /// in the same order.
     pub fn sum(&self, address: u64, elements: usize, stream: &Stream) -> Result<(), CudaError> {
-        let (memory, Shared { raw, comm, .. }) = (address as *mut c_void, self.shared);
+        let (memory, GroupState { raw, comm, .. }) = (address as *mut c_void, self.shared);
         // SAFETY: the range is the caller's to name. The communicator lives: it was not ended when the lock
         // was taken, and who ends it needs the lock.
         let status = unsafe { (raw.all_reduce)(memory, memory, elements, FLOAT32, SUM, *comm, stream.handle().cast()) };
@@ -270,7 +270,7 @@ impl Watcher {
     /// # Errors
     /// What went wrong.
     pub fn state(&self) -> Result<(), CudaError> {
-        let (mut found, Shared { raw, comm, .. }) = (SUCCESS, &*self.shared);
+        let (mut found, GroupState { raw, comm, .. }) = (SUCCESS, &*self.shared);
         // SAFETY: one status is written. The communicator lives: only this watcher ends it, and is consumed
         // by that, and it holds a reference.
         let asked = unsafe { (raw.async_error)(*comm, &mut found) };
@@ -283,7 +283,7 @@ impl Watcher {
     /// second has lost its thread. Then the communicator is left as it is: nothing that waits is freed, and
     /// the process has to end.
     pub fn abort(self) {
-        let Shared { raw, comm, calls, ended, context } = &*self.shared;
+        let GroupState { raw, comm, calls, ended, context } = &*self.shared;
         ended.store(true, Ordering::SeqCst);
         let mut alone = calls.try_lock();
         for _ in 0..100 {

@@ -22,7 +22,7 @@ pub use input::Samples;
 pub use parts::Part;
 use parts::Sums;
 use room::Room;
-use update::{Layers, MOMENT_BYTES, ROWS_AT, VERDICT_BYTES, write_moment};
+use update::{Layers, NUMBERS_BYTES, ROWS_AT, VERDICT_BYTES, write_numbers};
 
 use super::bound::{channels_last, translate};
 use super::driver::{Event, Memory, Pinned};
@@ -37,9 +37,9 @@ use crate::graph::Value;
 use crate::plan::{Place, Plan};
 use crate::store::Store;
 
-/// The values by which a graph is fed and read.
+/// The values by which a graph on the device is fed and read.
 #[derive(Clone, Copy, Debug)]
-pub struct Ends {
+pub struct DeviceBindings {
     /// Images or tokens.
     pub x: Value,
     /// Class numbers.
@@ -50,9 +50,9 @@ pub struct Ends {
     pub seed: Option<Value>,
 }
 
-/// What a step needs to know.
+/// The numbers that change from step to step.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment {
+pub struct StepNumbers {
     /// Decides dropout.
     pub pass: Pass,
     /// Gradients are scaled down to this norm; infinity leaves them.
@@ -61,9 +61,10 @@ pub struct Moment {
     pub rules: [Update; 2],
 }
 
-/// What a step found.
+/// What a step or an evaluation gives back beside weights and logits. (The `StepOutput` of training is that
+/// of all replicas.)
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Found {
+pub struct DeviceOutput {
     /// The sum of the rows' losses.
     pub loss: f64,
     /// Rows whose largest logit was the right one.
@@ -79,13 +80,13 @@ pub struct Found {
 }
 
 /// Three numbers of the tally, then the verdict on the gradients.
-const FOUND_BYTES: usize = 24 + VERDICT_BYTES;
+const OUTPUT_BYTES: usize = 24 + VERDICT_BYTES;
 
 /// Reads them.
-fn found_in(bytes: &[u8]) -> Found {
+fn output_in(bytes: &[u8]) -> DeviceOutput {
     let word = |at: usize| f64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
     let spoiled = u32::from_le_bytes(bytes[24..28].try_into().expect("four bytes"));
-    Found {
+    DeviceOutput {
         loss: word(0),
         top1: word(8) as u64,
         top5: word(16) as u64,
@@ -99,9 +100,9 @@ const AHEAD: usize = 8;
 
 /// A graph of the session: of training or of evaluation.
 #[derive(Debug)]
-struct Half {
+struct DeviceGraph {
     plan: Plan,
-    ends: Ends,
+    bindings: DeviceBindings,
     program: Program,
     /// How good the answers are.
     tally: Program,
@@ -115,14 +116,14 @@ struct Half {
 /// A model on a GPU.
 #[derive(Debug)]
 pub struct Session {
-    train: Option<Half>,
+    train: Option<DeviceGraph>,
     /// Gradients of the parts of a batch, once there are parts.
     sums: Option<Sums>,
     /// The way to other GPUs that train the same model. Dropped after the graphs that go there.
     exchange: Option<Exchange>,
     /// What the host needs to take part in steps, once it does.
     hosted: Option<Box<HostExchange>>,
-    eval: Half,
+    eval: DeviceGraph,
     bases: Bases,
     arena: Memory,
     parameters: Memory,
@@ -130,11 +131,11 @@ pub struct Session {
     gradients: Memory,
     states: Memory,
     slots: Vec<Memory>,
-    moment: Memory,
-    found: Memory,
+    numbers: Memory,
+    output: Memory,
     input: Input,
     results: Pinned,
-    moments: Vec<(Pinned, Event)>,
+    staged_numbers: Vec<(Pinned, Event)>,
     started: usize,
     rows: u32,
     layers: Layers,
@@ -150,9 +151,9 @@ pub struct Session {
 #[derive(Debug)]
 pub struct Blueprint<'a> {
     /// The training graph, if there is one.
-    pub train: Option<(&'a Plan, Ends)>,
+    pub train: Option<(&'a Plan, DeviceBindings)>,
     /// The evaluation graph.
-    pub eval: (&'a Plan, Ends),
+    pub eval: (&'a Plan, DeviceBindings),
     /// Tensors of the optimizer.
     pub slots: usize,
     /// Whether batches are computed in parts, whose gradients are added up.
@@ -181,7 +182,7 @@ impl Session {
         let gradients = take(room.gradients, "the gradients")?;
         let states = take(states, "the states")?;
         let slots = (0..blueprint.slots).map(|_| take(words, "the optimizer")).collect::<Result<Vec<_>, _>>()?;
-        let (moment, found) = (take(MOMENT_BYTES, "a step's numbers")?, take(FOUND_BYTES, "a step's results")?);
+        let (numbers, output) = (take(NUMBERS_BYTES, "a step's numbers")?, take(OUTPUT_BYTES, "a step's results")?);
         let gates = take(room.gates, "what ReLUs let pass")?;
         let statistics = take(Statistics::bytes(plan), "statistics of all replicas")?;
         let bases = Bases {
@@ -190,26 +191,27 @@ impl Session {
             rounded: rounded.address(),
             gradients: if plan.arena_has_gradients() { arena.address() } else { gradients.address() },
             states: states.address(),
-            pass: moment.address(),
+            pass: numbers.address(),
             gates: gates.address(),
             statistics: statistics.address(),
             channels_last: channels_last(plan),
         };
         let layers = Layers::new(cuda, plan.parameters().length(), (blueprint.decays, blueprint.layer_rates))?;
         let eval_bases = Bases { arena: bases.arena + room.eval_start as u64, ..bases.clone() };
-        let kit = |bases| Kit { cuda, bases, slots: &slots, layers: &layers, moment: &moment, found: &found };
-        let mut train = blueprint.train.map(|(plan, ends)| kit(&bases).half(plan, ends, true)).transpose()?;
-        let mut eval = kit(&eval_bases).half(blueprint.eval.0, blueprint.eval.1, false)?;
-        let programs = || train.iter().chain([&eval]).flat_map(Half::programs);
+        let compiler =
+            |bases| GraphCompiler { cuda, bases, slots: &slots, layers: &layers, numbers: &numbers, output: &output };
+        let compile = |(plan, bindings)| compiler(&bases).graph(plan, bindings, true);
+        let mut train = blueprint.train.map(compile).transpose()?;
+        let mut eval = compiler(&eval_bases).graph(blueprint.eval.0, blueprint.eval.1, false)?;
+        let programs = || train.iter().chain([&eval]).flat_map(DeviceGraph::programs);
         let working = programs().map(Program::scratch_bytes).max().unwrap_or(0);
         room.check_working(cuda, working)?;
         let scratch = take(working, "working memory")?;
-        train.iter_mut().chain([&mut eval]).try_for_each(|half| half.complete(scratch.address()))?;
-        let context = cuda.context();
-        let input = Input::new(cuda, train.iter().chain([&eval]))?;
-        let moments = (0..AHEAD).map(|_| Ok((Pinned::zeroed(context, MOMENT_BYTES)?, Event::new(context)?)));
-        let moments = moments.collect::<Result<Vec<_>, CudaError>>()?;
-        let results = Pinned::zeroed(context, FOUND_BYTES)?;
+        train.iter_mut().chain([&mut eval]).try_for_each(|graph| graph.complete(scratch.address()))?;
+        let (input, context) = (Input::new(cuda, train.iter().chain([&eval]))?, cuda.context());
+        let staged = |_| Ok((Pinned::zeroed(context, NUMBERS_BYTES)?, Event::new(context)?));
+        let staged_numbers = (0..AHEAD).map(staged).collect::<Result<Vec<_>, CudaError>>()?;
+        let results = Pinned::zeroed(context, OUTPUT_BYTES)?;
         drop(alone);
         Ok(Self {
             train,
@@ -222,12 +224,12 @@ impl Session {
             gradients,
             states,
             slots,
-            moment,
-            found,
+            numbers,
+            output,
             input,
             sums: None,
             results,
-            moments,
+            staged_numbers,
             started: 0,
             rows: 0,
             layers,
@@ -251,7 +253,7 @@ impl Session {
 
     /// Calls in a training step.
     pub fn calls(&self) -> usize {
-        self.train.as_ref().map_or(0, |half| half.programs().map(Program::calls).sum())
+        self.train.as_ref().map_or(0, |graph| graph.programs().map(Program::calls).sum())
     }
 
     /// Bytes that it holds on the GPU.
@@ -263,7 +265,7 @@ impl Session {
     pub fn memory(&self) -> [(&'static str, usize); 7] {
         let slots = self.slots.iter().map(Memory::bytes).sum();
         let small =
-            [&self.states, &self.moment, &self.found, &self.statistics].map(Memory::bytes).iter().sum::<usize>()
+            [&self.states, &self.numbers, &self.output, &self.statistics].map(Memory::bytes).iter().sum::<usize>()
                 + self.layers.bytes();
         [
             ("arena", self.arena.bytes()),
@@ -325,7 +327,7 @@ impl Session {
     }
 
     fn plan(&self) -> &Plan {
-        self.train.as_ref().map_or(&self.eval.plan, |half| &half.plan)
+        self.train.as_ref().map_or(&self.eval.plan, |graph| &graph.plan)
     }
 
     /// Starts a training step on the batch that was filled in last, without waiting for it.
@@ -335,43 +337,43 @@ impl Session {
     ///
     /// # Panics
     /// When the session has no training graph.
-    pub fn start(&mut self, moment: &Moment) -> Result<(), CudaError> {
+    pub fn start(&mut self, numbers: &StepNumbers) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        self.give(moment)?;
+        self.give(numbers)?;
         self.train.as_mut().expect("a training graph").start(&cuda, self.exchange.as_ref())?;
-        cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)
+        cuda.stream().download_later(self.output.address(), &mut self.results, OUTPUT_BYTES)
     }
 
-    /// Waits for all steps that were started; what the last one found.
+    /// Waits for all steps that were started; what the last one gave back.
     ///
     /// # Errors
     /// When the GPU does not answer.
-    pub fn finish(&mut self) -> Result<Found, CudaError> {
+    pub fn finish(&mut self) -> Result<DeviceOutput, CudaError> {
         let _alone = self.cuda.enter()?;
         self.cuda.stream().wait()?;
-        Ok(found_in(self.results.bytes_mut()))
+        Ok(output_in(self.results.bytes_mut()))
     }
 
     /// Answers the batch that was filled in last: logits of the rows that it has, and how good they are.
     ///
     /// # Errors
     /// When the GPU does not answer.
-    pub fn evaluate(&mut self) -> Result<(Vec<f32>, Found), CudaError> {
+    pub fn evaluate(&mut self) -> Result<(Vec<f32>, DeviceOutput), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         {
             let _alone = cuda.enter()?;
             let nothing = Update::Descent { rate: 0.0, decay: 0.0 };
-            self.give(&Moment { pass: Pass::default(), norm_max: f32::INFINITY, rules: [nothing; 2] })?;
+            self.give(&StepNumbers { pass: Pass::default(), norm_max: f32::INFINITY, rules: [nothing; 2] })?;
             self.eval.start(&cuda, None)?;
-            cuda.stream().download_later(self.found.address(), &mut self.results, FOUND_BYTES)?;
+            cuda.stream().download_later(self.output.address(), &mut self.results, OUTPUT_BYTES)?;
         }
-        let found = self.finish()?;
+        let output = self.finish()?;
         let _alone = cuda.enter()?;
-        let shape = self.eval.plan.graph().shape(self.eval.ends.logits);
+        let shape = self.eval.plan.graph().shape(self.eval.bindings.logits);
         let mut logits = vec![0.0f32; self.rows as usize * shape.last()];
-        cuda.stream().download(self.eval.address(self.eval.ends.logits), bytes_of_mut(&mut logits))?;
-        Ok((logits, found))
+        cuda.stream().download(self.eval.address(self.eval.bindings.logits), bytes_of_mut(&mut logits))?;
+        Ok((logits, output))
     }
 
     /// Seconds of every node of the training graph on the batch that was filled in last. Changes states, and no weights.
@@ -384,14 +386,14 @@ impl Session {
     pub fn profile(&mut self) -> Result<Vec<f64>, CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let half = self.train.as_ref().expect("a training graph");
-        let nodes = half.plan.graph().nodes().len();
+        let graph = self.train.as_ref().expect("a training graph");
+        let nodes = graph.plan.graph().nodes().len();
         let events = (0..=nodes).map(|_| Event::new(cuda.context())).collect::<Result<Vec<_>, _>>()?;
         // Twice: the first time, libraries load what they load late.
         for _ in 0..2 {
             events[0].record(cuda.stream())?;
             for node in 0..nodes {
-                half.program.start_node(&cuda, cuda.stream(), node)?;
+                graph.program.start_node(&cuda, cuda.stream(), node)?;
                 events[node + 1].record(cuda.stream())?;
             }
             cuda.stream().wait()?;
@@ -400,20 +402,20 @@ impl Session {
     }
 
     /// Has the numbers of a step copied before it.
-    fn give(&mut self, moment: &Moment) -> Result<(), CudaError> {
-        let (pinned, copied) = &mut self.moments[self.started % AHEAD];
+    fn give(&mut self, numbers: &StepNumbers) -> Result<(), CudaError> {
+        let (pinned, copied) = &mut self.staged_numbers[self.started % AHEAD];
         if self.started >= AHEAD {
             copied.wait()?;
         }
-        write_moment(pinned.bytes_mut(), moment, self.rows);
-        self.cuda.stream().upload_later(self.moment.address(), pinned, MOMENT_BYTES)?;
+        write_numbers(pinned.bytes_mut(), numbers, self.rows);
+        self.cuda.stream().upload_later(self.numbers.address(), pinned, NUMBERS_BYTES)?;
         copied.record(self.cuda.stream())?;
         self.started += 1;
         Ok(())
     }
 }
 
-impl Half {
+impl DeviceGraph {
     fn address(&self, value: Value) -> u64 {
         let Place::Arena(offset) = self.plan.place(value) else { panic!("inputs and outputs live in the arena") };
         self.arena + offset as u64
@@ -445,37 +447,37 @@ impl Half {
     }
 }
 
-/// What halves are built with.
-struct Kit<'a> {
+/// What the programs of a graph are made with: where everything stands on the device.
+struct GraphCompiler<'a> {
     cuda: &'a Cuda,
     bases: &'a Bases,
     slots: &'a [Memory],
     layers: &'a Layers,
-    moment: &'a Memory,
-    found: &'a Memory,
+    numbers: &'a Memory,
+    output: &'a Memory,
 }
 
-impl Kit<'_> {
-    fn half(&self, plan: &Plan, ends: Ends, trains: bool) -> Result<Half, CudaError> {
+impl GraphCompiler<'_> {
+    fn graph(&self, plan: &Plan, bindings: DeviceBindings, trains: bool) -> Result<DeviceGraph, CudaError> {
         let program = Program::new(self.cuda, plan, self.bases, true)?;
-        let tally = self.tally(plan, ends)?;
+        let tally = self.tally(plan, bindings)?;
         let update = trains.then(|| self.update(plan)).transpose()?;
         let (recorded, arena) = (Recorded::default(), self.bases.arena);
-        Ok(Half { plan: plan.clone(), ends, program, tally, update, recorded, arena })
+        Ok(DeviceGraph { plan: plan.clone(), bindings, program, tally, update, recorded, arena })
     }
 
     /// What follows the graph.
-    fn tally(&self, plan: &Plan, ends: Ends) -> Result<Program, CudaError> {
+    fn tally(&self, plan: &Plan, bindings: DeviceBindings) -> Result<Program, CudaError> {
         let address = |value: Value| match plan.place(value) {
             Place::Arena(offset) => Address::Fixed(self.bases.arena + offset as u64),
             _ => panic!("inputs and outputs live in the arena"),
         };
-        let shape = plan.graph().shape(ends.logits);
+        let shape = plan.graph().shape(bindings.logits);
         let size = (shape.elements() / shape.last(), shape.last());
         Program::of_calls(self.cuda, |builder| {
-            let rows = Address::Fixed(self.moment.address() + ROWS_AT);
-            let found = Address::Fixed(self.found.address());
-            lower::tally(builder, address(ends.logits), address(ends.targets), rows, size, found)
+            let rows = Address::Fixed(self.numbers.address() + ROWS_AT);
+            let output = Address::Fixed(self.output.address());
+            lower::tally(builder, address(bindings.logits), address(bindings.targets), rows, size, output)
         })
     }
 }

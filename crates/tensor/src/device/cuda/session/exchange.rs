@@ -103,7 +103,7 @@ impl Session {
     /// How long the sums are that every step of the training graph makes with others, in order: see
     /// [`Group::join`].
     pub fn sum_lengths(&self) -> Vec<usize> {
-        let pieces = self.train.iter().flat_map(|half| pieces_of(&half.plan));
+        let pieces = self.train.iter().flat_map(|graph| pieces_of(&graph.plan));
         pieces.map(|piece| piece.elements).collect()
     }
 
@@ -117,12 +117,12 @@ impl Session {
     pub fn join(&mut self, group: Group) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let half = self.train.as_mut().expect("a training graph");
-        if half.plan.shares_statistics() {
+        let graph = self.train.as_mut().expect("a training graph");
+        if graph.plan.shares_statistics() {
             return Err(CudaError("within a graph, statistics of a batch-norm are those of this GPU's batch".into()));
         }
-        (half.recorded, self.sums) = (Recorded::default(), None);
-        self.exchange = Some(Exchange::new(&cuda, group, &half.plan, self.bases.gradients)?);
+        (graph.recorded, self.sums) = (Recorded::default(), None);
+        self.exchange = Some(Exchange::new(&cuda, group, &graph.plan, self.bases.gradients)?);
         Ok(())
     }
 }

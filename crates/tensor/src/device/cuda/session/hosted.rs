@@ -29,11 +29,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bucket::{BucketStaging, Buffers, MOMENT_STRIDE, Sequence};
+use bucket::{BucketStaging, Buffers, NUMBERS_STRIDE, Sequence};
 use statistics::PinnedSums;
 
-use super::update::{MOMENT_BYTES, Stepping, VERDICT_BYTES};
-use super::{FOUND_BYTES, Found, Kit, Moment, Session, found_in, write_moment};
+use super::update::{NUMBERS_BYTES, Stepping, VERDICT_BYTES};
+use super::{DeviceOutput, GraphCompiler, OUTPUT_BYTES, Session, StepNumbers, output_in, write_numbers};
 use crate::device::cuda::CudaError;
 use crate::device::cuda::driver::{Event, Memory, Pinned, Stream};
 use crate::device::cuda::graph::Recorded;
@@ -51,42 +51,42 @@ pub(super) struct HostExchange {
     /// The verdict on all sums together, and the step.
     update: Sequence,
     /// The numbers of that step, and whether they were copied.
-    moment: (Pinned, Event),
+    step_numbers: (Pinned, Event),
     tally: (Pinned, Event),
     numbers: PinnedSums,
     outgoing: Stream,
     incoming: Stream,
     staged: Memory,
     sums: Memory,
-    moments: Memory,
+    staged_numbers: Memory,
     _verdicts: Memory,
     _scratch: Memory,
 }
 
 impl HostExchange {
-    fn new(kit: &Kit<'_>, plan: &Plan) -> Result<Self, CudaError> {
-        let context = kit.cuda.context();
+    fn new(compiler: &GraphCompiler<'_>, plan: &Plan) -> Result<Self, CudaError> {
+        let context = compiler.cuda.context();
         let (count, words) = (plan.buckets().len(), plan.parameters().length() * DType::F32.bytes());
         let take = |bytes: usize, what: &str| Memory::zeroed(context, bytes, what);
         let (staged, sums) = (take(words, "gradients in the host's order")?, take(words, "sums of gradients")?);
-        let moments = take((count + 1) * MOMENT_STRIDE, "the numbers of buckets")?;
+        let staged_numbers = take((count + 1) * NUMBERS_STRIDE, "the numbers of buckets")?;
         let verdicts = take(count * VERDICT_BYTES, "verdicts on buckets")?;
         let buffers = Buffers {
             staged: staged.address(),
             sums: sums.address(),
-            moments: moments.address(),
+            staged_numbers: staged_numbers.address(),
             verdicts: verdicts.address(),
         };
-        let buckets = (0..count).map(|number| BucketStaging::new(kit, plan, number, buffers));
+        let buckets = (0..count).map(|number| BucketStaging::new(compiler, plan, number, buffers));
         let mut buckets = buckets.collect::<Result<Vec<_>, _>>()?;
         let stepping = Stepping {
             elements: 0..plan.parameters().length(),
             gradients: sums.address(),
-            moment: moments.address() + (count * MOMENT_STRIDE) as u64,
-            loss: kit.found.address(),
-            verdict: kit.found.address() + 24,
+            numbers: staged_numbers.address() + (count * NUMBERS_STRIDE) as u64,
+            loss: compiler.output.address(),
+            verdict: compiler.output.address() + 24,
         };
-        let mut update = Sequence::new(kit.update_some(&stepping)?);
+        let mut update = Sequence::new(compiler.update_some(&stepping)?);
         // One after the other on the main stream, so that they share working memory.
         let mut sequences: Vec<&mut Sequence> = buckets.iter_mut().flat_map(BucketStaging::sequences).collect();
         sequences.push(&mut update);
@@ -97,14 +97,14 @@ impl HostExchange {
             segments: BTreeMap::new(),
             buckets,
             update,
-            moment: (Pinned::zeroed(context, MOMENT_BYTES)?, Event::between(context)?),
-            tally: (Pinned::zeroed(context, FOUND_BYTES)?, Event::between(context)?),
-            numbers: PinnedSums::new(kit.cuda, plan)?,
+            step_numbers: (Pinned::zeroed(context, NUMBERS_BYTES)?, Event::between(context)?),
+            tally: (Pinned::zeroed(context, OUTPUT_BYTES)?, Event::between(context)?),
+            numbers: PinnedSums::new(compiler.cuda, plan)?,
             outgoing: Stream::new(context)?,
             incoming: Stream::new(context)?,
             staged,
             sums,
-            moments,
+            staged_numbers,
             _verdicts: verdicts,
             _scratch: scratch,
         })
@@ -143,8 +143,8 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let plan = &self.train.as_ref().expect(HOSTED).plan;
-        let Self { bases, slots, layers, moment, found, .. } = &*self;
-        let hosted = HostExchange::new(&Kit { cuda: &cuda, bases, slots, layers, moment, found }, plan)?;
+        let Self { bases, slots, layers, numbers, output, .. } = &*self;
+        let hosted = HostExchange::new(&GraphCompiler { cuda: &cuda, bases, slots, layers, numbers, output }, plan)?;
         self.hosted = Some(Box::new(hosted));
         Ok(())
     }
@@ -158,10 +158,10 @@ impl Session {
     ///
     /// # Errors
     /// When the GPU does not answer.
-    pub fn begin_step(&mut self, moment: &Moment) -> Result<(), CudaError> {
+    pub fn begin_step(&mut self, numbers: &StepNumbers) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        self.give(moment)
+        self.give(numbers)
     }
 
     /// Starts consecutive nodes of the training graph, without waiting for them. The same nodes are started
@@ -250,9 +250,9 @@ impl Session {
     ///
     /// # Panics
     /// When the sums are not as many as the bucket's elements, or as [`Session::staging_mut`].
-    pub fn apply_sums(&mut self, bucket: usize, sums: &[f32], moment: &Moment) -> Result<(), CudaError> {
+    pub fn apply_sums(&mut self, bucket: usize, sums: &[f32], numbers: &StepNumbers) -> Result<(), CudaError> {
         self.staging_mut(bucket)?.copy_from_slice(sums);
-        self.apply_staged_sums(bucket, moment)
+        self.apply_staged_sums(bucket, numbers)
     }
 
     /// As [`Session::apply_sums`] with what was written to [`Session::staging_mut`].
@@ -262,11 +262,11 @@ impl Session {
     ///
     /// # Panics
     /// As [`Session::staging_mut`].
-    pub fn apply_staged_sums(&mut self, bucket: usize, moment: &Moment) -> Result<(), CudaError> {
+    pub fn apply_staged_sums(&mut self, bucket: usize, numbers: &StepNumbers) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let HostExchange { buckets, incoming, .. } = self.hosted();
-        buckets[bucket].apply_sums(&cuda, incoming, moment)
+        buckets[bucket].apply_sums(&cuda, incoming, numbers)
     }
 
     /// Replaces the weights of a bucket, after everything that was started so far.
@@ -322,7 +322,7 @@ impl Session {
     }
 
     /// Makes the optimizer's step with the sums of all buckets, which are scaled down to the norm of
-    /// `moment`. A loss that is no number, as [`Session::start_tally`] found it last, or sums that are none,
+    /// `numbers`. A loss that is no number, as [`Session::start_tally`] found it last, or sums that are none,
     /// change nothing: [`Session::finish`] tells, and their norm.
     ///
     /// # Errors
@@ -330,19 +330,19 @@ impl Session {
     ///
     /// # Panics
     /// When the host does not take part in steps.
-    pub fn update_all(&mut self, moment: &Moment) -> Result<(), CudaError> {
+    pub fn update_all(&mut self, numbers: &StepNumbers) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let (rows, stream) = (self.rows, cuda.stream());
         let hosted = self.hosted();
-        let (pinned, copied) = &mut hosted.moment;
+        let (pinned, copied) = &mut hosted.step_numbers;
         copied.wait()?;
-        write_moment(pinned.bytes_mut(), moment, rows);
-        let address = hosted.moments.address() + (hosted.buckets.len() * MOMENT_STRIDE) as u64;
-        stream.upload_later(address, pinned, MOMENT_BYTES)?;
+        write_numbers(pinned.bytes_mut(), numbers, rows);
+        let address = hosted.staged_numbers.address() + (hosted.buckets.len() * NUMBERS_STRIDE) as u64;
+        stream.upload_later(address, pinned, NUMBERS_BYTES)?;
         copied.record(stream)?;
         hosted.update.start(&cuda)?;
-        stream.download_later(self.found.address(), &mut self.results, FOUND_BYTES)
+        stream.download_later(self.output.address(), &mut self.results, OUTPUT_BYTES)
     }
 
     /// The first bucket whose sums were not all numbers and were therefore not applied, at any time; of steps
@@ -375,9 +375,9 @@ impl Session {
         let _alone = cuda.enter()?;
         let stream = cuda.stream();
         self.train.as_ref().expect(HOSTED).tally.start(&cuda, stream)?;
-        let address = self.found.address();
+        let address = self.output.address();
         let (pinned, counted) = &mut self.hosted().tally;
-        stream.download_later(address, pinned, FOUND_BYTES)?;
+        stream.download_later(address, pinned, OUTPUT_BYTES)?;
         counted.record(stream)
     }
 
@@ -389,12 +389,12 @@ impl Session {
     ///
     /// # Panics
     /// When the host does not take part in steps.
-    pub fn tally(&mut self) -> Result<Found, CudaError> {
+    pub fn tally(&mut self) -> Result<DeviceOutput, CudaError> {
         self.cuda.context().enter()?;
         let (pinned, counted) = &mut self.hosted().tally;
         counted.wait()?;
-        let found = found_in(pinned.bytes_mut());
-        Ok(Found { loss_is_finite: found.loss.is_finite(), gradients_are_finite: true, norm: 0.0, ..found })
+        let output = output_in(pinned.bytes_mut());
+        Ok(DeviceOutput { loss_is_finite: output.loss.is_finite(), gradients_are_finite: true, norm: 0.0, ..output })
     }
 
     /// Waits until everything that was started is done, copies included.

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::{AHEAD, Album, Half, Session};
+use super::{AHEAD, Album, DeviceGraph, Session};
 use crate::bf16::Bf16;
 use crate::buffer::bytes_of;
 use crate::device::cuda::driver::{Event, Memory, Pinned, Stream};
@@ -81,14 +81,14 @@ struct Tray {
 }
 
 impl Input {
-    pub fn new<'a>(cuda: &Cuda, halves: impl Iterator<Item = &'a Half> + Clone) -> Result<Self, CudaError> {
+    pub fn new<'a>(cuda: &Cuda, graphs: impl Iterator<Item = &'a DeviceGraph> + Clone) -> Result<Self, CudaError> {
         let context = cuda.context();
-        let most = |value: fn(&Half) -> Value| {
-            halves.clone().map(|half| half.plan.graph().info(value(half)).bytes()).max().unwrap_or(0)
+        let most = |value: fn(&DeviceGraph) -> Value| {
+            graphs.clone().map(|graph| graph.plan.graph().info(value(graph)).bytes()).max().unwrap_or(0)
         };
-        let (bytes, targets) = (most(|half| half.ends.x), most(|half| half.ends.targets));
-        let views =
-            halves.clone().map(|half| half.plan.graph().shape(half.ends.x)[0]).max().unwrap_or(0) * size_of::<View>();
+        let (bytes, targets) = (most(|graph| graph.bindings.x), most(|graph| graph.bindings.targets));
+        let views = graphs.clone().map(|graph| graph.plan.graph().shape(graph.bindings.x)[0]).max().unwrap_or(0)
+            * size_of::<View>();
         let slips = (0..AHEAD).map(|_| Ok((Pinned::zeroed(context, views + targets + 4)?, Event::new(context)?)));
         Ok(Self {
             direct: None,
@@ -126,19 +126,19 @@ impl Input {
 }
 
 impl Session {
-    fn half(&self, trains: bool) -> &Half {
+    fn graph(&self, trains: bool) -> &DeviceGraph {
         if trains { self.train.as_ref().expect("a training graph") } else { &self.eval }
     }
 
     /// Has classes and the gradient of the loss copied, and views if there are some.
     fn slip(&mut self, targets: &[i32], seed: Option<f32>, views: &[View]) -> Result<(), CudaError> {
-        let half = self.half(seed.is_some());
-        let mut padded = vec![0i32; half.plan.graph().info(half.ends.targets).shape.elements()];
+        let graph = self.graph(seed.is_some());
+        let mut padded = vec![0i32; graph.plan.graph().info(graph.bindings.targets).shape.elements()];
         padded[..targets.len()].copy_from_slice(targets);
         let seeds = [seed.unwrap_or(0.0)];
-        let mut parts = vec![(half.address(half.ends.targets), bytes_of(&padded))];
-        if let (Some(value), true) = (half.ends.seed, seed.is_some()) {
-            parts.push((half.address(value), bytes_of(&seeds)));
+        let mut parts = vec![(graph.address(graph.bindings.targets), bytes_of(&padded))];
+        if let (Some(value), true) = (graph.bindings.seed, seed.is_some()) {
+            parts.push((graph.address(value), bytes_of(&seeds)));
         }
         if !views.is_empty() {
             parts.push((self.input.views.address(), bytes_of(views.as_flattened())));
@@ -158,9 +158,9 @@ impl Session {
     pub fn fill(&mut self, samples: Samples<'_>, targets: &[i32], seed: Option<f32>) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let (half, stream) = (self.half(seed.is_some()), cuda.stream());
-        let info = half.plan.graph().info(half.ends.x);
-        let (dtype, room, address) = (info.dtype, info.bytes(), half.address(half.ends.x));
+        let (graph, stream) = (self.graph(seed.is_some()), cuda.stream());
+        let info = graph.plan.graph().info(graph.bindings.x);
+        let (dtype, room, address) = (info.dtype, info.bytes(), graph.address(graph.bindings.x));
         let bytes = samples.bytes(dtype);
         assert!(bytes <= room, "no more samples than planned");
         // The last copy from here is done.
@@ -184,11 +184,11 @@ impl Session {
     ///
     /// # Panics
     /// When the batch is larger than planned, or of another kind.
-    pub fn bring(&mut self, samples: Samples<'_>) -> Result<(), CudaError> {
+    pub fn prefetch(&mut self, samples: Samples<'_>) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         cuda.context().enter()?;
-        let (half, input) = (self.half(true), &self.input);
-        let dtype = half.plan.graph().dtype(half.ends.x);
+        let (graph, input) = (self.graph(true), &self.input);
+        let dtype = graph.plan.graph().dtype(graph.bindings.x);
         let bytes = samples.bytes(dtype);
         assert!(bytes <= input.sample_bytes, "no more samples than planned");
         let input = &mut self.input;
@@ -225,8 +225,8 @@ impl Session {
     pub fn fill_coming(&mut self, targets: &[i32], seed: f32) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let (half, stream) = (self.half(true), cuda.stream());
-        let (room, address) = (half.plan.graph().info(half.ends.x).bytes(), half.address(half.ends.x));
+        let (graph, stream) = (self.graph(true), cuda.stream());
+        let (room, address) = (graph.plan.graph().info(graph.bindings.x).bytes(), graph.address(graph.bindings.x));
         let tray = &self.input.trays[self.input.coming.expect("a batch was brought")];
         stream.wait_for(&tray.arrived)?;
         if tray.length < room {
@@ -247,8 +247,8 @@ impl Session {
     pub fn look(&mut self, album: &Album, views: &[View], targets: &[i32], seed: Option<f32>) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let half = self.half(seed.is_some());
-        let (info, address) = (half.plan.graph().info(half.ends.x), half.address(half.ends.x));
+        let graph = self.graph(seed.is_some());
+        let (info, address) = (graph.plan.graph().info(graph.bindings.x), graph.address(graph.bindings.x));
         assert!(info.dtype.is_float() && info.shape[1..] == album.size(), "images of the graph's size");
         assert!(
             views.len() <= info.shape[0] && views.iter().all(|view| album.has(view[0])),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Exchange, FOUND_BYTES, Moment, Session};
+use super::{Exchange, OUTPUT_BYTES, Session, StepNumbers};
 use crate::device::cuda::driver::{Function, Memory, Stream};
 use crate::device::cuda::graph::Recorded;
 use crate::device::cuda::program::BLOCK;
@@ -107,13 +107,13 @@ impl Session {
     ///
     /// # Panics
     /// When the session has no training graph, or there is only one part.
-    pub fn start_part(&mut self, moment: &Moment, (part, parts): (usize, usize)) -> Result<(), CudaError> {
+    pub fn start_part(&mut self, numbers: &StepNumbers, (part, parts): (usize, usize)) -> Result<(), CudaError> {
         assert!(part < parts && parts > 1, "part {part} of {parts}");
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        self.give(moment)?;
-        let (half, stream) = (self.train.as_ref().expect("a training graph"), cuda.stream());
-        let elements = half.plan.parameters().length();
+        self.give(numbers)?;
+        let (graph, stream) = (self.train.as_ref().expect("a training graph"), cuda.stream());
+        let elements = graph.plan.parameters().length();
         if self.sums.is_none() {
             self.sums = Some(Sums::new(&cuda, elements)?);
         }
@@ -121,22 +121,22 @@ impl Session {
         let (function, addresses) = (sums.add, [sums.memory.address(), self.bases.gradients]);
         let add = |range, which| add(stream, function, addresses, range, which);
         if part + 1 < parts {
-            let calls = || half.program.start(&cuda, stream).and_then(|()| half.tally.start(&cuda, stream));
+            let calls = || graph.program.start(&cuda, stream).and_then(|()| graph.tally.start(&cuda, stream));
             sums.part.start(stream, true, calls)?;
             add(0..elements, if part == 0 { Which::First } else { Which::Between })?;
         } else {
             let exchange = self.exchange.as_ref();
             let work = || {
                 match exchange {
-                    Some(exchange) => exchange.start(&half.program, &cuda, stream, |range| add(range, Which::Last))?,
-                    None => half.program.start(&cuda, stream).and_then(|()| add(0..elements, Which::Last))?,
+                    Some(exchange) => exchange.start(&graph.program, &cuda, stream, |range| add(range, Which::Last))?,
+                    None => graph.program.start(&cuda, stream).and_then(|()| add(0..elements, Which::Last))?,
                 }
-                half.tally.start(&cuda, stream)?;
-                half.update.iter().try_for_each(|update| update.start(&cuda, stream))
+                graph.tally.start(&cuda, stream)?;
+                graph.update.iter().try_for_each(|update| update.start(&cuda, stream))
             };
             let calls = || exchange.map(Exchange::calls).transpose();
             sums.last.start_with(stream, exchange.is_none(), work, calls)?;
         }
-        stream.download_later(self.found.address(), &mut self.results, FOUND_BYTES)
+        stream.download_later(self.output.address(), &mut self.results, OUTPUT_BYTES)
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct Room {
 impl Room {
     /// Counts, and refuses what cannot fit.
     pub fn new(cuda: &Cuda, blueprint: &Blueprint<'_>) -> Result<Self, CudaError> {
-        let (plan, ends) = blueprint.train.unwrap_or(blueprint.eval);
+        let (plan, bindings) = blueprint.train.unwrap_or(blueprint.eval);
         let words = plan.parameters().length() * 4;
         let shared = plan.arena_has_gradients();
         let eval_start = if shared { words.next_multiple_of(SHARED_ALIGNMENT_BYTES) } else { 0 };
@@ -41,7 +41,7 @@ impl Room {
             gates: blueprint.train.map_or(0, |(plan, _)| Joins::new(plan).gate_bytes),
             fixed: words * (1 + blueprint.slots) + words / 2 + gradients + plan.states().length() * 4,
             sums: if blueprint.parts { words } else { 0 },
-            batch: plan.graph().shape(ends.x)[0],
+            batch: plan.graph().shape(bindings.x)[0],
         };
         room.check(0, cuda.context().memory()?)?;
         Ok(room)

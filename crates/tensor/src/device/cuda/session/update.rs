@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::{Kit, Moment};
+use super::{GraphCompiler, StepNumbers};
 use crate::device::cpu::update::Update;
 use crate::device::cuda::bound::{PASS_BYTES, pass_bytes};
 use crate::device::cuda::driver::Memory;
@@ -13,8 +13,8 @@ use crate::device::cuda::program::{Address, Argument, BLOCK, Builder, Program};
 use crate::device::cuda::{Cuda, CudaError};
 use crate::plan::Plan;
 
-/// Bytes of [`Moment`] on the device: the pass, norm, rows, two rules of a kind and nine numbers.
-pub(super) const MOMENT_BYTES: usize = PASS_BYTES + 8 + 2 * 40;
+/// Bytes of [`StepNumbers`] on the device: the pass, norm, rows, two rules of a kind and nine numbers.
+pub(super) const NUMBERS_BYTES: usize = PASS_BYTES + 8 + 2 * 40;
 /// Where the number of rows stands in them.
 pub(super) const ROWS_AT: u64 = PASS_BYTES as u64 + 4;
 /// Elements whose squares a block sums, as a task of the CPU does.
@@ -95,7 +95,7 @@ impl Rates {
         &self,
         builder: &mut Builder<'_>,
         (tensors, elements): ([Address; 2], &Range<usize>),
-        [moment, verdict]: [Address; 2],
+        [numbers, verdict]: [Address; 2],
     ) -> Result<(), CudaError> {
         let (ranges, firsts) = &self.layers;
         let before = |end: usize| ranges.partition_point(|layer| layer.start < end);
@@ -115,7 +115,7 @@ impl Rates {
             [weights, gradients, words, verdict.into(), sums.plus(pieces.start * 2 * size_of::<f64>()).into()];
         builder.launch("layer_squares", [pieces.len(), 1, 1], BLOCK, &arguments)?;
         let [firsts, rates] = [&self.firsts, &self.rates].map(|memory| at(memory, layers.start, size_of::<f32>()));
-        let arguments = [sums.into(), firsts, moment.into(), self.coefficient.into(), rates];
+        let arguments = [sums.into(), firsts, numbers.into(), self.coefficient.into(), rates];
         builder.launch("layer_rates", [layers.len(), 1, 1], BLOCK, &arguments)
     }
 }
@@ -128,7 +128,7 @@ pub(super) struct Stepping {
     /// Where all gradients stand.
     pub gradients: u64,
     /// The numbers of the step.
-    pub moment: u64,
+    pub numbers: u64,
     /// The loss, which has to be a number; 0 for none.
     pub loss: u64,
     /// Where the verdict on the gradients goes.
@@ -138,22 +138,22 @@ pub(super) struct Stepping {
 /// Bytes of a verdict.
 pub(super) const VERDICT_BYTES: usize = 16;
 
-impl Kit<'_> {
+impl GraphCompiler<'_> {
     /// What follows in training: the verdict and the step.
     pub fn update(&self, plan: &Plan) -> Result<Program, CudaError> {
         self.update_some(&Stepping {
             elements: 0..plan.parameters().length(),
             gradients: self.bases.gradients,
-            moment: self.moment.address(),
-            loss: self.found.address(),
-            verdict: self.found.address() + 24,
+            numbers: self.numbers.address(),
+            loss: self.output.address(),
+            verdict: self.output.address() + 24,
         })
     }
 
     /// The verdict on some gradients, and the step of their parameters.
     pub fn update_some(&self, stepping: &Stepping) -> Result<Program, CudaError> {
-        let Stepping { elements: ref range, gradients, moment, loss, verdict } = *stepping;
-        let [moment, loss, verdict] = [moment, loss, verdict].map(Address::Fixed);
+        let Stepping { elements: ref range, gradients, numbers, loss, verdict } = *stepping;
+        let [numbers, loss, verdict] = [numbers, loss, verdict].map(Address::Fixed);
         let from = |address: u64, bytes: usize| match address {
             0 => Address::Fixed(0),
             address => Address::Fixed(address + (range.start * bytes) as u64),
@@ -164,12 +164,12 @@ impl Kit<'_> {
             let partial = builder.scratch(chunks * size_of::<f64>());
             let arguments = [from(gradients, 4).into(), elements.into(), partial.into()];
             builder.launch("gradient_squares", [chunks, 1, 1], BLOCK, &arguments)?;
-            let arguments = [partial.into(), (chunks as i32).into(), loss.into(), moment.into(), verdict.into()];
+            let arguments = [partial.into(), (chunks as i32).into(), loss.into(), numbers.into(), verdict.into()];
             builder.launch("gradient_verdict", [1, 1, 1], BLOCK, &arguments)?;
             let tensors = [self.bases.parameters, gradients];
             let rates = self.layers.rates.as_ref();
             let all = (tensors.map(Address::Fixed), range);
-            rates.map_or(Ok(()), |rates| rates.launch(builder, all, [moment, verdict]))?;
+            rates.map_or(Ok(()), |rates| rates.launch(builder, all, [numbers, verdict]))?;
             let slot = |index: usize| from(self.slots.get(index).map_or(0, Memory::address), 4);
             let mut arguments: Vec<Argument> = tensors.map(|address| from(address, 4).into()).into();
             arguments.extend([slot(0), slot(1), from(self.bases.rounded, 2)].map(Argument::from));
@@ -177,7 +177,7 @@ impl Kit<'_> {
             let rates = rates.map_or(0, |rates| rates.rates.address());
             arguments.extend([marks, rates].map(Address::Fixed).map(Argument::from));
             arguments.push(elements.into());
-            arguments.extend([moment, verdict].map(Argument::from));
+            arguments.extend([numbers, verdict].map(Argument::from));
             builder.launch_each("update_parameters", elements.div_ceil(4), &arguments)
         })
     }
@@ -208,16 +208,16 @@ fn u64_bytes(word: usize) -> [u8; 8] {
 }
 
 /// Writes the numbers of a step as the kernels read them.
-pub(super) fn write_moment(bytes: &mut [u8], moment: &Moment, rows: u32) {
+pub(super) fn write_numbers(bytes: &mut [u8], numbers: &StepNumbers, rows: u32) {
     let mut at = 0;
     let mut put = |word: &[u8]| {
         bytes[at..at + word.len()].copy_from_slice(word);
         at += word.len();
     };
-    put(&pass_bytes(moment.pass));
-    put(&moment.norm_max.to_le_bytes());
+    put(&pass_bytes(numbers.pass));
+    put(&numbers.norm_max.to_le_bytes());
     put(&rows.to_le_bytes());
-    for rule in moment.rules {
+    for rule in numbers.rules {
         let (kind, numbers) = constants(rule);
         put(&kind.to_le_bytes());
         numbers.iter().for_each(|number| put(&number.to_le_bytes()));
@@ -265,15 +265,15 @@ mod tests {
             decay: 8.0,
             kept: 9.0,
         };
-        let mut bytes = [0; MOMENT_BYTES];
+        let mut bytes = [0; NUMBERS_BYTES];
         let pass = Pass { seed: 1, step: 2, first_sample: 3, samples: 4 };
-        let moment = Moment { pass, norm_max: 3.0, rules: [adam; 2] };
-        write_moment(&mut bytes, &moment, 7);
+        let numbers = StepNumbers { pass, norm_max: 3.0, rules: [adam; 2] };
+        write_numbers(&mut bytes, &numbers, 7);
         let words: Vec<u64> =
             bytes[..PASS_BYTES].chunks(8).map(|w| u64::from_le_bytes(w.try_into().unwrap())).collect();
         assert_eq!(words, [1, 2, 3, 4]);
         assert_eq!(u32::from_le_bytes(bytes[ROWS_AT as usize..][..4].try_into().unwrap()), 7);
-        assert_eq!(f32::from_le_bytes(bytes[MOMENT_BYTES - 4..].try_into().unwrap()), 9.0);
+        assert_eq!(f32::from_le_bytes(bytes[NUMBERS_BYTES - 4..].try_into().unwrap()), 9.0);
     }
 
     #[test]

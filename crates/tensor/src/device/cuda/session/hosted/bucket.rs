@@ -19,8 +19,8 @@ use std::ops::Range;
 use crate::device::cuda::driver::{Event, Pinned, Stream};
 use crate::device::cuda::graph::Recorded;
 use crate::device::cuda::program::{Address, Builder, Call, Program};
-use crate::device::cuda::session::update::{MOMENT_BYTES, Stepping, VERDICT_BYTES};
-use crate::device::cuda::session::{Kit, Moment, write_moment};
+use crate::device::cuda::session::update::{NUMBERS_BYTES, Stepping, VERDICT_BYTES};
+use crate::device::cuda::session::{GraphCompiler, StepNumbers, write_numbers};
 use crate::device::cuda::{Cuda, CudaError, lower};
 use crate::dtype::DType;
 use crate::plan::{ALIGNMENT_BYTES, Bucket, Place, Plan};
@@ -69,13 +69,13 @@ pub(super) struct Buffers {
     /// Sums of gradients, in the device's order.
     pub sums: u64,
     /// The numbers of the step that a bucket's sums belong to.
-    pub moments: u64,
+    pub staged_numbers: u64,
     /// Verdicts on sums.
     pub verdicts: u64,
 }
 
 /// Bytes between two buckets' numbers.
-pub(super) const MOMENT_STRIDE: usize = MOMENT_BYTES.next_multiple_of(64);
+pub(super) const NUMBERS_STRIDE: usize = NUMBERS_BYTES.next_multiple_of(64);
 
 /// A bucket on its way.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ pub(super) struct BucketStaging {
     length: usize,
     /// Where its part of the staging buffer begins, its numbers of a step, and its verdict.
     address: u64,
-    moment: u64,
+    numbers: u64,
     verdict: u64,
     /// Puts gradients into the staging buffer.
     from_gradients: Sequence,
@@ -96,7 +96,7 @@ pub(super) struct BucketStaging {
     gradients: Pinned,
     /// Sums or weights, and the numbers of a step behind them.
     incoming: Pinned,
-    found: Pinned,
+    output: Pinned,
     staged: Event,
     arrived: Event,
     uploaded: Event,
@@ -108,49 +108,49 @@ pub(super) struct BucketStaging {
 }
 
 impl BucketStaging {
-    /// Bucket `number` of a plan, whose arena begins at `kit`'s.
-    pub fn new(kit: &Kit<'_>, plan: &Plan, number: usize, buffers: Buffers) -> Result<Self, CudaError> {
-        let (bucket, context) = (&plan.buckets()[number], kit.cuda.context());
+    /// Bucket `number` of a plan, whose arena begins at `compiler`'s.
+    pub fn new(compiler: &GraphCompiler<'_>, plan: &Plan, number: usize, buffers: Buffers) -> Result<Self, CudaError> {
+        let (bucket, context) = (&plan.buckets()[number], compiler.cuda.context());
         let (range, length) = (bucket.elements.clone(), bucket.elements.len());
         let in_lines = range.start.is_multiple_of(ALIGNMENT_BYTES / DType::F32.bytes());
-        if !in_lines || !kit.layers.can_update(&range) {
+        if !in_lines || !compiler.layers.can_update(&range) {
             return Err(CudaError(format!("bucket {number} of gradients cannot be applied by itself")));
         }
         let at = |base: u64| base + (range.start * DType::F32.bytes()) as u64;
         let (address, bytes) = (at(buffers.staged), length * DType::F32.bytes());
-        let moment = buffers.moments + (number * MOMENT_STRIDE) as u64;
+        let numbers = buffers.staged_numbers + (number * NUMBERS_STRIDE) as u64;
         let verdict = buffers.verdicts + (number * VERDICT_BYTES) as u64;
         let reordered = |from: u64, to: u64, to_host: bool| {
-            Program::of_calls(kit.cuda, |builder| {
-                reorder(builder, (plan, bucket, &kit.bases.channels_last), [from, to], to_host)
+            Program::of_calls(compiler.cuda, |builder| {
+                reorder(builder, (plan, bucket, &compiler.bases.channels_last), [from, to], to_host)
             })
         };
         let from_gradients = match bucket.place {
-            Place::Arena(offset) => Program::of_calls(kit.cuda, |builder| {
-                gather(builder, plan, bucket, [kit.bases.arena + offset as u64, address]);
+            Place::Arena(offset) => Program::of_calls(compiler.cuda, |builder| {
+                gather(builder, plan, bucket, [compiler.bases.arena + offset as u64, address]);
                 Ok(())
             })?,
-            _ => reordered(at(kit.bases.gradients), address, true)?,
+            _ => reordered(at(compiler.bases.gradients), address, true)?,
         };
-        let stepping = Stepping { elements: range.clone(), gradients: buffers.sums, moment, loss: 0, verdict };
-        let to_parameters = Program::of_calls(kit.cuda, |builder| {
-            let (full, rounded) = (at(kit.bases.parameters), kit.bases.rounded + (range.start * 2) as u64);
-            reorder(builder, (plan, bucket, &kit.bases.channels_last), [address, full], false)?;
+        let stepping = Stepping { elements: range.clone(), gradients: buffers.sums, numbers, loss: 0, verdict };
+        let to_parameters = Program::of_calls(compiler.cuda, |builder| {
+            let (full, rounded) = (at(compiler.bases.parameters), compiler.bases.rounded + (range.start * 2) as u64);
+            reorder(builder, (plan, bucket, &compiler.bases.channels_last), [address, full], false)?;
             let [full, rounded] = [full, rounded].map(Address::Fixed);
             lower::cast(builder, full, DType::F32, rounded, DType::Bf16, length)
         })?;
         Ok(Self {
             length,
             address,
-            moment,
+            numbers,
             verdict,
             from_gradients: Sequence::new(from_gradients),
             to_sums: Sequence::new(reordered(address, at(buffers.sums), false)?),
-            update: Sequence::new(kit.update_some(&stepping)?),
+            update: Sequence::new(compiler.update_some(&stepping)?),
             to_parameters: Sequence::new(to_parameters),
             gradients: Pinned::zeroed(context, bytes)?,
-            incoming: Pinned::zeroed(context, bytes + MOMENT_BYTES)?,
-            found: Pinned::zeroed(context, VERDICT_BYTES)?,
+            incoming: Pinned::zeroed(context, bytes + NUMBERS_BYTES)?,
+            output: Pinned::zeroed(context, VERDICT_BYTES)?,
             staged: Event::between(context)?,
             arrived: Event::between(context)?,
             uploaded: Event::between(context)?,
@@ -198,16 +198,16 @@ impl BucketStaging {
 
     /// Has them copied, with the numbers of a step if there are some; the main stream goes on when they are
     /// there.
-    fn upload(&mut self, cuda: &Cuda, incoming: &Stream, step: Option<&Moment>) -> Result<(), CudaError> {
+    fn upload(&mut self, cuda: &Cuda, incoming: &Stream, step: Option<&StepNumbers>) -> Result<(), CudaError> {
         self.uploaded.wait()?;
         let bytes = self.length * DType::F32.bytes();
         incoming.wait_for(&self.arrived)?;
         incoming.wait_for(&self.taken)?;
-        if let Some(moment) = step {
+        if let Some(numbers) = step {
             // Who clips looks at all buckets together.
-            let moment = Moment { norm_max: f32::INFINITY, ..*moment };
-            write_moment(&mut self.incoming.bytes_mut()[bytes..bytes + MOMENT_BYTES], &moment, 0);
-            incoming.upload_part_later(self.moment, &self.incoming, bytes..bytes + MOMENT_BYTES)?;
+            let numbers = StepNumbers { norm_max: f32::INFINITY, ..*numbers };
+            write_numbers(&mut self.incoming.bytes_mut()[bytes..bytes + NUMBERS_BYTES], &numbers, 0);
+            incoming.upload_part_later(self.numbers, &self.incoming, bytes..bytes + NUMBERS_BYTES)?;
         }
         incoming.upload_part_later(self.address, &self.incoming, 0..bytes)?;
         self.uploaded.record(incoming)?;
@@ -222,14 +222,14 @@ impl BucketStaging {
     }
 
     /// The same, and the optimizer's step with them.
-    pub fn apply_sums(&mut self, cuda: &Cuda, incoming: &Stream, moment: &Moment) -> Result<(), CudaError> {
+    pub fn apply_sums(&mut self, cuda: &Cuda, incoming: &Stream, numbers: &StepNumbers) -> Result<(), CudaError> {
         // The step before has long been made: its verdict is kept before the next one takes its place.
         self.taken.wait()?;
         self.keep_verdict();
-        self.upload(cuda, incoming, Some(moment))?;
+        self.upload(cuda, incoming, Some(numbers))?;
         self.to_sums.start(cuda)?;
         self.update.start(cuda)?;
-        cuda.stream().download_later(self.verdict, &mut self.found, VERDICT_BYTES)?;
+        cuda.stream().download_later(self.verdict, &mut self.output, VERDICT_BYTES)?;
         self.taken.record(cuda.stream())
     }
 
@@ -250,7 +250,7 @@ impl BucketStaging {
 
     /// Reads the verdict on the last sums, which were used: nobody writes it now.
     fn keep_verdict(&mut self) {
-        let spoiled = &self.found.bytes_mut()[..size_of::<u32>()];
+        let spoiled = &self.output.bytes_mut()[..size_of::<u32>()];
         self.is_spoiled |= spoiled.iter().any(|byte| *byte != 0);
     }
 }

@@ -115,9 +115,9 @@ impl Session {
     pub fn start_rest(&mut self, node: usize) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let half = self.train.as_ref().expect(HOSTED);
-        let sums = half.plan.sums(node).iter().filter(|&&count| count > 0).count();
+        let graph = self.train.as_ref().expect(HOSTED);
+        let sums = graph.plan.sums(node).iter().filter(|&&count| count > 0).count();
         assert!(sums > 0, "node {node} has sums");
-        half.program.start_phase(&cuda, cuda.stream(), node, sums)
+        graph.program.start_phase(&cuda, cuda.stream(), node, sums)
     }
 }
