@@ -1,5 +1,6 @@
-//! Every way to agree over every way to travel, with a batch-norm model and one without: from the start over evaluations and
-//! checkpoints to a run that was resumed and is evaluated. Synchronous ways are one process, to the last digits but one.
+//! Every way to agree over every way to travel, with a batch-norm model and one without: from the start over
+//! evaluations and checkpoints to a run that was resumed and is evaluated. Synchronous ways are one process,
+//! to the last digits but one.
 
 use crate::place::Place;
 
@@ -106,7 +107,8 @@ fn row(way: &Way, carries: &[&str], test: &str) {
     let place = Place::new();
     for model in &MODELS {
         let norms = !model.as_one.is_empty();
-        // A server's workers do not hear of each other, so their batch-norms are their own, as those of an all-reduce may be.
+        // A server's workers do not hear of each other, so their batch-norms are their own, as those of an
+        // all-reduce may be.
         let (start, flags) = match way.servers {
             0 => ("", String::new()),
             _ if norms => ("paceline --workers 2", String::new()),
@@ -184,7 +186,8 @@ fn a_model_with_dropout_is_one_process_however_it_is_split() {
     assert_near(&losses(&place, "alone-in-parts"), &expected, "in parts by one process");
 }
 
-/// What a step may have beside it: parts of a batch, a norm to clip to, messages after the pass, squeezed messages.
+/// What a step may have beside it: parts of a batch, a norm to clip to, messages after the pass, squeezed
+/// messages.
 #[test]
 #[ignore = "cargo x ci: agreements"]
 fn whatever_a_step_has_beside_it_is_one_process() {

@@ -1,8 +1,10 @@
-//! The ways to agree on the weights. Each is a file; adding one is adding a file and its name to the list below.
+//! The ways to agree on the weights. Each is a file; adding one is adding a file and its name to the list
+//! below.
 //!
-//! An agreement is two things: a [`Protocol`], the value that lists what travels, and an [`Agreement`], a worker's end of it. Two kinds
-//! are told apart by the protocol's [`Steps`]: those that settle the gradients of a step, so that all make the same one, and those that
-//! let every worker step by itself and exchange weights between steps. One worker alone is a protocol with nothing in it.
+//! An agreement is two things: a [`Protocol`], the value that lists what travels, and an [`Agreement`], a
+//! worker's end of it. Two kinds are told apart by the protocol's [`Steps`]: those that settle the gradients
+//! of a step, so that all make the same one, and those that let every worker step by itself and exchange
+//! weights between steps. One worker alone is a protocol with nothing in it.
 
 mod alone;
 mod courier;
@@ -78,8 +80,8 @@ pub trait Recipe: Debug + Sync {
     /// When the operating system refuses a thread or memory.
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError>;
 
-    /// Serves the workers until all have ended, where some ranks are servers: how often a step ended so many steps ahead of the slowest
-    /// other worker.
+    /// Serves the workers until all have ended, where some ranks are servers: how often a step ended so many
+    /// steps ahead of the slowest other worker.
     ///
     /// # Errors
     /// When a worker, or the way to it, has failed.
@@ -163,7 +165,8 @@ pub struct BucketShape {
 pub struct Join<'a> {
     /// To all workers and servers.
     pub communicator: Communicator,
-    /// For numbers that somebody waits for, which then do not travel behind gradients. All ranks have one, or none.
+    /// For numbers that somebody waits for, which then do not travel behind gradients. All ranks have one, or
+    /// none.
     pub urgent: Option<Communicator>,
     /// Which ranks do what.
     pub roles: Roles,
@@ -235,7 +238,8 @@ pub struct SharedWeights {
     pub weights: LentSlice,
     /// All ranks' buffers of the optimizer.
     pub optimizer: Vec<LentSlice>,
-    /// This rank's gradients, as the parameters lie. Those that are computed here are not copied when they are sent.
+    /// This rank's gradients, as the parameters lie. Those that are computed here are not copied when they
+    /// are sent.
     pub gradients: LentSlice,
 }
 
@@ -250,7 +254,8 @@ pub trait Agreement: Debug + Send {
     /// How many workers agree.
     fn workers(&self) -> usize;
 
-    /// What a worker's gradient counts for in a step: its share of the batch of all, or all of it where every push is a step.
+    /// What a worker's gradient counts for in a step: its share of the batch of all, or all of it where every
+    /// push is a step.
     fn gradient_weight(&self) -> f32 {
         1.0 / self.workers() as f32
     }
@@ -285,8 +290,8 @@ pub trait Agreement: Debug + Send {
     /// As above.
     fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError>;
 
-    /// Brings the parameters of a bucket that was sent up to date, once, with what came back for it. Where ranks have one copy of the
-    /// weights, steps of other buckets may be made meanwhile.
+    /// Brings the parameters of a bucket that was sent up to date, once, with what came back for it. Where
+    /// ranks have one copy of the weights, steps of other buckets may be made meanwhile.
     ///
     /// # Errors
     /// As above.
@@ -300,12 +305,14 @@ pub trait Agreement: Debug + Send {
         Ok(())
     }
 
-    /// Whether the weights here are those after so many steps since the beginning, whole, and the optimizer's state too.
+    /// Whether the weights here are those after so many steps since the beginning, whole, and the optimizer's
+    /// state too.
     fn has_stepped(&mut self, _steps: u64) -> bool {
         false
     }
 
-    /// Fetches the weights that are to be saved, where those of this rank may be older or rounded; between steps.
+    /// Fetches the weights that are to be saved, where those of this rank may be older or rounded; between
+    /// steps.
     ///
     /// # Errors
     /// As above.
@@ -321,12 +328,14 @@ pub trait Agreement: Debug + Send {
         Ok(())
     }
 
-    /// Memory that this rank is to use from now on instead of its own, once, where ranks have one copy of the weights.
+    /// Memory that this rank is to use from now on instead of its own, once, where ranks have one copy of the
+    /// weights.
     ///
     /// # Safety
-    /// Rank 0 alone fills weights and optimizer, before the opening. From then on the caller reads a bucket's weights, and writes its
-    /// gradients, only after [`Agreement::settle`] has found it done and before it settles the bucket again; it touches the optimizer's
-    /// numbers only inside of [`Target::apply_shared`], in the range that it is given; or it does so after [`Agreement::freeze`].
+    /// Rank 0 alone fills weights and optimizer, before the opening. From then on the caller reads a bucket's
+    /// weights, and writes its gradients, only after [`Agreement::settle`] has found it done and before it
+    /// settles the bucket again; it touches the optimizer's numbers only inside of [`Target::apply_shared`],
+    /// in the range that it is given; or it does so after [`Agreement::freeze`].
     #[allow(unsafe_code)]
     unsafe fn shared_weights(&mut self) -> Option<SharedWeights> {
         None

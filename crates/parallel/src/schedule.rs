@@ -1,13 +1,16 @@
-//! Which gradients travel when: a list of messages that every rank makes for itself and that comes out the same everywhere.
+//! Which gradients travel when: a list of messages that every rank makes for itself and that comes out the
+//! same everywhere.
 //!
-//! A link carries one message at a time. Sending in the order in which gradients become final keeps it busy from the earliest moment
-//! on, but the next forward pass begins with the layer whose gradient came last; so of all that is ready, what is needed first goes
-//! first (TicTac). Large buckets are cut into pieces, between which something more urgent can pass. The times of a step are measured
-//! by one rank and given to all, so that a list made from them is the same on all.
+//! A link carries one message at a time. Sending in the order in which gradients become final keeps it busy
+//! from the earliest moment on, but the next forward pass begins with the layer whose gradient came last; so
+//! of all that is ready, what is needed first goes first (TicTac). Large buckets are cut into pieces, between
+//! which something more urgent can pass. The times of a step are measured by one rank and given to all, so
+//! that a list made from them is the same on all.
 
 use std::ops::Range;
 
-/// Elements of a piece: 4 MiB, large enough to reach a link's bandwidth. At 1 Gbit/s it occupies the link for 34 ms.
+/// Elements of a piece: 4 MiB, large enough to reach a link's bandwidth. At 1 Gbit/s it occupies the link for
+/// 34 ms.
 pub const PIECE_ELEMENTS: usize = 1 << 20;
 
 /// What is known of a bucket before it travels.

@@ -1,8 +1,9 @@
 //! How messages shrink. Each codec is a file; adding one is adding a file and its name to the list below.
 //!
-//! A codec turns the values of a bucket into a message and back. It sees which parameters the bucket holds, as matrices, may keep
-//! state from step to step (what it left out, for instance), which is saved with the run, and says how the messages of all ranks become
-//! one result: as [`Round`]s, which one interpreter runs. A codec never knows who sends its messages.
+//! A codec turns the values of a bucket into a message and back. It sees which parameters the bucket holds,
+//! as matrices, may keep state from step to step (what it left out, for instance), which is saved with the
+//! run, and says how the messages of all ranks become one result: as [`Round`]s, which one interpreter runs.
+//! A codec never knows who sends its messages.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -86,7 +87,8 @@ pub struct Span<'a> {
     pub bucket: Option<usize>,
     /// Which of its elements.
     pub range: Range<usize>,
-    /// The parameters that it holds; begin where the bucket does. Servers know parts of buckets and give none.
+    /// The parameters that it holds; begin where the bucket does. Servers know parts of buckets and give
+    /// none.
     pub segments: &'a [Segment],
 }
 
@@ -189,8 +191,8 @@ pub struct Buckets {
     pub received: Option<usize>,
 }
 
-/// Runs a list of transfers on encoded values, for those who exchange with servers: what is sent is encoded, what is received is
-/// decoded, at the same positions, each once.
+/// Runs a list of transfers on encoded values, for those who exchange with servers: what is sent is encoded,
+/// what is received is decoded, at the same positions, each once.
 ///
 /// # Errors
 /// When another rank, or the way to it, has failed.

@@ -1,12 +1,15 @@
-//! What computes a replica's steps: graphs, memory, weights and optimizer state of the part of the model that is here, on one device.
+//! What computes a replica's steps: graphs, memory, weights and optimizer state of the part of the model that
+//! is here, on one device.
 //!
-//! An engine knows nothing of ranks, messages or data sets. In both passes it tells a [`Listener`] what others may want to know: a
-//! bucket of gradients is final; parameters are about to be read, or may be changed; numbers have to be summed now. What came back for a
-//! bucket is applied through the [`Target`] that comes with the event, wherever the weights are.
+//! An engine knows nothing of ranks, messages or data sets. In both passes it tells a [`Listener`] what
+//! others may want to know: a bucket of gradients is final; parameters are about to be read, or may be
+//! changed; numbers have to be summed now. What came back for a bucket is applied through the [`Target`] that
+//! comes with the event, wherever the weights are.
 //!
-//! A `slot` is one micro-batch's activations. Steps update the weights during the backward pass, bucket by bucket as gradients
-//! become final, so that gradients never exist all at once. Where something has to look at all of them first (a norm to clip to,
-//! parts of a batch to be summed, messages that wait for the end of the pass) they are kept and the update follows in
+//! A `slot` is one micro-batch's activations. Steps update the weights during the backward pass, bucket by
+//! bucket as gradients become final, so that gradients never exist all at once. Where something has to look
+//! at all of them first (a norm to clip to, parts of a batch to be summed, messages that wait for the end of
+//! the pass) they are kept and the update follows in
 //! [`Engine::close`]. The bits are the same.
 
 pub(crate) mod compiled;
@@ -99,7 +102,8 @@ pub enum Event<'a> {
         /// How good they are.
         tally: Tally,
     },
-    /// Parameters are about to be read for the first time in this step: what came late of the step before is applied now.
+    /// Parameters are about to be read for the first time in this step: what came late of the step before is
+    /// applied now.
     BeforeRead {
         /// Whose parameters.
         bucket: usize,
@@ -172,7 +176,8 @@ impl Listener for Unheard {
 
 /// Parameters that may be changed now.
 pub trait Target {
-    /// Makes the optimizer's step of a range of a bucket: on weights that ranks share, if given, or on the engine's own.
+    /// Makes the optimizer's step of a range of a bucket: on weights that ranks share, if given, or on the
+    /// engine's own.
     ///
     /// # Errors
     /// When a gradient is not a number: nothing was changed then; or when the device fails.
@@ -220,7 +225,8 @@ pub struct StepOutput {
     pub updated: Result<(), NotFinite>,
 }
 
-/// Which gradients a backward pass computes: a pipeline sends those of inputs on before it computes those of weights.
+/// Which gradients a backward pass computes: a pipeline sends those of inputs on before it computes those of
+/// weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gradients {
     /// All.
@@ -292,7 +298,8 @@ impl Engine {
         each!(self, engine => engine.prefetch(next));
     }
 
-    /// Ends the step: waits for what is computed, and updates the weights where all gradients are looked at first.
+    /// Ends the step: waits for what is computed, and updates the weights where all gradients are looked at
+    /// first.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -378,8 +385,8 @@ impl Engine {
     ///
     /// # Errors
     /// When a device has no memory for it.
-    pub fn hear_of_gradients(&mut self) -> Result<(), TrainError> {
-        each!(self, engine => engine.hear_of_gradients())
+    pub fn stage_gradients(&mut self) -> Result<(), TrainError> {
+        each!(self, engine => engine.stage_gradients())
     }
 
     /// Works on weights that all replicas of this machine map, where an agreement has such.
@@ -389,7 +396,8 @@ impl Engine {
         }
     }
 
-    /// Whether the weights can be fetched when others have failed: they cannot where a GPU waits for others inside of a step.
+    /// Whether the weights can be fetched when others have failed: they cannot where a GPU waits for others
+    /// inside of a step.
     pub fn answers_without_others(&self) -> bool {
         if let Self::Cuda(engine) = self { !engine.sums_inside() } else { true }
     }
@@ -419,7 +427,8 @@ impl Engine {
         each!(self, engine => engine.profile(inputs))
     }
 
-    /// The layer and operation of the first result that is not finite for a batch, on the host; none if there is none any more.
+    /// The layer and operation of the first result that is not finite for a batch, on the host; none if there
+    /// is none any more.
     pub fn find_non_finite(&mut self, inputs: &Inputs<'_>) -> Option<(String, &'static str)> {
         each!(self, engine => engine.find_non_finite(inputs))
     }

@@ -1,8 +1,10 @@
-//! Between an engine and an agreement: what happens in a pass becomes messages, and what comes back is applied.
+//! Between an engine and an agreement: what happens in a pass becomes messages, and what comes back is
+//! applied.
 //!
-//! Gradients leave as they become final, and come back while the backward pass goes on. What has not come back by its end is applied in
-//! the next forward pass, just before the first layer that needs it: a slow link then hides behind a whole step and not only behind half
-//! of one. Whoever looks at the weights between steps lets them settle first.
+//! Gradients leave as they become final, and come back while the backward pass goes on. What has not come
+//! back by its end is applied in the next forward pass, just before the first layer that needs it: a slow
+//! link then hides behind a whole step and not only behind half of one. Whoever looks at the weights between
+//! steps lets them settle first.
 
 use std::ops::Range;
 
@@ -46,7 +48,8 @@ impl Exchange {
         Self::new(Box::new(Alone::default()), false, clock)
     }
 
-    /// With those who have joined an agreement; `mixed` says whether they may compute on devices of different kinds.
+    /// With those who have joined an agreement; `mixed` says whether they may compute on devices of different
+    /// kinds.
     pub fn new(agreement: Box<dyn Agreement>, mixed: bool, clock: &Clock) -> Self {
         Self {
             agreement,
@@ -140,7 +143,8 @@ impl Exchange {
     /// Takes over what rank 0 gives to all, as the protocol lists it.
     ///
     /// # Errors
-    /// When another replica, or the way to it, has failed, or begins with another step, other data or another model.
+    /// When another replica, or the way to it, has failed, or begins with another step, other data or another
+    /// model.
     pub fn open(&mut self, engine: &mut Engine, identity: RunIdentity) -> Result<(), TrainError> {
         let agreement = &mut *self.agreement;
         agree::identify(agreement, identity)?;
@@ -176,8 +180,9 @@ impl Exchange {
         Tally { rows, loss, top1, top5 }
     }
 
-    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics, and the servers' weights
-    /// where everybody stepped alone: the weights can be looked at, and are the same everywhere.
+    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics,
+    /// and the servers' weights where everybody stepped alone: the weights can be looked at, and are the same
+    /// everywhere.
     ///
     /// # Errors
     /// When another replica, or the way to it, or a device has failed, or a gradient was not finite.
@@ -209,7 +214,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Devices of different kinds make the same step in their own arithmetic; between steps all go on from rank 0's weights.
+    /// Devices of different kinds make the same step in their own arithmetic; between steps all go on from
+    /// rank 0's weights.
     fn follow_root(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
         let Weights { store, optimizer } = engine.weights_mut();
         self.agreement.broadcast_from_root(&mut store.parameters)?;

@@ -1,5 +1,5 @@
-//! One copy of a model, ready to be trained and evaluated: what its tensors are, the engine that computes, and how its steps are made
-//! together with others'. It knows nothing of data and files.
+//! One copy of a model, ready to be trained and evaluated: what its tensors are, the engine that computes,
+//! and how its steps are made together with others'. It knows nothing of data and files.
 
 mod rescue;
 
@@ -31,16 +31,17 @@ use crate::exchange::Exchange;
 use crate::metrics::Tally;
 use crate::phases::Phases;
 
-/// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough to overlap
-/// with the backward pass (25 MiB is also what PyTorch's DDP found to work).
+/// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough
+/// to overlap with the backward pass (25 MiB is also what PyTorch's DDP found to work).
 pub const BUCKET_BYTES_MAX: usize = 25 << 20;
 
-/// Gradients that do not travel are applied in buckets of at most this size, while they are still in the caches: on two
-/// cores of a Zen 4, the update of resnet50 took 8.6 ms with 4 MiB and 10.9 ms with 16 MiB.
+/// Gradients that do not travel are applied in buckets of at most this size, while they are still in the
+/// caches: on two cores of a Zen 4, the update of resnet50 took 8.6 ms with 4 MiB and 10.9 ms with 16 MiB.
 const BUCKET_BYTES_LOCAL: usize = 4 << 20;
 
-/// A matrix whose gradient is larger is applied in parts. They are large enough that the product writes past the caches:
-/// the products of VGG's classifier took 52 ms with 32 MiB, 48 ms whole, and 140 ms in parts of 4 MiB.
+/// A matrix whose gradient is larger is applied in parts. They are large enough that the product writes past
+/// the caches: the products of VGG's classifier took 52 ms with 32 MiB, 48 ms whole, and 140 ms in parts of 4
+/// MiB.
 const PART_BYTES_MAX: usize = 32 << 20;
 
 /// How a replica is built.
@@ -62,17 +63,21 @@ pub struct ReplicaOptions {
     pub rule: Rule,
     /// What activations are stored as.
     pub precision: Precision,
-    /// Whether what is cheap to compute again is kept for the backward pass. Changes no bit, and nothing in an evaluation.
+    /// Whether what is cheap to compute again is kept for the backward pass. Changes no bit, and nothing in
+    /// an evaluation.
     pub memory: MemoryUse,
-    /// Gradients are scaled down to this norm over all parameters. Infinity changes nothing, and keeps them to be looked at.
+    /// Gradients are scaled down to this norm over all parameters. Infinity changes nothing, and keeps them
+    /// to be looked at.
     pub clip_norm: Option<f64>,
     /// Whether batch normalisations take their statistics over all replicas.
     pub sync_batch_norm: bool,
     /// Whether gradients travel while the backward pass goes on; otherwise all are kept and sent after it.
     pub overlap: bool,
-    /// Whether gradients pass through the host's memory on their way to other replicas: then all devices have the same buckets.
+    /// Whether gradients pass through the host's memory on their way to other replicas: then all devices have
+    /// the same buckets.
     pub hosted: bool,
-    /// Whether gradients of weights are computed behind all others, so that both can be asked for apart; keeps all gradients.
+    /// Whether gradients of weights are computed behind all others, so that both can be asked for apart;
+    /// keeps all gradients.
     pub separate_gradients: bool,
 }
 
@@ -132,10 +137,12 @@ pub(crate) fn plan(
 }
 
 impl Replica {
-    /// Builds and plans a model's graphs, takes their memory and starts the weights, on the cores of this machine.
+    /// Builds and plans a model's graphs, takes their memory and starts the weights, on the cores of this
+    /// machine.
     ///
     /// # Errors
-    /// When a layer does not fit the input, which the error names, or the plan does not fit the machine's memory.
+    /// When a layer does not fit the input, which the error names, or the plan does not fit the machine's
+    /// memory.
     pub fn new(model: &dyn Model, options: ReplicaOptions, cpu: &Arc<Cpu>) -> Result<Self, TrainError> {
         Self::at(model, options, &Place::Cpu(Arc::clone(cpu)))
     }
@@ -240,8 +247,8 @@ impl Replica {
     /// When the engine has no memory for it.
     pub fn agree(&mut self, mut agreement: Box<dyn Agreement>, clock: &Clock) -> Result<(), TrainError> {
         self.engine.share_weights(&mut *agreement);
-        if agreement.protocol().hears_of_gradients() {
-            self.engine.hear_of_gradients()?;
+        if agreement.protocol().gradients_leave() {
+            self.engine.stage_gradients()?;
         }
         self.exchange = Exchange::new(agreement, self.options.hosted, clock);
         Ok(())
@@ -250,7 +257,8 @@ impl Replica {
     /// Takes over the weights, states and optimizer of rank 0, after so many steps.
     ///
     /// # Errors
-    /// When another replica, or the way to it, has failed, or begins with another step, other data or another model.
+    /// When another replica, or the way to it, has failed, or begins with another step, other data or another
+    /// model.
     pub fn begin_together(&mut self, step: u64, identity: RunIdentity) -> Result<(), TrainError> {
         self.exchange.open(&mut self.engine, identity)?;
         self.begin_boundary(step);
@@ -398,8 +406,8 @@ impl Replica {
         self.exchange.total(tally)
     }
 
-    /// Forward and backward pass over a whole batch: leaves the gradient of the mean loss in the store. For replicas that keep their
-    /// gradients; [`Replica::step`] is for all.
+    /// Forward and backward pass over a whole batch: leaves the gradient of the mean loss in the store. For
+    /// replicas that keep their gradients; [`Replica::step`] is for all.
     ///
     /// # Errors
     /// When a device fails.
@@ -448,8 +456,9 @@ impl Replica {
         self.engine.profile(&inputs)
     }
 
-    /// Where a step went wrong, as layer and operation: the first result that is not finite for this batch. Where later
-    /// layers have changed since, there may be none any more; then it is the gradient that was seen.
+    /// Where a step went wrong, as layer and operation: the first result that is not finite for this batch.
+    /// Where later layers have changed since, there may be none any more; then it is the gradient that was
+    /// seen.
     ///
     /// # Panics
     /// When the replica was built for evaluation.
@@ -470,7 +479,8 @@ impl Replica {
         })
     }
 
-    /// The first tensor that holds something that is not a number: a parameter, a state or a buffer of the optimizer.
+    /// The first tensor that holds something that is not a number: a parameter, a state or a buffer of the
+    /// optimizer.
     pub fn spoiled_tensor(&self) -> Option<String> {
         let Weights { store, optimizer } = self.engine.weights();
         let named = |index: usize| self.parameters[index].name.clone();
@@ -495,7 +505,8 @@ impl Replica {
     }
 }
 
-/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they hold.
+/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they
+/// hold.
 pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shape {
     let bucket_shape = |bucket: &Bucket| BucketShape {
         start: bucket.elements.start,

@@ -1,5 +1,5 @@
-//! A process that holds parameters: it computes nothing and applies what workers push. It sees no data; the first worker tells
-//! it the little that follows from them, and the weights.
+//! A process that holds parameters: it computes nothing and applies what workers push. It sees no data; the
+//! first worker tells it the little that follows from them, and the weights.
 
 use std::time::Duration;
 
@@ -107,8 +107,8 @@ pub struct Serving {
     pub clock: Clock,
 }
 
-/// Serves the workers of a run until all have ended; how often a step ended so many steps ahead of the slowest other worker. `hosted` says
-/// whether some of them compute on GPUs.
+/// Serves the workers of a run until all have ended; how often a step ended so many steps ahead of the
+/// slowest other worker. `hosted` says whether some of them compute on GPUs.
 ///
 /// # Errors
 /// When the model does not exist or fit, or a worker has failed.

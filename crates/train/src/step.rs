@@ -1,7 +1,7 @@
 //! The journey of a mini-batch: one optimizer update, from the data to the weights.
 //!
-//! Read this first. The calls stand in the order of the folders, and each phase has the name that the event log, the
-//! report's timeline and the tracing spans use.
+//! Read this first. The calls stand in the order of the folders, and each phase has the name that the event
+//! log, the report's timeline and the tracing spans use.
 
 use paceline_data::batch::Batch;
 use paceline_data::loader::Epoch;
@@ -63,7 +63,8 @@ pub fn step(
     replica.begin_step(Moment { step, learning_rate });
     let closed = phases.time("compute", || {
         for part in 0..replica.micro_batches() {
-            // nn, tensor: the planned graph. Late sums of the step before are applied just before they are read.
+            // nn, tensor: the planned graph. Late sums of the step before are applied just before they are
+            // read.
             replica.forward(&batch, part)?;
             // tensor -> parallel -> comm: final buckets leave, and what came back is applied.
             replica.backward()?;

@@ -1,4 +1,5 @@
-//! How a run answers the questions of more than one process: how replicas agree, how their bytes travel, how they are squeezed.
+//! How a run answers the questions of more than one process: how replicas agree, how their bytes travel, how
+//! they are squeezed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -91,7 +92,8 @@ pub fn help(what: &str, answers: impl Iterator<Item = &'static str>) -> String {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Overlap {
-    /// As they become final, while the backward pass goes on; what comes late is applied in the next forward pass.
+    /// As they become final, while the backward pass goes on; what comes late is applied in the next forward
+    /// pass.
     #[default]
     On,
     /// All after the backward pass, and the next step waits for them: to compare with.

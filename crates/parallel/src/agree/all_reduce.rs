@@ -1,9 +1,9 @@
 //! All-reduce: the gradients of all ranks are summed, bucket by bucket, while the backward pass goes on.
 //!
-//! The messages of a step follow a list ([`crate::schedule`]). Sums come back at any time; they are applied when the next forward pass
-//! needs the parameters, at the latest. After the first steps, rank 0's times decide the order for all ranks. Per rank 2(p−1)/p of
-//! the gradients' bytes are sent and received with a ring. Ranks that share a machine's memory keep one copy of the weights instead
-//! (`shares.rs`).
+//! The messages of a step follow a list ([`crate::schedule`]). Sums come back at any time; they are applied
+//! when the next forward pass needs the parameters, at the latest. After the first steps, rank 0's times
+//! decide the order for all ranks. Per rank 2(p−1)/p of the gradients' bytes are sent and received with a
+//! ring. Ranks that share a machine's memory keep one copy of the weights instead (`shares.rs`).
 
 use paceline_comm::{CommError, Communicator, Rank, RegisteredBuffer};
 use paceline_system::clock::Clock;

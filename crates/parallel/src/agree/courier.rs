@@ -1,7 +1,8 @@
 //! What a replica sees of every agreement: it gives gradients away and takes back what became of them.
 //!
-//! One thread carries the messages. A bucket's memory goes to that thread when its gradients are final and comes back later, so nothing
-//! is shared and nothing is locked. What the thread does in between is the agreement's own affair.
+//! One thread carries the messages. A bucket's memory goes to that thread when its gradients are final and
+//! comes back later, so nothing is shared and nothing is locked. What the thread does in between is the
+//! agreement's own affair.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
@@ -14,7 +15,8 @@ use paceline_system::threads;
 
 use super::{StepReport, Wait};
 
-/// After how many steps the order of messages is made from measured times: the first ones warm caches and links up.
+/// After how many steps the order of messages is made from measured times: the first ones warm caches and
+/// links up.
 const MEASURED_STEPS: u64 = 3;
 
 /// What the carrying thread is given.

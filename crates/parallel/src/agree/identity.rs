@@ -1,5 +1,5 @@
-//! What rank 0 tells all before the first step: a few whole numbers that identify the run, which workers compare with theirs and from
-//! which a server learns what it serves.
+//! What rank 0 tells all before the first step: a few whole numbers that identify the run, which workers
+//! compare with theirs and from which a server learns what it serves.
 
 use paceline_comm::{CommError, Communicator, Rank};
 

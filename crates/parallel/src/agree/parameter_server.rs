@@ -1,8 +1,9 @@
 //! Parameter server: workers push gradients, servers apply them and give back weights.
 //!
-//! Synchronous: the servers add up what all workers push for a bucket and make one step with the sum. Asynchronous: every push is a step
-//! of its own, with the weights as they are; with a bound on staleness nobody gets further ahead of the slowest worker than that.
-//! One server moves p·S bytes in and p·S out, p workers and S bytes of gradients; several servers share that equally.
+//! Synchronous: the servers add up what all workers push for a bucket and make one step with the sum.
+//! Asynchronous: every push is a step of its own, with the weights as they are; with a bound on staleness
+//! nobody gets further ahead of the slowest worker than that. One server moves p·S bytes in and p·S out, p
+//! workers and S bytes of gradients; several servers share that equally.
 
 mod header;
 mod server;

@@ -1,5 +1,5 @@
-//! What an agreement sends, as a value: one list for each part of a run, from which workers and servers both derive what they send and
-//! what they expect. Two ends that walk one list cannot expect different things.
+//! What an agreement sends, as a value: one list for each part of a run, from which workers and servers both
+//! derive what they send and what they expect. Two ends that walk one list cannot expect different things.
 
 use paceline_comm::Rank;
 
@@ -8,7 +8,8 @@ use paceline_comm::Rank;
 pub struct Protocol {
     /// The name on the command line.
     pub name: &'static str,
-    /// Broadcast by rank 0 to all workers and servers before the first step, in this order, after the run's identity.
+    /// Broadcast by rank 0 to all workers and servers before the first step, in this order, after the run's
+    /// identity.
     pub opening: Vec<Opening>,
     /// Who makes the steps.
     pub steps: Steps,
@@ -62,7 +63,8 @@ pub enum Exchange {
         /// Its number.
         bucket: usize,
     },
-    /// Gradients go to the servers while the weights of an earlier bucket come back: both directions of a link are busy.
+    /// Gradients go to the servers while the weights of an earlier bucket come back: both directions of a
+    /// link are busy.
     PushPull {
         /// The bucket whose gradients are pushed.
         push: Option<usize>,
@@ -145,7 +147,7 @@ impl Protocol {
     }
 
     /// Whether gradients of a step leave a worker's device by the host.
-    pub fn hears_of_gradients(&self) -> bool {
+    pub fn gradients_leave(&self) -> bool {
         self.in_step.iter().any(|exchange| !matches!(exchange, Exchange::Report))
     }
 

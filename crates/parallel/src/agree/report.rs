@@ -1,5 +1,5 @@
-//! What a worker reports of a step, beside its gradients, and what the reports of all workers add up to: how good the step was, and
-//! whether anybody wants to end the run or to save it.
+//! What a worker reports of a step, beside its gradients, and what the reports of all workers add up to: how
+//! good the step was, and whether anybody wants to end the run or to save it.
 
 /// One worker's step, or the sum over workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -16,7 +16,8 @@ pub struct StepReport {
     pub votes: Votes,
 }
 
-/// Reasons to end the run after the step, or to save it: how many workers have each, so that all do it after the same step.
+/// Reasons to end the run after the step, or to save it: how many workers have each, so that all do it after
+/// the same step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Votes {
     /// Somebody was asked to stop.

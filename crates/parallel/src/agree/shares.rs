@@ -1,14 +1,16 @@
-//! All-reduce where ranks map the same memory: one copy of the weights and of the optimizer's state, and steps made by whoever has time.
+//! All-reduce where ranks map the same memory: one copy of the weights and of the optimizer's state, and
+//! steps made by whoever has time.
 //!
-//! A rank computes its gradients in shared memory and says so once it does not read the bucket's weights any more. When all
-//! have said so, the bucket's step is cut into pieces. A rank takes a piece, adds up all ranks' gradients of it, in the order of ranks,
-//! and steps with the sum, all in its cache. A rank takes its share of the pieces when its own gradients are there, leaves even that to
-//! the others where it is behind them, takes what is left when the bucket is offered again, and whatever there is while it waits: a
-//! rank that was disturbed catches up, because the others make its steps. Who makes which does not change a bit.
+//! A rank computes its gradients in shared memory and says so once it does not read the bucket's weights any
+//! more. When all have said so, the bucket's step is cut into pieces. A rank takes a piece, adds up all
+//! ranks' gradients of it, in the order of ranks, and steps with the sum, all in its cache. A rank takes its
+//! share of the pieces when its own gradients are there, leaves even that to the others where it is behind
+//! them, takes what is left when the bucket is offered again, and whatever there is while it waits: a rank
+//! that was disturbed catches up, because the others make its steps. Who makes which does not change a bit.
 //!
-//! Per rank, with p ranks, S·(1 + 4/p) bytes are read and written for the step, against 7·S where every rank adds up for all and steps
-//! everywhere. There is no thread, and neither gradients nor weights are copied: forward passes begin with the weights when all pieces
-//! of a bucket are done.
+//! Per rank, with p ranks, S·(1 + 4/p) bytes are read and written for the step, against 7·S where every rank
+//! adds up for all and steps everywhere. There is no thread, and neither gradients nor weights are copied:
+//! forward passes begin with the weights when all pieces of a bucket are done.
 //!
 //! Rules that look at whole tensors (LARS), or at all gradients at once (clipping), cannot step by pieces.
 
@@ -86,8 +88,8 @@ impl Shares {
         // SAFETY: what is lent is `memory`, which one replica takes. It fills weights and optimizer on rank 0
         // alone, before the broadcast that begins the run. Afterwards it reads the weights and the
         // optimizer's numbers of a bucket, and computes its gradients, only after `settle` has found all
-        // pieces finished and before it calls `settle` again, which alone arrives, and only with a bucket that
-        // was sent; or it reads them after `has_made`. It touches the optimizer's numbers otherwise only
+        // pieces finished and before it calls `settle` again, which alone arrives, and only with a bucket
+        // that was sent; or it reads them after `has_made`. It touches the optimizer's numbers otherwise only
         // inside `apply_shared`, in the range of the piece that this rank then holds.
         let lent = unsafe { region.lend() }?;
         let start = lent.gradients.as_ptr().addr();
@@ -118,8 +120,8 @@ impl Shares {
         bucket.at = At::Sent;
     }
 
-    /// Makes pieces of steps until the weights of a bucket are up to date, or, unless it is to wait, as many as
-    /// are this rank's.
+    /// Makes pieces of steps until the weights of a bucket are up to date, or, unless it is to wait, as many
+    /// as are this rank's.
     fn make_pieces(&mut self, index: usize, wait: Wait, target: &mut dyn Target) -> Result<Settled, CommError> {
         let wait = wait == Wait::Block;
         let (world, pieces) = (self.workers() as u64, self.region.pieces(index));

@@ -1,7 +1,8 @@
-//! The upper halves of the values, rounded to the nearest: half of the bytes, 8 bits of precision and the same range.
+//! The upper halves of the values, rounded to the nearest: half of the bytes, 8 bits of precision and the
+//! same range.
 //!
-//! Sums are made in 32 bits and rounded again at each hop. Per element 2 bytes travel where 4 did; encoding and decoding are one pass
-//! over memory each.
+//! Sums are made in 32 bits and rounded again at each hop. Per element 2 bytes travel where 4 did; encoding
+//! and decoding are one pass over memory each.
 
 use paceline_comm::reduce::{round_bf16, widen_bf16};
 

@@ -1,4 +1,5 @@
-//! One of a replica's two graphs, for training or for evaluation: its executor, and the values by which it is fed and read.
+//! One of a replica's two graphs, for training or for evaluation: its executor, and the values by which it is
+//! fed and read.
 
 use paceline_data::batch::Batch;
 use paceline_nn::Network;
@@ -25,7 +26,8 @@ impl Planned {
         let buckets = if on_gpu && options.hosted { self::updates(&network, options, false) } else { updates };
         let bucket_bytes_max = wanted(&network, buckets).bucket_bytes_max;
         let wanted = Wanted { bucket_bytes_max, ..wanted(&network, updates) };
-        // In bf16 a step is faster with a pass for the statistics, which reads half as much (docs/performance.md).
+        // In bf16 a step is faster with a pass for the statistics, which reads half as much
+        // (docs/performance.md).
         let narrow = precision == Precision::Bf16;
         let moments_from = if on_gpu || narrow { usize::MAX } else { wanted.moments_from };
         // A GPU is given less to copy and to keep.

@@ -1,4 +1,5 @@
-//! The engine on the cores of this machine: an executor over one arena, and the optimizer's arithmetic as gradients become final.
+//! The engine on the cores of this machine: an executor over one arena, and the optimizer's arithmetic as
+//! gradients become final.
 
 use std::sync::Arc;
 
@@ -286,7 +287,7 @@ impl CpuEngine {
 
     pub(super) fn load(&mut self) {}
 
-    pub(super) fn hear_of_gradients(&mut self) -> Result<(), TrainError> {
+    pub(super) fn stage_gradients(&mut self) -> Result<(), TrainError> {
         Ok(())
     }
 

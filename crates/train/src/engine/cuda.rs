@@ -1,7 +1,8 @@
 //! The engine on a GPU: weights and optimizer are there, the host's copy is fetched when somebody wants it.
 //!
-//! A step is one graph of both passes, the optimizer included, and the sums over other GPUs where there are some. Where the host has to
-//! hear of gradients ([`CudaEngine::hear_of_gradients`]), it is run in segments instead (`hosted.rs`).
+//! A step is one graph of both passes, the optimizer included, and the sums over other GPUs where there are
+//! some. Where the host has to hear of gradients ([`CudaEngine::stage_gradients`]), it is run in segments
+//! instead (`hosted.rs`).
 
 mod hosted;
 
@@ -142,8 +143,8 @@ impl CudaEngine {
         if self.gives_up() {
             return Ok(());
         }
-        // Where others wait for gradients, those of later parts are made no numbers either, so that nobody makes the step. (If it was the
-        // last part, only this rank does without; the run ends on all.)
+        // Where others wait for gradients, those of later parts are made no numbers either, so that nobody
+        // makes the step. (If it was the last part, only this rank does without; the run ends on all.)
         let seed = if self.tally.loss.is_finite() { inputs.seed } else { f32::NAN };
         self.upload()?;
         self.fill(inputs.batch, seed)?;
@@ -233,7 +234,8 @@ impl CudaEngine {
         self.options.accumulate == 1
     }
 
-    /// Without room, a batch is copied when its turn comes. Other failures show in the step that is under way.
+    /// Without room, a batch is copied when its turn comes. Other failures show in the step that is under
+    /// way.
     pub(super) fn prefetch(&mut self, next: Option<&Batch>) {
         self.prefetched = None;
         if let Some(batch) = next.filter(|batch| self.has_room && batch.views.is_empty()) {
@@ -293,7 +295,8 @@ impl CudaEngine {
         session::StepNumbers { pass: self.pass, norm_max, rules }
     }
 
-    /// Brings a batch to the GPU; steps that are started with [`CudaEngine::start`] use it until the next one.
+    /// Brings a batch to the GPU; steps that are started with [`CudaEngine::start`] use it until the next
+    /// one.
     ///
     /// # Errors
     /// When the GPU does not answer.

@@ -6,7 +6,8 @@ use paceline_tensor::device::cpu::pool::Pool;
 
 /// Whether all are numbers.
 pub(crate) fn is_finite(values: &[f32]) -> bool {
-    // Without a branch per element, so that it runs at the speed of memory: the exponent of a number is not all ones.
+    // Without a branch per element, so that it runs at the speed of memory: the exponent of a number is not
+    // all ones.
     values.iter().fold(true, |finite, value| finite & value.is_finite())
 }
 

@@ -1,6 +1,7 @@
-//! Looks after a replica's way to the other GPUs, on a thread of its own: a GPU waits for the others without end, and so does whoever
-//! waits for that GPU. When something fails, somebody says stop or a step takes too long, the guard leaves the group; all that waits then
-//! returns, and the replica asks here what happened before it believes any result.
+//! Looks after a replica's way to the other GPUs, on a thread of its own: a GPU waits for the others without
+//! end, and so does whoever waits for that GPU. When something fails, somebody says stop or a step takes too
+//! long, the guard leaves the group; all that waits then returns, and the replica asks here what happened
+//! before it believes any result.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -13,7 +14,8 @@ use paceline_comm::{CommError, Rank, Stop};
 use paceline_system::clock::Clock;
 use paceline_system::threads;
 
-/// Between two looks: much less than the seconds after which heartbeats name a rank, and far too rare to be felt.
+/// Between two looks: much less than the seconds after which heartbeats name a rank, and far too rare to be
+/// felt.
 const EVERY: Duration = Duration::from_millis(20);
 
 /// When nothing is under way.
@@ -125,8 +127,8 @@ impl Drop for Guard {
     }
 }
 
-/// Runs what has no deadline of its own on a thread, and waits so long for it. A thread that never comes back is left behind; the process
-/// ends with its error.
+/// Runs what has no deadline of its own on a thread, and waits so long for it. A thread that never comes back
+/// is left behind; the process ends with its error.
 pub(super) fn within<T: Send + 'static>(
     (rank, phase): (Rank, &'static str),
     limits: &Limits,

@@ -1,5 +1,5 @@
-//! A GPU among others: it joins their group, by which gradients are summed inside the step's graph, and its steps are watched. The one
-//! thing that an engine holds of others.
+//! A GPU among others: it joins their group, by which gradients are summed inside the step's graph, and its
+//! steps are watched. The one thing that an engine holds of others.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,8 +26,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl CudaEngine {
-    /// Adds up its gradients with those of the other ranks' GPUs by NCCL, from now on; ranks meet through `communicator`, and without one
-    /// this GPU is alone. Beside this, ranks agree on everything else as always.
+    /// Adds up its gradients with those of the other ranks' GPUs by NCCL, from now on; ranks meet through
+    /// `communicator`, and without one this GPU is alone. Beside this, ranks agree on everything else as
+    /// always.
     ///
     /// # Errors
     /// When the GPUs cannot train together (a refusal), or another rank, or the way to it, has failed.
@@ -41,7 +42,8 @@ impl CudaEngine {
         self.join_group(key, placement, limits)
     }
 
-    /// The second half of [`CudaEngine::join_gpus`], for those who have met already: waits until all have joined.
+    /// The second half of [`CudaEngine::join_gpus`], for those who have met already: waits until all have
+    /// joined.
     ///
     /// # Errors
     /// When another rank, or the way to it, has failed.

@@ -1,5 +1,5 @@
-//! An engine that computes nothing and takes the time a cost model says. Messages, schedules and whole clusters are tried out on it; its
-//! weights stay what they are.
+//! An engine that computes nothing and takes the time a cost model says. Messages, schedules and whole
+//! clusters are tried out on it; its weights stay what they are.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -144,7 +144,7 @@ impl NullEngine {
 
     pub(super) fn load(&mut self) {}
 
-    pub(super) fn hear_of_gradients(&mut self) -> Result<(), TrainError> {
+    pub(super) fn stage_gradients(&mut self) -> Result<(), TrainError> {
         Ok(())
     }
 }

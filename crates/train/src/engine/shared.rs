@@ -1,4 +1,5 @@
-//! Weights that all replicas of a machine map: the one place where an engine is handed memory that peers write.
+//! Weights that all replicas of a machine map: the one place where an engine is handed memory that peers
+//! write.
 #![allow(unsafe_code)]
 
 use paceline_parallel::Agreement;
@@ -9,12 +10,14 @@ use super::Weights;
 use super::cpu::{CpuEngine, EVALUATES};
 
 impl CpuEngine {
-    /// Uses memory that all replicas map, where an agreement has such; the first one's numbers are theirs all.
+    /// Uses memory that all replicas map, where an agreement has such; the first one's numbers are theirs
+    /// all.
     pub(super) fn share_weights(&mut self, agreement: &mut dyn Agreement) {
-        // SAFETY: this engine fills the weights on rank 0 alone, here, before the opening. Afterwards passes read a bucket's weights
-        // and write its gradients only between the settling of its step, which `Event::BeforeRead` waits for, and its next
-        // `Event::MayApply`; the optimizer's numbers are touched only inside `Target::apply`, in the range of the piece that this
-        // rank holds. Who looks at them between steps has settled all buckets, or has frozen them (`Agreement::freeze`).
+        // SAFETY: this engine fills the weights on rank 0 alone, here, before the opening. Afterwards passes
+        // read a bucket's weights and write its gradients only between the settling of its step, which
+        // `Event::BeforeRead` waits for, and its next `Event::MayApply`; the optimizer's numbers are touched
+        // only inside `Target::apply`, in the range of the piece that this rank holds. Who looks at them
+        // between steps has settled all buckets, or has frozen them (`Agreement::freeze`).
         let Some(memory) = (unsafe { agreement.shared_weights() }) else { return };
         let SharedWeights { weights, optimizer, gradients } = memory;
         let fills = agreement.rank().0 == 0;

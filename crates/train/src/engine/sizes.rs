@@ -9,7 +9,8 @@ use super::compiled::{Planned, updates};
 use crate::error::TrainError;
 use crate::replica::ReplicaOptions;
 
-/// Bytes of a process that does nothing yet, of code, stacks and small things: from 12 to 32 MB were measured.
+/// Bytes of a process that does nothing yet, of code, stacks and small things: from 12 to 32 MB were
+/// measured.
 pub(crate) const BASE: u64 = 32 << 20;
 
 /// Bytes of a thread's panels and stack: 1.4 MB were measured.
@@ -33,12 +34,14 @@ pub(crate) struct Sizes {
     pub slots: u64,
     /// Copies of the parameters that hold gradients beside the arena.
     pub gradients: u64,
-    /// Whether a step can be made with some elements by themselves, so that ranks can share one copy of the weights.
+    /// Whether a step can be made with some elements by themselves, so that ranks can share one copy of the
+    /// weights.
     pub by_elements: bool,
 }
 
 impl Sizes {
-    /// Those of a replica that trains by the first plan, if there is one, and evaluates by the other. On a GPU the arena is there.
+    /// Those of a replica that trains by the first plan, if there is one, and evaluates by the other. On a
+    /// GPU the arena is there.
     pub fn of(train: Option<&Plan>, eval: &Plan, options: &ReplicaOptions, on_gpu: bool) -> Self {
         let (plan, bytes) = (train.unwrap_or(eval), |elements: usize| (elements * size_of::<f32>()) as u64);
         let arena = if on_gpu { 0 } else { plan.arena_bytes().max(eval.arena_bytes()) };
@@ -74,14 +77,14 @@ impl Sizes {
         self.arena + (1 + self.gradients + self.slots) * self.parameters + self.states
     }
 
-    /// What kernels take while they run: panels of every thread, statistics, weights in another order. Kernels decide when they run,
-    /// so this is a bound on what was measured for the models of the zoo.
+    /// What kernels take while they run: panels of every thread, statistics, weights in another order.
+    /// Kernels decide when they run, so this is a bound on what was measured for the models of the zoo.
     pub fn working(&self, threads: usize) -> u64 {
         THREAD * threads as u64 + self.arena / 32 + REORDERED_MAX.min(4 * self.largest)
     }
 
-    /// A plan is known before it runs, so a replica that cannot fit is refused instead of being killed half-way. A machine that
-    /// does not tell its memory is trusted.
+    /// A plan is known before it runs, so a replica that cannot fit is refused instead of being killed
+    /// half-way. A machine that does not tell its memory is trusted.
     pub fn check(&self, limits: &Limits) -> Result<(), TrainError> {
         let needed = self.buffers() + BASE;
         let Some(limit) = limits.memory().filter(|limit| needed > limit.bytes) else { return Ok(()) };

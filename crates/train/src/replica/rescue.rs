@@ -1,10 +1,11 @@
-//! What a replica can still save when another one is lost in the middle of a step: the last step whose update is whole, if the
-//! weights are still those.
+//! What a replica can still save when another one is lost in the middle of a step: the last step whose update
+//! is whole, if the weights are still those.
 //!
-//! Gradients are applied as they come, so a step that failed may have changed some weights and not others; then nothing here
-//! can be saved, and the last checkpoint is what is left. The update of a step may come as late as the next forward pass, so
-//! the last whole step is one of the last two. Running statistics change in the forward pass, before any weight does, so they
-//! are kept as they were when each of the two ended: a copy of a few kilobytes for each step.
+//! Gradients are applied as they come, so a step that failed may have changed some weights and not others;
+//! then nothing here can be saved, and the last checkpoint is what is left. The update of a step may come as
+//! late as the next forward pass, so the last whole step is one of the last two. Running statistics change in
+//! the forward pass, before any weight does, so they are kept as they were when each of the two ended: a copy
+//! of a few kilobytes for each step.
 
 use super::Replica;
 
@@ -15,7 +16,8 @@ pub(super) struct Boundary {
     first_step: u64,
     /// Steps done when the one that is under way is.
     next_step: u64,
-    /// Steps whose update was made, where gradients are looked at all together and the update follows at the end.
+    /// Steps whose update was made, where gradients are looked at all together and the update follows at the
+    /// end.
     updated: u64,
     /// Running statistics after so many steps, by whether that number is odd.
     states: [(u64, Vec<f32>); 2],
@@ -53,12 +55,14 @@ impl Replica {
         }
     }
 
-    /// Goes back to where `step` steps had ended, after another replica was lost, if the weights and the optimizer are still those:
-    /// then they may be saved, with this replica's own running statistics. Nothing more can be trained.
+    /// Goes back to where `step` steps had ended, after another replica was lost, if the weights and the
+    /// optimizer are still those: then they may be saved, with this replica's own running statistics. Nothing
+    /// more can be trained.
     pub fn rescue(&mut self, step: u64) -> bool {
         let Self { boundary: Boundary { first_step, updated, states, .. }, engine, exchange, .. } = self;
         let keeps_gradients = engine.plan().stores_gradients();
-        // Servers have the optimizer's state, and where a device has weights of its own the running statistics are not at hand.
+        // Servers have the optimizer's state, and where a device has weights of its own the running
+        // statistics are not at hand.
         let has_all = exchange.makes_own_steps() && engine.gpu().is_none();
         let store = &mut engine.weights_mut().store;
         let (marked, states) = &states[(step % 2) as usize];

@@ -1,4 +1,5 @@
-//! Training together is training alone with the same batch: every agreement, every way to travel, ranks as threads.
+//! Training together is training alone with the same batch: every agreement, every way to travel, ranks as
+//! threads.
 #![allow(unsafe_code)]
 
 mod on_gpu;
@@ -33,7 +34,8 @@ const STEPS: u64 = 20;
 const BATCH: usize = 16;
 const RATE: f32 = 0.004;
 
-/// No batch-norm, whose statistics are each replica's own; dropout, which is not; a matrix that is a bucket of its own.
+/// No batch-norm, whose statistics are each replica's own; dropout, which is not; a matrix that is a bucket
+/// of its own.
 fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
     let x = net.conv("conv1", x, Conv::new(8, 3).pad(1))?;
     let x = net.relu(x)?;
@@ -432,7 +434,8 @@ fn the_first_worker_fetches_the_optimizer_to_save_it() {
     }
 }
 
-/// Half of the bits of every message: near the exact run, the same on all ranks, and not the exact run itself.
+/// Half of the bits of every message: near the exact run, the same on all ranks, and not the exact run
+/// itself.
 #[test]
 fn squeezed_messages_stay_near_the_exact_ones() {
     let exact = train(replica(BATCH, MOMENTUM), 0, 1);

@@ -28,7 +28,8 @@ fn apart(found: &[f32], expected: &[f32]) -> f64 {
     length(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / length(&mut expected.iter().copied()).max(1e-30)
 }
 
-/// Twenty steps, held to one process on the CPU; products are added up in another order there, and dropout is the same.
+/// Twenty steps, held to one process on the CPU; products are added up in another order there, and dropout is
+/// the same.
 fn follows(case: Case) {
     let test = format!("{case:?}");
     if gpu().is_none() {

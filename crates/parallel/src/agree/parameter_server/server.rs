@@ -1,6 +1,7 @@
 //! A server: answers workers one conversation after the other, until all have said goodbye.
 //!
-//! Which push is served next is decided by [`super::turns`]; this is the thin shell around it. What a push does to the weights is the
+//! Which push is served next is decided by [`super::turns`]; this is the thin shell around it. What a push
+//! does to the weights is the
 //! [`ServerShard`]'s affair.
 
 use paceline_comm::transfer::{Action, Transfer};
@@ -34,7 +35,8 @@ fn zeros(length: usize) -> Vec<f32> {
     memory::zeros(length, "the weights of a server").unwrap_or_else(|refused| refused.unwind())
 }
 
-/// Serves until every worker has ended; how often a step ended so many steps ahead of the slowest other worker.
+/// Serves until every worker has ended; how often a step ended so many steps ahead of the slowest other
+/// worker.
 pub(super) fn serve(
     join: Join<'_>,
     protocol: Protocol,

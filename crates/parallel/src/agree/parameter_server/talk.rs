@@ -1,12 +1,15 @@
-//! What workers and servers say to each other, as lists of transfers: pure, and the two ends fit by construction.
+//! What workers and servers say to each other, as lists of transfers: pure, and the two ends fit by
+//! construction.
 //!
-//! Ranks below the number of workers are workers, the others servers. Server s holds part s of every bucket, so that all servers
-//! have equal work and large tensors are split. A step is a conversation of B + 2 calls for B buckets: the step's numbers, then each
-//! bucket while the new weights of the one before come back, then the last one's weights. So both directions of a link are
-//! busy at once: a single server moves p·S in while p·S go out.
+//! Ranks below the number of workers are workers, the others servers. Server s holds part s of every bucket,
+//! so that all servers have equal work and large tensors are split. A step is a conversation of B + 2 calls
+//! for B buckets: the step's numbers, then each bucket while the new weights of the one before come back,
+//! then the last one's weights. So both directions of a link are busy at once: a single server moves p·S in
+//! while p·S go out.
 //!
-//! Every call begins with a word from the worker to each server, even if there is nothing to push: a server that has heard it knows that the
-//! worker is in this call with all servers, so it never waits for one that waits for another server.
+//! Every call begins with a word from the worker to each server, even if there is nothing to push: a server
+//! that has heard it knows that the worker is in this call with all servers, so it never waits for one that
+//! waits for another server.
 
 use std::ops::Range;
 
@@ -74,7 +77,8 @@ impl Call {
             .collect()
     }
 
-    /// A server's part: `workers` are those who take part, and what they push is added up if there are several.
+    /// A server's part: `workers` are those who take part, and what they push is added up if there are
+    /// several.
     pub fn server(&self, roles: Roles, server: usize, workers: impl Iterator<Item = usize>) -> Vec<Transfer> {
         let (push, pull) = (roles.part(self.push, server).len(), roles.part(self.pull, server).len());
         workers
@@ -99,7 +103,8 @@ impl Call {
     }
 }
 
-/// A worker's part when weights or the optimizer's state come whole: every server's part of every bucket, where it belongs.
+/// A worker's part when weights or the optimizer's state come whole: every server's part of every bucket,
+/// where it belongs.
 pub(super) fn all_of_worker(roles: Roles, buckets: &[BucketShape], worker: usize) -> Vec<Transfer> {
     let from = |server| parts(roles, buckets, server, (worker as u32, Action::Receive, roles.server(server)));
     (0..roles.servers).flat_map(from).collect()

@@ -1,9 +1,9 @@
 //! Who may begin a step: a pure state machine, `(state, event) → (state, answer, reason)`.
 //!
-//! A clock counts the steps that a worker has pushed whole. With a bound of S, a worker may be at most S steps ahead of the slowest
-//! (stale synchronous parallel): its next step then does not begin until the others have come. With
-//! no bound everybody goes on. The weights that a worker gets have seen all but the last pushes of the others; how
-//! many were missed is its staleness, counted here for the histogram.
+//! A clock counts the steps that a worker has pushed whole. With a bound of S, a worker may be at most S
+//! steps ahead of the slowest (stale synchronous parallel): its next step then does not begin until the
+//! others have come. With no bound everybody goes on. The weights that a worker gets have seen all but the
+//! last pushes of the others; how many were missed is its staleness, counted here for the histogram.
 
 use std::fmt;
 

@@ -237,7 +237,8 @@ impl Carrier {
         Ok(numbers)
     }
 
-    /// The first worker gets the optimizer's state, for a checkpoint; the others keep theirs, which nobody looks at.
+    /// The first worker gets the optimizer's state, for a checkpoint; the others keep theirs, which nobody
+    /// looks at.
     fn optimizer(&mut self, mut state: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, CommError> {
         self.announce(Header::new(Command::Between(Between::Optimizer)))?;
         for slot in &mut state {

@@ -1,8 +1,11 @@
-//! Steps in which the host hears of gradients: nodes are started in segments, between which buckets leave, and what came back is applied.
+//! Steps in which the host hears of gradients: nodes are started in segments, between which buckets leave,
+//! and what came back is applied.
 //!
-//! The host is ahead of the GPU: it starts the whole backward pass, with a copy of every bucket to pinned memory behind the node that makes
-//! it final, has the next batch brought, and then waits for the copies one after the other. What comes back is started on the same stream, so that it is applied
-//! after all that was started before. A forward pass stops before the first node that reads a bucket, until what is late has come.
+//! The host is ahead of the GPU: it starts the whole backward pass, with a copy of every bucket to pinned
+//! memory behind the node that makes it final, has the next batch brought, and then waits for the copies one
+//! after the other. What comes back is started on the same stream, so that it is applied after all that was
+//! started before. A forward pass stops before the first node that reads a bucket, until what is late has
+//! come.
 
 use std::ops::Range;
 
@@ -57,7 +60,7 @@ impl Target for DeviceTarget<'_> {
 
 impl CudaEngine {
     /// Takes memory to have gradients pass through the host from now on.
-    pub(in crate::engine) fn hear_of_gradients(&mut self) -> Result<(), TrainError> {
+    pub(in crate::engine) fn stage_gradients(&mut self) -> Result<(), TrainError> {
         self.session.host_exchange().map_err(super::refused)?;
         self.hosted = true;
         Ok(())
