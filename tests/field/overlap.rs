@@ -70,9 +70,7 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
     let (flops_per_s, bytes_per_s) = (base.flops_per_s * pace, base.bytes_per_s * pace);
     let cost = CostModel { flops_per_s, bytes_per_s, launch_s: base.launch_s / pace, sleeps: true };
     let compute = seconds_of_steps(&mut replica(model, cost), 0..1);
-    // Arithmetic that takes no time, then the real one.
-    let at_once = CostModel { flops_per_s: 1e18, bytes_per_s: 1e18, launch_s: 0.0, sleeps: true };
-    let mut trained = replica(model, at_once);
+    let mut trained = replica(model, cost);
     let (shape, world) = (trained.shape(), communicator.world());
     let join = Join {
         communicator,
@@ -85,11 +83,13 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
     };
     trained.agree(all_reduce::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
     trained.begin_together(0, [0; IDENTITY]).unwrap();
-    seconds_of_steps(&mut trained, 0..1);
-    let messages = seconds_of_steps(&mut trained, 1..3);
-    trained.engine.set_cost(cost);
-    seconds_of_steps(&mut trained, 3..3 + WARM_UP);
-    let step = seconds_of_steps(&mut trained, 3 + WARM_UP..3 + WARM_UP + STEPS);
+    // The order of messages is made from the times of the first steps.
+    seconds_of_steps(&mut trained, 0..WARM_UP);
+    let step = seconds_of_steps(&mut trained, WARM_UP..WARM_UP + STEPS);
+    // The same messages, behind arithmetic that takes no time.
+    trained.engine.set_cost(CostModel { flops_per_s: 1e18, bytes_per_s: 1e18, launch_s: 0.0, sleeps: true });
+    seconds_of_steps(&mut trained, WARM_UP + STEPS..WARM_UP + STEPS + 1);
+    let messages = seconds_of_steps(&mut trained, WARM_UP + STEPS + 1..WARM_UP + STEPS + 3);
     trained.settle().unwrap().unwrap();
     println!("\nseconds {compute}\nseconds {messages}\nseconds {step}");
 }
