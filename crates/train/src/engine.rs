@@ -126,7 +126,7 @@ pub enum Event<'a> {
         /// Where to apply what came back.
         target: &'a mut dyn Target,
     },
-    /// All gradients are kept, and what comes back for these is waited for now.
+    /// All gradients are kept: what comes back for these has to be there before the update.
     Settle {
         /// Which.
         bucket: usize,
@@ -290,12 +290,14 @@ impl Engine {
 
     /// Whether it takes the next batch ahead of its turn.
     pub fn prefetches(&self) -> bool {
-        each!(self, engine => engine.prefetches())
+        if let Self::Cuda(engine) = self { engine.prefetches() } else { false }
     }
 
     /// Begins to bring the next batch to the device, while this one is computed.
     pub fn prefetch(&mut self, next: Option<&Batch>) {
-        each!(self, engine => engine.prefetch(next));
+        if let Self::Cuda(engine) = self {
+            engine.prefetch(next);
+        }
     }
 
     /// Ends the step: waits for what is computed, and updates the weights where all gradients are looked at
@@ -328,12 +330,14 @@ impl Engine {
     /// # Errors
     /// When a device fails.
     pub fn fetch(&mut self) -> Result<(), TrainError> {
-        each!(self, engine => engine.fetch())
+        if let Self::Cuda(engine) = self { engine.fetch() } else { Ok(()) }
     }
 
     /// Says that the host's copy was changed: the device loads it before it computes again.
     pub fn load(&mut self) {
-        each!(self, engine => engine.load());
+        if let Self::Cuda(engine) = self {
+            engine.load();
+        }
     }
 
     /// The host's copy of the weights.
@@ -386,7 +390,7 @@ impl Engine {
     /// # Errors
     /// When a device has no memory for it.
     pub fn stage_gradients(&mut self) -> Result<(), TrainError> {
-        each!(self, engine => engine.stage_gradients())
+        if let Self::Cuda(engine) = self { engine.stage_gradients() } else { Ok(()) }
     }
 
     /// Works on weights that all replicas of this machine map, where an agreement has such.

@@ -275,22 +275,6 @@ impl CpuEngine {
         &self.device
     }
 
-    pub(super) fn prefetches(&self) -> bool {
-        false
-    }
-
-    pub(super) fn prefetch(&mut self, _: Option<&Batch>) {}
-
-    pub(super) fn fetch(&mut self) -> Result<(), TrainError> {
-        Ok(())
-    }
-
-    pub(super) fn load(&mut self) {}
-
-    pub(super) fn stage_gradients(&mut self) -> Result<(), TrainError> {
-        Ok(())
-    }
-
     /// What a pass uses at the same time.
     fn split(&mut self, slot: Slot) -> (&mut CompiledGraph, Option<&mut execute::Slot>, &mut Store, Updates<'_>) {
         let Self { options, device, weights, segments, buckets, sums, train, live, .. } = self;

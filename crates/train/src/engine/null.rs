@@ -131,20 +131,4 @@ impl NullEngine {
     pub(super) fn cpu(&self) -> &Arc<Cpu> {
         &self.device
     }
-
-    pub(super) fn prefetches(&self) -> bool {
-        false
-    }
-
-    pub(super) fn prefetch(&mut self, _: Option<&Batch>) {}
-
-    pub(super) fn fetch(&mut self) -> Result<(), TrainError> {
-        Ok(())
-    }
-
-    pub(super) fn load(&mut self) {}
-
-    pub(super) fn stage_gradients(&mut self) -> Result<(), TrainError> {
-        Ok(())
-    }
 }
