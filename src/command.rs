@@ -20,9 +20,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use paceline::system::disk::Disk;
-use paceline::system::printable::{Shown, printable_json, printable_lines};
-use paceline::train::trainer::Surroundings;
+use crate::system::disk::Disk;
+use crate::system::printable::{Shown, printable_json, printable_lines};
+use crate::train::trainer::Surroundings;
 use serde::Serialize;
 
 use crate::failure::Failure;

@@ -3,17 +3,17 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
+use crate::cluster::ClusterError;
+use crate::comm::CommError;
+use crate::data::DataError;
+use crate::lab::LabError;
+use crate::system::disk::DiskError;
+use crate::system::printable::{printable, printable_lines};
+use crate::tensor::GraphError;
+use crate::train::TrainError;
 use clap::Parser;
-use paceline::cluster::ClusterError;
-use paceline::comm::CommError;
-use paceline::data::DataError;
-use paceline::lab::LabError;
-use paceline::system::disk::DiskError;
-use paceline::system::printable::{printable, printable_lines};
-use paceline::tensor::GraphError;
-use paceline::train::TrainError;
 
-use crate::cli::Cli;
+use crate::arguments::Cli;
 
 /// A command did not do what was asked.
 #[derive(Debug)]

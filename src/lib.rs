@@ -20,6 +20,12 @@
 //! # Ok::<(), TrainError>(())
 //! ```
 
+mod arguments;
+pub mod cli;
+mod command;
+mod failure;
+mod terminal;
+
 pub use paceline_cluster as cluster;
 pub use paceline_comm as comm;
 pub use paceline_data as data;

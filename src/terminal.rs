@@ -7,13 +7,13 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::rc::Rc;
 
+use crate::lab::SummaryBuilder;
+use crate::system::event::{Event, Line};
+use crate::system::printable::{Shown, printable};
+use crate::system::shell::resume_line;
+use crate::train::trainer::Observer;
+use crate::train::{Outcome, Reason, Trainer};
 use indicatif::{ProgressBar, ProgressStyle};
-use paceline::lab::SummaryBuilder;
-use paceline::system::event::{Event, Line};
-use paceline::system::printable::{Shown, printable};
-use paceline::system::shell::resume_line;
-use paceline::train::trainer::Observer;
-use paceline::train::{Outcome, Reason, Trainer};
 
 use crate::command::{grouped, print, print_json};
 

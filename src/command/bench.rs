@@ -11,22 +11,22 @@ mod step;
 
 use std::sync::Arc;
 
-use paceline::data::Batch;
-use paceline::nn::optim::{HyperParameters, Optimizer};
-use paceline::nn::{Input, Model};
-use paceline::system::disk::Disk;
-use paceline::system::random::Random;
-use paceline::system::threads;
-use paceline::tensor::device::cpu::Cpu;
-use paceline::tensor::device::cuda::Options;
-use paceline::tensor::device::cuda::kept::Kept;
-use paceline::train::compute::Compute;
-use paceline::train::engine::{CudaEngine, Place};
-use paceline::train::replica::{Replica, ReplicaOptions};
+use crate::data::Batch;
+use crate::nn::optim::{HyperParameters, Optimizer};
+use crate::nn::{Input, Model};
+use crate::system::disk::Disk;
+use crate::system::random::Random;
+use crate::system::threads;
+use crate::tensor::device::cpu::Cpu;
+use crate::tensor::device::cuda::Options;
+use crate::tensor::device::cuda::kept::Kept;
+use crate::train::compute::Compute;
+use crate::train::engine::{CudaEngine, Place};
+use crate::train::replica::{Replica, ReplicaOptions};
 
 use super::calibrate::{Calibrate, calibrate, folder, tell};
 use super::{Outcome, note};
-use crate::cli::{Bench, BenchCommand, BenchStep};
+use crate::arguments::{Bench, BenchCommand, BenchStep};
 use crate::failure::Failure;
 
 /// The learning rate of every measured step: small enough that random data stays finite.

@@ -5,13 +5,13 @@
 
 use std::path::PathBuf;
 
+use crate::system::disk::Disk;
+use crate::system::host::Host;
+use crate::system::printable::Shown;
+use crate::tensor::Plan;
+use crate::tensor::device::cpu::Cpu;
+use crate::tensor::device::cpu::choice::{Calibration, Choices};
 use clap::ValueEnum;
-use paceline::system::disk::Disk;
-use paceline::system::host::Host;
-use paceline::system::printable::Shown;
-use paceline::tensor::Plan;
-use paceline::tensor::device::cpu::Cpu;
-use paceline::tensor::device::cpu::choice::{Calibration, Choices};
 
 use super::note;
 

@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use paceline::data::inspect::{Inspection, contact_sheet, inspect};
-use paceline::data::{Dataset, OpenOptions, SampleKind, Spec, cifar10};
-use paceline::system::disk::Disk;
-use paceline::system::printable::{Shown, printable};
-use paceline::system::threads;
+use crate::data::inspect::{Inspection, contact_sheet, inspect};
+use crate::data::{Dataset, OpenOptions, SampleKind, Spec, cifar10};
+use crate::system::disk::Disk;
+use crate::system::printable::{Shown, printable};
+use crate::system::threads;
 use serde_json::json;
 
 use super::{Outcome, check_target, grouped, print, print_json, surroundings};
-use crate::cli::{Data, DataCommand, Inspect};
+use crate::arguments::{Data, DataCommand, Inspect};
 use crate::failure::Failure;
 
 /// Runs the command.

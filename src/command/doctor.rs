@@ -10,16 +10,16 @@ mod machine;
 
 use std::process::ExitCode;
 
-use paceline::cluster::launch::child;
-use paceline::cluster::launch::ssh::Ssh;
-use paceline::cluster::spec::{Hosts, from_environment};
-use paceline::cluster::{JoinOptions, Log, Member};
-use paceline::system::host;
-use paceline::system::signal::Stop;
+use crate::cluster::launch::child;
+use crate::cluster::launch::ssh::Ssh;
+use crate::cluster::spec::{Hosts, from_environment};
+use crate::cluster::{JoinOptions, Log, Member};
+use crate::system::host;
+use crate::system::signal::Stop;
 use serde_json::{Value, json};
 
 use super::{Outcome, note, print, print_json, team};
-use crate::cli::doctor::Doctor;
+use crate::arguments::doctor::Doctor;
 use crate::failure::Failure;
 use links::{Found, Mesh};
 

@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use paceline::system::printable::printable;
-use paceline::train::checkpoint::find_weights;
-use paceline::train::evaluate::evaluate;
-use paceline::train::run::read_config;
-use paceline::train::trainer::prepare_evaluation;
+use crate::system::printable::printable;
+use crate::train::checkpoint::find_weights;
+use crate::train::evaluate::evaluate;
+use crate::train::run::read_config;
+use crate::train::trainer::prepare_evaluation;
 use serde_json::json;
 
 use super::calibrate::{Calibrate, calibrate};
 use super::{Outcome, print, print_json, surroundings};
-use crate::cli::Evaluate;
+use crate::arguments::Evaluate;
 use crate::failure::Failure;
 
 /// Runs the command.

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use paceline::nn::weights::{Inventory, Slot};
-use paceline::nn::{Mode, Network, onnx, zoo};
-use paceline::system::disk::Disk;
-use paceline::system::printable::{Shown, printable};
-use paceline::train::checkpoint::{CheckedWeights, find_weights};
+use crate::nn::weights::{Inventory, Slot};
+use crate::nn::{Mode, Network, onnx, zoo};
+use crate::system::disk::Disk;
+use crate::system::printable::{Shown, printable};
+use crate::train::checkpoint::{CheckedWeights, find_weights};
 
 use super::{Outcome, check_target, print};
-use crate::cli::Export;
+use crate::arguments::Export;
 use crate::failure::Failure;
 
 /// Runs the command.

@@ -2,21 +2,21 @@
 
 use std::process::{Command, ExitCode};
 
-use paceline::cluster::launch::group::{self, Start};
-use paceline::cluster::launch::kubernetes::Kubernetes;
-use paceline::cluster::launch::local::Local;
-use paceline::cluster::launch::mpirun::{Flavour, Mpirun};
-use paceline::cluster::launch::slurm::Slurm;
-use paceline::cluster::launch::{Output, ssh::Ssh};
-use paceline::cluster::spec::Hosts;
-use paceline::cluster::token;
-use paceline::comm::Token;
-use paceline::system::host;
-use paceline::system::signal::{Signal, Stop};
+use crate::cluster::launch::group::{self, Start};
+use crate::cluster::launch::kubernetes::Kubernetes;
+use crate::cluster::launch::local::Local;
+use crate::cluster::launch::mpirun::{Flavour, Mpirun};
+use crate::cluster::launch::slurm::Slurm;
+use crate::cluster::launch::{Output, ssh::Ssh};
+use crate::cluster::spec::Hosts;
+use crate::cluster::token;
+use crate::comm::Token;
+use crate::system::host;
+use crate::system::signal::{Signal, Stop};
 
 use super::team::{exit_code, room};
 use super::{Outcome, print};
-use crate::cli::launch::Launch;
+use crate::arguments::launch::Launch;
 use crate::failure::Failure;
 
 /// Runs the command.

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use paceline::nn::{Input, Mode, Network, zoo};
+use crate::nn::{Input, Mode, Network, zoo};
 use serde_json::json;
 
 use super::{Outcome, grouped, print, print_json};
-use crate::cli::Models;
+use crate::arguments::Models;
 
 /// Runs the command.
 pub fn run(arguments: &Models) -> Outcome {

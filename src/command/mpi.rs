@@ -3,10 +3,10 @@
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use paceline::comm::error::Party;
-use paceline::comm::transport::{Membership, mpi};
-use paceline::comm::{CommError, Rank, Stop, Wait};
-use paceline::system::threads;
+use crate::comm::error::Party;
+use crate::comm::transport::{Membership, mpi};
+use crate::comm::{CommError, Rank, Stop, Wait};
+use crate::system::threads;
 
 use crate::failure::Failure;
 

@@ -5,22 +5,22 @@ mod messages;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use paceline::nn::zoo::{self, Entry};
-use paceline::nn::{Input, Mode, Network};
-use paceline::system::threads;
-use paceline::tensor::device::cpu::Cpu;
-use paceline::tensor::device::cpu::conv::{Algorithm, ConvPass};
-use paceline::tensor::device::cpu::trial::Kernel;
-use paceline::tensor::{Graph, MemoryUse, Node, Plan as Planned, Wanted};
-use paceline::train::config::SIDE_MAX;
-use paceline::train::replica;
+use crate::nn::zoo::{self, Entry};
+use crate::nn::{Input, Mode, Network};
+use crate::system::threads;
+use crate::tensor::device::cpu::Cpu;
+use crate::tensor::device::cpu::conv::{Algorithm, ConvPass};
+use crate::tensor::device::cpu::trial::Kernel;
+use crate::tensor::{Graph, MemoryUse, Node, Plan as Planned, Wanted};
+use crate::train::config::SIDE_MAX;
+use crate::train::replica;
 use serde_json::{Value, json};
 
 use messages::Messages;
 
 use super::calibrate::{calibrate, tell};
 use super::{Outcome, print, print_json};
-use crate::cli::Plan;
+use crate::arguments::Plan;
 use crate::failure::Failure;
 
 /// Runs the command.

@@ -2,19 +2,19 @@
 
 use std::process::ExitCode;
 
-use paceline::system::disk::Disk;
-use paceline::system::printable::{Shown, printable};
-use paceline::system::threads;
-use paceline::tensor::device::cuda::Options;
-use paceline::tensor::device::cuda::kept::Kept;
-use paceline::train::checkpoint::find_weights;
-use paceline::train::compute::Compute;
-use paceline::train::predict::Predictor;
+use crate::system::disk::Disk;
+use crate::system::printable::{Shown, printable};
+use crate::system::threads;
+use crate::tensor::device::cuda::Options;
+use crate::tensor::device::cuda::kept::Kept;
+use crate::train::checkpoint::find_weights;
+use crate::train::compute::Compute;
+use crate::train::predict::Predictor;
 use serde_json::json;
 
 use super::calibrate::folder;
 use super::{Outcome, print, print_json};
-use crate::cli::Predict;
+use crate::arguments::Predict;
 use crate::failure::Failure;
 
 /// Runs the command.

@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use paceline::lab::report;
-use paceline::system::disk::Disk;
-use paceline::system::printable::Shown;
+use crate::lab::report;
+use crate::system::disk::Disk;
+use crate::system::printable::Shown;
 
 use super::{Outcome, print};
-use crate::cli::Report;
+use crate::arguments::Report;
 
 /// Runs the command.
 pub fn run(arguments: &Report) -> Outcome {

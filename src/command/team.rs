@@ -10,32 +10,32 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use paceline::cluster::launch::Output;
-use paceline::cluster::launch::group::{self, Ended, Start};
-use paceline::cluster::launch::{child, local, ssh};
-use paceline::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
-use paceline::cluster::{Control, Folder, Job, JoinOptions, Log, Member, Phase, join};
-use paceline::comm::transport::{Membership, Transport, shm, tcp};
-use paceline::comm::wire::Tls;
-use paceline::comm::{
+use crate::cluster::launch::Output;
+use crate::cluster::launch::group::{self, Ended, Start};
+use crate::cluster::launch::{child, local, ssh};
+use crate::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
+use crate::cluster::{Control, Folder, Job, JoinOptions, Log, Member, Phase, join};
+use crate::comm::transport::{Membership, Transport, shm, tcp};
+use crate::comm::wire::Tls;
+use crate::comm::{
     Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
 };
-use paceline::data::order::Shard;
-use paceline::parallel::agree::{Join, Roles};
-use paceline::parallel::mesh::{Extent, Mesh};
-use paceline::system::clock::Clock;
-use paceline::system::disk::Disk;
-use paceline::system::shell::resume_line;
-use paceline::system::signal::Stop;
-use paceline::train::compute::Compute;
-use paceline::train::engine::guard::Limits;
-use paceline::train::serve::{Serving, serve_parameters};
-use paceline::train::together::{Carry, Overlap, Squeeze};
-use paceline::train::trainer::{FolderBroadcast, RunFolder, Watch};
-use paceline::train::{Config, TrainError, Trainer};
+use crate::data::order::Shard;
+use crate::parallel::agree::{Join, Roles};
+use crate::parallel::mesh::{Extent, Mesh};
+use crate::system::clock::Clock;
+use crate::system::disk::Disk;
+use crate::system::shell::resume_line;
+use crate::system::signal::Stop;
+use crate::train::compute::Compute;
+use crate::train::engine::guard::Limits;
+use crate::train::serve::{Serving, serve_parameters};
+use crate::train::together::{Carry, Overlap, Squeeze};
+use crate::train::trainer::{FolderBroadcast, RunFolder, Watch};
+use crate::train::{Config, TrainError, Trainer};
 
 use super::{Outcome, note};
-use crate::cli::Train;
+use crate::arguments::Train;
 use crate::failure::Failure;
 
 /// How long ranks wait to be connected, once all have arrived.
@@ -419,7 +419,7 @@ impl Team {
 }
 
 /// How long GPUs may wait for each other: to meet (connections of many take a while), and in a step, as any message.
-pub fn gpu_limits(stop: &paceline::comm::Stop) -> Limits {
+pub fn gpu_limits(stop: &crate::comm::Stop) -> Limits {
     Limits { stop: stop.clone(), meeting: 2 * CONNECT_MAX, step: MESSAGE_MAX }
 }
 

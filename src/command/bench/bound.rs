@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use paceline::tensor::device::cpu::Cpu;
-use paceline::tensor::device::cpu::conv::Algorithm;
-use paceline::tensor::device::cpu::peak::Peak;
-use paceline::tensor::device::cpu::trial::Kernel;
-use paceline::tensor::{DType, Graph, Node};
+use crate::tensor::device::cpu::Cpu;
+use crate::tensor::device::cpu::conv::Algorithm;
+use crate::tensor::device::cpu::peak::Peak;
+use crate::tensor::device::cpu::trial::Kernel;
+use crate::tensor::{DType, Graph, Node};
 
 /// A bound, and what it is made of.
 #[derive(Clone, Copy, Debug)]

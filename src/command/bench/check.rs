@@ -12,21 +12,21 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::process::ExitCode;
 
-use paceline::data::Batch;
-use paceline::nn::optim::Moment;
-use paceline::nn::parameter::ForeignLayout;
-use paceline::nn::weights::{self, Inventory, Slot};
-use paceline::nn::{Input, Model, Net, State, zoo};
-use paceline::system::disk::Disk;
-use paceline::system::printable::Shown;
-use paceline::tensor::{Precision, Shape, Value};
-use paceline::train::compute::Compute;
-use paceline::train::replica::Replica;
+use crate::data::Batch;
+use crate::nn::optim::Moment;
+use crate::nn::parameter::ForeignLayout;
+use crate::nn::weights::{self, Inventory, Slot};
+use crate::nn::{Input, Model, Net, State, zoo};
+use crate::system::disk::Disk;
+use crate::system::printable::Shown;
+use crate::tensor::{Precision, Shape, Value};
+use crate::train::compute::Compute;
+use crate::train::replica::Replica;
 use serde_json::json;
 
 use super::super::{Outcome, plan, print, print_json};
 use super::{on_gpu, random_batch, replica};
-use crate::cli::BenchStep;
+use crate::arguments::BenchStep;
 use crate::failure::Failure;
 
 /// How much the loss falls in the first step, to first order: enough to show a wrong gradient, and so little that rounding

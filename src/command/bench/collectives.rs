@@ -10,16 +10,16 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use paceline::comm::transport::{Transport, thread};
-use paceline::comm::{Choice, Communicator, Link, Links, Options, Stop, Token};
-use paceline::system::host::Host;
-use paceline::system::{cores, threads};
+use crate::comm::transport::{Transport, thread};
+use crate::comm::{Choice, Communicator, Link, Links, Options, Stop, Token};
+use crate::system::host::Host;
+use crate::system::{cores, threads};
 use serde_json::{Value, json};
 
 use self::measure::{Row, measure};
 use super::super::team::room;
 use super::super::{Outcome, print, print_json};
-use crate::cli::{BenchCollectives, Carry};
+use crate::arguments::{BenchCollectives, Carry};
 use crate::failure::Failure;
 
 /// The environment variable that passes the token to the ranks.

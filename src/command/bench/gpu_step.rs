@@ -5,17 +5,17 @@
 
 use std::process::ExitCode;
 
-use paceline::nn::optim::Moment;
-use paceline::nn::zoo;
-use paceline::system::clock::Clock;
-use paceline::system::threads;
-use paceline::train::replica::Replica;
+use crate::nn::optim::Moment;
+use crate::nn::zoo;
+use crate::system::clock::Clock;
+use crate::system::threads;
+use crate::train::replica::Replica;
 use serde_json::json;
 
 use super::super::{Outcome, plan, print, print_json};
 use super::profile::Profile;
 use super::{LEARNING_RATE, on_gpu, random_batch, replica};
-use crate::cli::BenchStep;
+use crate::arguments::BenchStep;
 use crate::failure::Failure;
 
 /// Steps of a repeat: as many as may be under way, so that starting one is never waiting for one.

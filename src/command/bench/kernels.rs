@@ -3,21 +3,21 @@
 
 use std::process::ExitCode;
 
-use paceline::nn::{Mode, Network, zoo};
-use paceline::system::host::Host;
-use paceline::system::threads;
-use paceline::tensor::device::cpu::Cpu;
-use paceline::tensor::device::cpu::conv::Algorithm;
-use paceline::tensor::device::cpu::peak::Peak;
-use paceline::tensor::device::cpu::trial::Kernel;
-use paceline::tensor::{Graph, Plan, Wanted};
-use paceline::train::replica::BUCKET_BYTES_MAX;
+use crate::nn::{Mode, Network, zoo};
+use crate::system::host::Host;
+use crate::system::threads;
+use crate::tensor::device::cpu::Cpu;
+use crate::tensor::device::cpu::conv::Algorithm;
+use crate::tensor::device::cpu::peak::Peak;
+use crate::tensor::device::cpu::trial::Kernel;
+use crate::tensor::{Graph, Plan, Wanted};
+use crate::train::replica::BUCKET_BYTES_MAX;
 use serde_json::{Value, json};
 
 use super::super::calibrate::{calibrate, tell};
 use super::super::{Outcome, plan, print, print_json};
 use super::bound::{Bound, flops_per_s};
-use crate::cli::BenchKernels;
+use crate::arguments::BenchKernels;
 use crate::failure::Failure;
 
 /// What was measured of a kernel.

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use paceline::data::Batch;
-use paceline::tensor::Graph;
-use paceline::tensor::device::cpu::peak::Peak;
-use paceline::train::replica::Replica;
+use crate::data::Batch;
+use crate::tensor::Graph;
+use crate::tensor::device::cpu::peak::Peak;
+use crate::train::replica::Replica;
 use serde_json::{Value, json};
 
 use super::super::print;

@@ -2,11 +2,11 @@
 
 use std::process::{Command, ExitCode, Stdio};
 
-use paceline::system::disk::Disk;
-use paceline::system::event::{Event, Line};
+use crate::system::disk::Disk;
+use crate::system::event::{Event, Line};
 use serde_json::json;
 
-use crate::cli::BenchScaling;
+use crate::arguments::BenchScaling;
 use crate::command::team::room;
 use crate::command::{Outcome, print, print_json};
 use crate::failure::Failure;

@@ -2,20 +2,20 @@
 
 use std::process::ExitCode;
 
-use paceline::data::Batch;
-use paceline::nn::optim::Moment;
-use paceline::nn::zoo;
-use paceline::system::clock::Clock;
-use paceline::system::host;
-use paceline::tensor::device::cpu::pool::Pool;
-use paceline::train::phases::Phases;
-use paceline::train::replica::Replica;
+use crate::data::Batch;
+use crate::nn::optim::Moment;
+use crate::nn::zoo;
+use crate::system::clock::Clock;
+use crate::system::host;
+use crate::tensor::device::cpu::pool::Pool;
+use crate::train::phases::Phases;
+use crate::train::replica::Replica;
 use serde_json::json;
 
 use super::super::{Outcome, plan, print, print_json};
 use super::profile::Profile;
 use super::{LEARNING_RATE, random_batch, replica};
-use crate::cli::BenchStep;
+use crate::arguments::BenchStep;
 use crate::failure::Failure;
 
 /// Steps before the clock starts: memory grows and caches fill.

@@ -1,7 +1,7 @@
 //! From what was measured to settings: how many processes with how many threads, how many sockets, which carry, which
 //! all-reduce at which size. The commands can be typed as they are.
 
-use paceline::comm::{Choice, Links, Nodes};
+use crate::comm::{Choice, Links, Nodes};
 use serde_json::{Value, json};
 
 use super::links::{Found, SOCKETS};
@@ -105,7 +105,7 @@ impl Advice {
 
 #[cfg(test)]
 mod tests {
-    use paceline::comm::Link;
+    use crate::comm::Link;
 
     use super::super::links::Row;
     use super::*;

@@ -1,8 +1,8 @@
 //! The GPUs of this machine: driver, libraries, memory, and measured speed of memory and arithmetic.
 
-use paceline::system::machine::find_library;
-use paceline::tensor::device::cuda::nvml::Monitor;
-use paceline::tensor::device::cuda::{self, Cuda, Options, library, nccl};
+use crate::system::machine::find_library;
+use crate::tensor::device::cuda::nvml::Monitor;
+use crate::tensor::device::cuda::{self, Cuda, Options, library, nccl};
 use serde_json::{Value, json};
 
 /// What the driver of NVIDIA's GPUs is called.

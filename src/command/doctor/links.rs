@@ -3,13 +3,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use paceline::cluster::Control;
-use paceline::comm::probe::{self, Effort};
-use paceline::comm::transport::{Membership, Transport, shm, tcp};
-use paceline::comm::{
-    CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, RunId, Stop, Token, Wait,
-};
-use paceline::system::threads;
+use crate::cluster::Control;
+use crate::comm::probe::{self, Effort};
+use crate::comm::transport::{Membership, Transport, shm, tcp};
+use crate::comm::{CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, RunId, Stop, Token, Wait};
+use crate::system::threads;
 use serde_json::{Value, json};
 
 use crate::command::team::{CONNECT_MAX, MESSAGE_MAX, guess};

@@ -1,10 +1,10 @@
 //! A machine: its cores, memory, and what both do at best.
 
-use paceline::system::host::Host;
-use paceline::system::limits::{Memory, Source};
-use paceline::system::machine::Machine;
-use paceline::tensor::device::cpu::Cpu;
-use paceline::tensor::device::cpu::isa::Isa;
+use crate::system::host::Host;
+use crate::system::limits::{Memory, Source};
+use crate::system::machine::Machine;
+use crate::tensor::device::cpu::Cpu;
+use crate::tensor::device::cpu::isa::Isa;
 use serde_json::{Value, json};
 
 /// Looks at this machine, and measures it if asked to.

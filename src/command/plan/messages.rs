@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use paceline::comm::describe::{CollectivePlan, plan};
-use paceline::comm::{Choice, Collective, Link, Links};
-use paceline::tensor::Plan as Planned;
+use crate::comm::describe::{CollectivePlan, plan};
+use crate::comm::{Choice, Collective, Link, Links};
+use crate::tensor::Plan as Planned;
 use serde_json::{Value, json};
 
 use crate::command::grouped;
@@ -22,7 +22,7 @@ impl Messages {
     /// Between so many workers, over links of so many seconds of latency and bytes per second.
     pub fn new(planned: &Planned, workers: usize, (latency_s, bytes_per_s): (f64, f64)) -> Self {
         let choice = Choice::by_cost(Links::uniform(workers, Link::new(latency_s, bytes_per_s)));
-        let of = |bucket: &paceline::tensor::plan::Bucket| {
+        let of = |bucket: &crate::tensor::plan::Bucket| {
             let elements = bucket.elements.len();
             (bucket.ready_after, plan(Collective::AllReduce, &choice, elements, size_of::<f32>()))
         };

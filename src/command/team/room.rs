@@ -1,13 +1,13 @@
 //! Whether the processes of a run fit this machine, before any is started: its memory, and its cores.
 
-use paceline::cluster::Member;
-use paceline::data::outline::outline;
-use paceline::data::{OpenOptions, Spec};
-use paceline::nn::zoo;
-use paceline::system::limits::Limits;
-use paceline::system::threads;
-use paceline::train::room::{Candidate, Processes};
-use paceline::train::{Config, sizing};
+use crate::cluster::Member;
+use crate::data::outline::outline;
+use crate::data::{OpenOptions, Spec};
+use crate::nn::zoo;
+use crate::system::limits::Limits;
+use crate::system::threads;
+use crate::train::room::{Candidate, Processes};
+use crate::train::{Config, sizing};
 
 use crate::command::surroundings;
 use crate::failure::Failure;

@@ -1,10 +1,10 @@
 //! What every rank of `bench collectives` does: check a result, then time it, together with all others.
 
-use paceline::comm::{Algorithm, Choice, CommError, Communicator, Rank, RegisteredBuffer};
-use paceline::system::clock::Clock;
+use crate::comm::{Algorithm, Choice, CommError, Communicator, Rank, RegisteredBuffer};
+use crate::system::clock::Clock;
 use serde_json::{Value, json};
 
-use crate::cli::BenchCollectives;
+use crate::arguments::BenchCollectives;
 use crate::failure::Failure;
 
 /// One measurement.

@@ -4,15 +4,15 @@ use std::io::{BufRead, Read};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use paceline::comm::transport::{Membership, Transport, shm, tcp};
-use paceline::comm::wire::Tls;
-use paceline::comm::{Communicator, Generation, Rank, RunId, Stop, Token, Wait};
-use paceline::system::{cores, host, threads};
+use crate::comm::transport::{Membership, Transport, shm, tcp};
+use crate::comm::wire::Tls;
+use crate::comm::{Communicator, Generation, Rank, RunId, Stop, Token, Wait};
+use crate::system::{cores, host, threads};
 use serde_json::Value;
 
 use super::measure::{Row, measure};
 use super::{TIMEOUT, TOKEN, core, options};
-use crate::cli::{BenchCollectivesRank, Carry};
+use crate::arguments::{BenchCollectivesRank, Carry};
 use crate::command::{Outcome, print, print_json};
 use crate::failure::Failure;
 

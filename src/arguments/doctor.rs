@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use crate::cluster::Job;
+use crate::cluster::spec::PORT;
 use clap::Args;
-use paceline::cluster::Job;
-use paceline::cluster::spec::PORT;
 
 use super::parse;
 

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
+use crate::comm::Algorithm;
+use crate::tensor::device::cpu::choice::Winograd;
+use crate::tensor::{MemoryUse, Precision};
+use crate::train::compute::Compute;
+use crate::train::together::{self, Agree};
 use clap::{Args, Subcommand, ValueEnum};
-use paceline::comm::Algorithm;
-use paceline::tensor::device::cpu::choice::Winograd;
-use paceline::tensor::{MemoryUse, Precision};
-use paceline::train::compute::Compute;
-use paceline::train::together::{self, Agree};
 
 use super::parse;
 use crate::command::calibrate::Calibrate;

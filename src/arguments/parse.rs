@@ -1,9 +1,9 @@
 //! From a typed word to a checked value. Each refusal says what to type.
 
-use paceline::comm::Algorithm;
-use paceline::data::AugmentChoice;
-use paceline::nn::schedule::Schedule;
-use paceline::train::config::THREADS_MAX;
+use crate::comm::Algorithm;
+use crate::data::AugmentChoice;
+use crate::nn::schedule::Schedule;
+use crate::train::config::THREADS_MAX;
 
 /// The largest batch, class count or length of a sequence: products of a few of them are far from overflowing.
 const COUNT_MAX: usize = 1 << 24;
@@ -47,7 +47,7 @@ pub fn count64(text: &str) -> Result<u64, String> {
 
 /// An address of this machine, or the name of an interface.
 pub fn bind(text: &str) -> Result<std::net::IpAddr, String> {
-    paceline::cluster::interface::address(text).map_err(|error| error.to_string())
+    crate::cluster::interface::address(text).map_err(|error| error.to_string())
 }
 
 /// On or off.
