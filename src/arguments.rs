@@ -8,7 +8,7 @@ mod parse;
 use std::path::PathBuf;
 
 use crate::cluster::Job;
-use crate::data::AugmentChoice;
+use crate::data::{AugmentChoice, LastBatch};
 use crate::nn::optim::Optimizer;
 use crate::nn::schedule::Schedule;
 use crate::tensor::device::cpu::choice::Winograd;
@@ -120,6 +120,9 @@ pub struct Train {
     /// Compute a batch in so many parts, to save memory
     #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Length")]
     pub accumulate: Option<usize>,
+    /// Samples that do not fill a batch at the end of an epoch: keep (a smaller batch) | drop
+    #[arg(long, help_heading = "Length")]
+    pub last_batch: Option<LastBatch>,
     /// Passes over the data
     #[arg(long, short, value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Length")]
     pub epochs: Option<u64>,

@@ -59,6 +59,7 @@ fn replica(
         input,
         classes: arguments.classes,
         micro_batch: batch,
+        other_sizes: [0; 3],
         accumulate: 1,
         smoothing: 0.0,
         seed: 1,

@@ -239,6 +239,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     }
     set(&mut config.batch, &arguments.batch);
     set(&mut config.accumulate, &arguments.accumulate);
+    set(&mut config.last_batch, &arguments.last_batch);
     set(&mut config.epochs, &arguments.epochs);
     set_some(&mut config.max_steps, &arguments.max_steps);
     set_some(&mut config.time_limit_s, &arguments.time_limit);

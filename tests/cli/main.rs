@@ -18,6 +18,7 @@ mod place;
 mod ranks;
 mod refusals;
 mod resume;
+mod samples;
 mod saving;
 mod signals;
 mod strangers;

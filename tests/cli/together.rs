@@ -133,9 +133,9 @@ fn what_workers_cannot_share_is_refused() {
     let place = Place::new();
     let line = format!("train {QUICK} --run run");
     place.fails(
-        &format!("{line} --workers 3"),
+        &format!("{line} --workers 9 --oversubscribe"),
         2,
-        &["--batch 8 cannot be shared equally by 3 workers", "--batch 6 or 9"],
+        &["--batch 8 is too small for 9 workers", "type --batch 9 or more"],
     );
     place.fails(&format!("{line} --staleness 2"), 2, &["--agree parameter-server"]);
     place.fails(&format!("{line} --workers 2 --algorithm spiral"), 2, &["--algorithm spiral is none", "double-tree"]);

@@ -5,6 +5,7 @@ use paceline_system::memory;
 use crate::DataError;
 use crate::augment::{Augment, SampleKey, Scratch, View};
 use crate::dataset::{Dataset, SampleKind};
+use crate::order::Share;
 
 /// Samples laid out for the engine. Of `images`, `views` and `tokens` one is filled.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,8 +20,10 @@ pub struct Batch {
     pub targets: Vec<i32>,
     /// Which samples of the set these are, as ordered. A damaged image's number stays although another took its place.
     pub samples: Vec<usize>,
-    /// How many samples; smaller than asked only at the end of an epoch.
+    /// How many samples; at the end of an epoch fewer, or none.
     pub size: usize,
+    /// Which part of the batch of all ranks this is; if nobody says, all have as many.
+    pub share: Option<Share>,
 }
 
 /// All that decides a batch's numbers, the choice of samples apart.
@@ -46,6 +49,7 @@ impl Batch {
     pub fn fill(&mut self, recipe: &Recipe, samples: &[u32], scratch: &mut Scratch) -> Result<(), DataError> {
         let Recipe { dataset, augment, seed, epoch, views } = *recipe;
         self.views.clear();
+        self.share = None;
         self.size = samples.len();
         self.samples.clear();
         self.samples.extend(samples.iter().map(|&sample| sample as usize));

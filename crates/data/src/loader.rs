@@ -36,7 +36,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub struct LoaderOptions {
     /// The run's seed.
     pub seed: u64,
-    /// Samples per batch and rank.
+    /// Samples per batch of all ranks.
     pub batch: usize,
     /// Which rank of how many.
     pub shard: Shard,
@@ -57,15 +57,15 @@ pub struct LoaderOptions {
 }
 
 impl LoaderOptions {
-    /// For training: shuffled, full batches only.
+    /// For training: shuffled, every sample once.
     pub fn training(batch: usize, seed: u64) -> Self {
-        let (shard, last, deadline) = (Shard::WHOLE, LastBatch::Drop, Duration::from_secs(600));
+        let (shard, last, deadline) = (Shard::WHOLE, LastBatch::Keep, Duration::from_secs(600));
         Self { seed, batch, shard, shuffle: true, last, threads: 1, prefetch: 4, deadline, stop: None, views: false }
     }
 
     /// For evaluation: in file order, every sample once.
     pub fn evaluation(batch: usize) -> Self {
-        Self { shuffle: false, last: LastBatch::Keep, ..Self::training(batch, 0) }
+        Self { shuffle: false, ..Self::training(batch, 0) }
     }
 }
 
@@ -163,7 +163,7 @@ impl Loader {
 
     /// The batches of an epoch from step `from_step` on: the same ones, bit for bit, that a run never stopped would get.
     pub fn epoch(&mut self, epoch: u64, from_step: usize) -> Epoch<'_> {
-        let seen = from_step.saturating_mul(self.shared.layout.global_batch());
+        let seen = from_step.saturating_mul(self.shared.layout.batch);
         self.epoch_after(epoch, seen, from_step)
     }
 
@@ -195,8 +195,9 @@ impl Loader {
         }
         let LoaderState { dataset, augment, options, .. } = &*self.shared;
         let samples: Vec<u32> = batch.samples.iter().map(|&sample| sample as u32).collect();
-        let recipe = Recipe { dataset, augment, seed: options.seed, epoch, views: false };
+        let (share, recipe) = (batch.share, Recipe { dataset, augment, seed: options.seed, epoch, views: false });
         batch.fill(&recipe, &samples, &mut Scratch::default())?;
+        batch.share = share;
         Ok(batch)
     }
 
@@ -395,9 +396,10 @@ impl LoaderState {
         let (epoch, named) = (work.number, work.first_step + step);
         let LoaderOptions { seed, views, .. } = self.options;
         let recipe = Recipe { dataset: &self.dataset, augment: &self.augment, seed, epoch, views };
-        let samples = work.order.batch(&self.layout, step);
+        let (samples, share) = work.order.batch(&self.layout, step);
         // Unwind safe: after an error nobody reads the batch, and every image is written anew into the scratch.
         let made = catch_unwind(AssertUnwindSafe(|| batch.fill(&recipe, samples, scratch)));
+        batch.share = Some(share);
         match made.unwrap_or_else(|panic| Err(DataError::Panicked { epoch, step: named, message: words_of(&*panic) })) {
             Err(DataError::Disk(source)) => Err(DataError::Reading { epoch, step: named, source }),
             made => made,

@@ -1,12 +1,13 @@
 //! Which samples when: the order of an epoch and its division into batches and ranks, all pure functions.
 //!
 //! An epoch is one permutation of the set, a function of (seed, epoch) and of nothing else: neither the batch size nor
-//! the number of ranks changes it. Step *s* of a run with a global batch of *G* = batch × world takes samples
-//! *sG*‥*(s+1)G* of the permutation, and rank *r* takes the *r*-th part of those. So the samples seen after any number
-//! of steps are a prefix of the permutation, whoever saw them, and a run that is resumed with another batch size or
+//! the number of ranks changes it. Step *s* of a run with a batch of *B* samples over all ranks takes samples
+//! *sB*‥*(s+1)B* of the permutation, and rank *r* takes the *r*-th part of those; parts differ by at most one
+//! sample. So the samples seen after any number of steps are a prefix of the permutation, whoever saw them, and a run that is resumed with another batch size or
 //! another world goes on with the rest: [`Epoch::after`] is all there is to it. One permutation costs 4 bytes a sample
 //! and is made once an epoch (50,000 samples: under a millisecond).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use paceline_system::random::Random;
@@ -36,16 +37,34 @@ impl Shard {
 #[serde(rename_all = "kebab-case")]
 pub enum LastBatch {
     /// They form a smaller batch, shared by the ranks as evenly as can be; a rank's part may be empty.
+    #[default]
     Keep,
     /// They are left out of this epoch; the next epoch's shuffle gives them another chance.
-    #[default]
     Drop,
+}
+
+impl std::str::FromStr for LastBatch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "keep" => Ok(Self::Keep),
+            "drop" => Ok(Self::Drop),
+            _ => Err("type keep or drop".into()),
+        }
+    }
+}
+
+/// Part `part` of `length` things that are cut into so many parts, as evenly as can be: of samples among ranks, and of a rank's among
+/// micro-batches.
+pub fn part(length: usize, part: usize, parts: usize) -> Range<usize> {
+    length * part / parts..length * (part + 1) / parts
 }
 
 /// How an epoch is cut into batches, as one rank sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Samples per step and rank.
+    /// Samples per step over all ranks.
     pub batch: usize,
     /// Which rank of how many.
     pub shard: Shard,
@@ -54,16 +73,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Samples per step over all ranks.
-    pub fn global_batch(&self) -> usize {
-        self.batch * self.shard.world
-    }
-
     /// How many steps `samples` samples make.
     pub fn steps(&self, samples: usize) -> usize {
         match self.last {
-            LastBatch::Keep => samples.div_ceil(self.global_batch()),
-            LastBatch::Drop => samples / self.global_batch(),
+            LastBatch::Keep => samples.div_ceil(self.batch),
+            LastBatch::Drop => samples / self.batch,
         }
     }
 
@@ -77,19 +91,13 @@ impl Layout {
         if self.batch == 0 {
             return Err(DataError::refused("a batch of 0 samples trains nothing; type --batch 1 or more"));
         }
-        let whole = self.batch.checked_mul(world);
-        if self.last == LastBatch::Drop && whole.is_none_or(|global| global > len) {
-            let workers = if world == 1 { String::new() } else { format!(" × {world} workers") };
-            let advice = match len / world {
-                0 => format!("type --workers {len} or fewer"),
-                most => format!("type --batch {most} or smaller"),
-            };
+        if self.last == LastBatch::Drop && self.batch > len {
             return Err(DataError::refused(format!(
-                "a batch of {}{workers} is larger than the data set's {len} samples; {advice}",
+                "a batch of {} is larger than the data set's {len} samples, and --last-batch drop leaves none; \
+                 type --batch {len} or smaller, or --last-batch keep",
                 self.batch
             )));
         }
-        assert!(whole.is_some(), "batch × world overflows");
         Ok(())
     }
 }
@@ -140,15 +148,24 @@ impl Epoch {
         layout.steps(self.samples().len())
     }
 
-    /// The samples of one rank's batch at `step`, counted from this point of the epoch.
-    pub fn batch(&self, layout: &Layout, step: usize) -> &[u32] {
+    /// The samples of one rank's batch at `step`, counted from this point of the epoch, and which part of the batch of all ranks
+    /// they are.
+    pub fn batch(&self, layout: &Layout, step: usize) -> (&[u32], Share) {
         assert!(step < self.steps(layout), "step {step} of {}", self.steps(layout));
-        let global = layout.global_batch();
-        let shared = &self.samples()[step * global..];
-        let shared = &shared[..shared.len().min(global)];
-        let Shard { rank, world } = layout.shard;
-        &shared[shared.len() * rank / world..shared.len() * (rank + 1) / world]
+        let shared = &self.samples()[step * layout.batch..];
+        let shared = &shared[..shared.len().min(layout.batch)];
+        let own = part(shared.len(), layout.shard.rank, layout.shard.world);
+        (&shared[own.clone()], Share { first: own.start, all: shared.len() })
     }
+}
+
+/// Which part of the batch of all ranks a rank has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The number of its first sample in the batch of all.
+    pub first: usize,
+    /// Samples of all ranks.
+    pub all: usize,
 }
 
 #[cfg(test)]
@@ -165,7 +182,7 @@ mod tests {
         let mut samples = Vec::new();
         for step in 0..steps {
             for rank in 0..world {
-                samples.extend_from_slice(epoch.batch(&layout(batch, rank, world, last), step));
+                samples.extend_from_slice(epoch.batch(&layout(batch, rank, world, last), step).0);
             }
         }
         samples
@@ -186,11 +203,16 @@ mod tests {
             let epoch = Order { seed: 1, len, shuffle: true }.epoch(0);
             let steps = epoch.steps(&layout(batch, 0, world, LastBatch::Drop));
             for step in 0..steps {
+                let mut next = 0;
                 for rank in 0..world {
-                    prop_assert_eq!(epoch.batch(&layout(batch, rank, world, LastBatch::Drop), step).len(), batch);
+                    let (samples, share) = epoch.batch(&layout(batch, rank, world, LastBatch::Drop), step);
+                    prop_assert!(samples.len() == batch / world || samples.len() == batch.div_ceil(world));
+                    prop_assert_eq!(share, Share { first: next, all: batch });
+                    next += samples.len();
                 }
+                prop_assert_eq!(next, batch);
             }
-            prop_assert!(len - steps * batch * world < batch * world);
+            prop_assert!(len - steps * batch < batch);
         }
 
         #[test]
@@ -212,7 +234,7 @@ mod tests {
             let order = Order { seed: 4, len, shuffle: true };
             let (whole, again) = (order.epoch(7), order.epoch(7));
             let stop = stop.index(whole.steps(&layout));
-            let rest = again.after(stop * layout.global_batch());
+            let rest = again.after(stop * layout.batch);
             prop_assert_eq!(rest.steps(&layout), whole.steps(&layout) - stop);
             for step in 0..rest.steps(&layout) {
                 prop_assert_eq!(rest.batch(&layout, step), whole.batch(&layout, stop + step));
@@ -233,12 +255,8 @@ mod tests {
     fn an_impossible_batch_is_refused_with_what_to_type() {
         let check = |batch, world, len| layout(batch, 0, world, LastBatch::Drop).check(len).unwrap_err().to_string();
         assert!(check(0, 1, 10).contains("--batch 1"));
-        assert!(check(64, 1, 10).contains("type --batch 10 or smaller"));
-        assert!(
-            check(64, 4, 100).contains("64 × 4 workers is larger than the data set's 100 samples; type --batch 25")
-        );
-        assert!(check(1, 4, 3).contains("type --workers 3"));
-        assert!(check(usize::MAX, 4, 100).contains("--batch 25"));
+        assert!(check(64, 1, 10).contains("type --batch 10 or smaller, or --last-batch keep"));
+        assert!(check(usize::MAX, 4, 100).contains("--batch 100"));
         assert!(layout(64, 0, 1, LastBatch::Keep).check(10).is_ok());
     }
 }

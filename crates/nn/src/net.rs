@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use paceline_tensor::fuse::MOMENTS_FROM;
 use paceline_tensor::gradient::{self, Gradients};
+use paceline_tensor::graph::Node;
 use paceline_tensor::window::Padding;
 use paceline_tensor::{DType, Graph, GraphError, Op, Shape, Value, Wanted};
 
@@ -141,6 +142,26 @@ impl Network {
         };
         let outputs = vec![self.logits, self.loss];
         Wanted { outputs, gradients, bucket_bytes_max, moments_from: MOMENTS_FROM, ..Wanted::default() }
+    }
+
+    /// Whether every batch normalisation has more than one value per channel to take statistics of: of one value they say nothing, and
+    /// a layer behind it learns nothing from it.
+    ///
+    /// # Errors
+    /// When one has not; the error names it.
+    pub fn check_statistics(&self) -> Result<()> {
+        let shape = |node: &Node| self.graph.shape(node.inputs[0]);
+        let single = |node: &&Node| matches!(node.op, Op::BatchNorm(_)) && shape(node).elements() == shape(node).last();
+        self.graph.nodes().iter().find(single).map_or(Ok(()), |node| {
+            Err(GraphError {
+                layer: node.layer.clone(),
+                op: node.op.name().to_string(),
+                message: format!(
+                    "training needs more than one value per channel, not {}; use a larger batch or image",
+                    shape(node)
+                ),
+            })
+        })
     }
 
     /// The number of trained elements.

@@ -156,7 +156,7 @@ impl Trial {
         let both = train.parameters.iter().zip(plan.parameters().ranges());
         let decays: Vec<_> = both.map(|(parameter, range)| (range.clone(), parameter.decay)).collect();
         let blueprint = Blueprint {
-            train: Some((&plan, ends(&train))),
+            train: &[(&plan, ends(&train))],
             eval: (&eval_plan, ends(&eval)),
             slots: setting.optimizer.state_slots(),
             parts: setting.parts > 1,

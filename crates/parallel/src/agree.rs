@@ -254,10 +254,10 @@ pub trait Agreement: Debug + Send {
     /// How many workers agree.
     fn workers(&self) -> usize;
 
-    /// What a worker's gradient counts for in a step: its share of the batch of all, or all of it where every
-    /// push is a step.
-    fn gradient_weight(&self) -> f32 {
-        1.0 / self.workers() as f32
+    /// Whether a step is made with the gradients of all workers, so that each counts for its samples among
+    /// all; otherwise every push is a step.
+    fn shares_steps(&self) -> bool {
+        true
     }
 
     /// Replaces numbers by those of rank 0, on all workers and servers; before the first step.

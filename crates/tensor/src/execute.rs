@@ -214,6 +214,11 @@ impl Executor {
         self.plan.keep_gradients();
     }
 
+    /// As [`Plan::keep_gradients`], for a plan that runs with the store of another executor which keeps them.
+    pub fn keep_gradients_too(&mut self) {
+        self.plan.keep_gradients();
+    }
+
     /// Fills the whole arena with NaN: a result that depends on memory that no node wrote, then shows.
     ///
     /// # Errors

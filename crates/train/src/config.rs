@@ -2,6 +2,7 @@
 
 use paceline_comm::Algorithm;
 use paceline_data::augment::AugmentChoice;
+use paceline_data::order::LastBatch;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
 use paceline_parallel::agree;
@@ -46,6 +47,8 @@ pub struct Config {
     pub batch: usize,
     /// Parts of a batch that are computed one after the other, to save memory.
     pub accumulate: usize,
+    /// What happens to samples that do not fill a batch at the end of an epoch.
+    pub last_batch: LastBatch,
     /// Passes over the data.
     pub epochs: u64,
     /// Stop after so many updates.
@@ -151,6 +154,7 @@ impl Default for Config {
             classes: None,
             batch: 64,
             accumulate: 1,
+            last_batch: LastBatch::Keep,
             epochs: 4,
             max_steps: None,
             time_limit_s: None,
@@ -245,10 +249,10 @@ impl Config {
             return refuse(format!("{flag} {value} is too large; type {flag} with at most {most}"));
         }
         self.check_agreement()?;
-        if !self.batch.is_multiple_of(self.accumulate) {
+        if self.batch < self.accumulate {
             let (batch, accumulate) = (self.batch, self.accumulate);
             return refuse(format!(
-                "--batch {batch} cannot be cut into {accumulate} equal parts; type an --accumulate that divides it"
+                "--batch {batch} cannot be cut into {accumulate} parts; type --accumulate {batch} or less"
             ));
         }
         if self.time_limit_s.is_some_and(|seconds| seconds.is_nan() || seconds <= 0.0) {
@@ -350,27 +354,22 @@ impl Config {
         self.agree.recipe().refuses(&demands).map_or(Ok(()), refuse)
     }
 
-    /// Whether so many workers can share a batch.
+    /// Whether so many workers can share a batch: each needs a sample for every part. Shares need not be equal.
     ///
     /// # Errors
-    /// When their parts would not be equal; the sentence says what to type.
+    /// When there are too few; the sentence says what to type.
     pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
-        let unit = world * self.accumulate;
-        if self.batch.is_multiple_of(unit) {
+        let least = world * self.accumulate;
+        if self.batch >= least {
             return Ok(());
         }
-        let (less, more) = (self.batch / unit * unit, self.batch.next_multiple_of(unit));
-        let what = if less > 0 { format!("{less} or {more}") } else { more.to_string() };
         let parts = if self.accumulate > 1 { format!(" in {} parts each", self.accumulate) } else { String::new() };
-        refuse(format!(
-            "--batch {} cannot be shared equally by {world} workers{parts}; type --batch {what}",
-            self.batch
-        ))
+        refuse(format!("--batch {} is too small for {world} workers{parts}; type --batch {least} or more", self.batch))
     }
 
-    /// Samples that are computed at once by all workers.
+    /// Samples that are computed at once by all workers, at most.
     pub fn micro_batch(&self) -> usize {
-        self.batch / self.accumulate
+        self.batch.div_ceil(self.accumulate)
     }
 }
 
@@ -399,7 +398,8 @@ mod tests {
     fn zero_is_refused_with_what_to_type() {
         let error = Config { batch: 0, ..Config::default() }.check().unwrap_err();
         assert_eq!(error.to_string(), "--batch 0 does not work; type --batch with a whole number from 1");
-        assert!(Config { batch: 10, accumulate: 4, ..Config::default() }.check().is_err());
+        assert!(Config { batch: 3, accumulate: 4, ..Config::default() }.check().is_err());
+        assert!(Config { batch: 10, accumulate: 4, ..Config::default() }.check().is_ok());
         assert!(Config { time_limit_s: Some(f64::NAN), ..Config::default() }.check().is_err());
         assert!(Config::default().check().is_ok());
     }
@@ -447,9 +447,9 @@ mod tests {
     fn gpus_that_train_together_may_take_their_batches_in_parts() {
         let mut config = Config { device: Compute::Cuda(None), batch: 64, accumulate: 4, ..Config::default() };
         config.carry = Carry::NCCL;
-        assert!(config.check_world(1).is_ok() && config.check_world(4).is_ok());
-        let error = config.check_world(3).unwrap_err().to_string();
-        assert!(error.ends_with("by 3 workers in 4 parts each; type --batch 60 or 72"), "{error}");
+        assert!(config.check_world(1).is_ok() && config.check_world(3).is_ok() && config.check_world(16).is_ok());
+        let error = config.check_world(17).unwrap_err().to_string();
+        assert_eq!(error, "--batch 64 is too small for 17 workers in 4 parts each; type --batch 68 or more");
     }
 
     #[test]

@@ -43,6 +43,7 @@ pub use self::cuda::CudaEngine;
 pub use self::null::NullEngine;
 use crate::error::TrainError;
 use crate::metrics::Tally;
+use crate::micro_batch::MicroBatch;
 use crate::replica::{NotFinite, ReplicaOptions};
 
 /// Where a replica computes.
@@ -85,8 +86,8 @@ pub struct Slot(pub usize);
 pub struct Inputs<'a> {
     /// A whole batch.
     pub batch: &'a Batch,
-    /// Which micro-batch of it.
-    pub part: usize,
+    /// Which samples of it.
+    pub micro_batch: MicroBatch,
     /// Decides dropout.
     pub pass: Pass,
     /// The gradient of the loss with respect to itself: what this micro-batch counts for in the step.
@@ -453,7 +454,8 @@ fn parameter_of(bucket: &Bucket, segments: &[Segment], element: usize) -> usize 
 /// What all engines are made of.
 pub(crate) struct Parts {
     pub options: ReplicaOptions,
-    pub train: Option<Planned>,
+    /// For micro-batches of every size, the largest first; none if it only evaluates.
+    pub train: Vec<Planned>,
     pub eval: Planned,
     pub weights: Weights,
     pub segments: Vec<Segment>,

@@ -34,6 +34,8 @@ pub struct Exchange {
     reported: bool,
     /// What it said of this replica's own answers.
     tally: Tally,
+    /// Samples since running statistics were the same everywhere.
+    samples: u64,
     /// This replica's wishes, and after a step everybody's.
     pub votes: Votes,
     clock: Clock,
@@ -58,6 +60,7 @@ impl Exchange {
             mixed,
             reported: false,
             tally: Tally::default(),
+            samples: 0,
             votes: Votes::default(),
             clock: clock.clone(),
             waited_s: 0.0,
@@ -80,9 +83,14 @@ impl Exchange {
         self.agreement.rank().index()
     }
 
-    /// What this replica's gradient counts for.
-    pub fn gradient_weight(&self) -> f32 {
-        self.agreement.gradient_weight()
+    /// Whether a step is made with the gradients of all replicas, so that each counts for its samples among all.
+    pub fn shares_steps(&self) -> bool {
+        self.agreement.shares_steps()
+    }
+
+    /// Samples of a batch are computed: running statistics count for as many.
+    pub fn count(&mut self, samples: usize, part: usize) {
+        self.samples += if part == 0 { samples as u64 } else { 0 };
     }
 
     /// Whether the step of a bucket is made with what comes back, and not with this replica's own gradients.
@@ -180,8 +188,8 @@ impl Exchange {
         Tally { rows, loss, top1, top5 }
     }
 
-    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics,
-    /// and the servers' weights where everybody stepped alone: the weights can be looked at, and are the same
+    /// Waits until every gradient is applied, and gives all replicas the mean of their running statistics, by
+    /// the samples that each has seen, and the servers' weights where everybody stepped alone: the weights can be looked at, and are the same
     /// everywhere.
     ///
     /// # Errors
@@ -200,9 +208,12 @@ impl Exchange {
         let own_statistics = !engine.plan().shares_statistics() && self.workers() > 1;
         let weights = engine.weights_mut();
         if own_statistics && !weights.store.states.is_empty() {
+            let (own, workers) = (std::mem::take(&mut self.samples) as f32, self.agreement.workers());
+            let mut all = [own];
+            self.agreement.sum(&mut all)?;
+            let share = if all[0] > 0.0 { own / all[0] } else { 1.0 / workers as f32 };
+            weights.store.states.iter_mut().for_each(|state| *state *= share);
             self.agreement.sum(&mut weights.store.states)?;
-            let factor = 1.0 / self.agreement.workers() as f32;
-            weights.store.states.iter_mut().for_each(|state| *state *= factor);
         }
         self.agreement.fetch_weights(&mut weights.store.parameters)?;
         let mut optimizer: Vec<&mut [f32]> = weights.optimizer.iter_mut().map(|buffer| &mut **buffer).collect();

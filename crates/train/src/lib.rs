@@ -13,6 +13,7 @@ pub mod evaluate;
 pub mod exchange;
 pub mod gpus;
 pub mod metrics;
+pub mod micro_batch;
 pub mod phases;
 pub mod predict;
 pub mod replica;

@@ -29,6 +29,7 @@ use crate::engine::{
 use crate::error::TrainError;
 use crate::exchange::Exchange;
 use crate::metrics::Tally;
+use crate::micro_batch::{MicroBatch, OTHER_SIZES, micro_batches, share};
 use crate::phases::Phases;
 
 /// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough
@@ -51,8 +52,11 @@ pub struct ReplicaOptions {
     pub input: Input,
     /// Number of classes.
     pub classes: usize,
-    /// Samples computed at once.
+    /// Samples computed at once, at most.
     pub micro_batch: usize,
+    /// Other numbers of samples that are computed at once: shares of a batch that is not a multiple, and what an epoch leaves for its last
+    /// batch. 0 where there are fewer.
+    pub other_sizes: [usize; OTHER_SIZES],
     /// Parts of a batch, computed one after the other.
     pub accumulate: usize,
     /// Label smoothing of the training loss.
@@ -168,21 +172,30 @@ impl Replica {
         let on_gpu = place.is_gpu();
         let eval = Network::new(model, Mode::Eval, micro_batch, input, classes, 0.0)?;
         let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
-        let train = match mode {
-            Mode::Train => Some(Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?),
-            Mode::Eval => None,
-        };
-        let train = train.map(|network| {
+        let sizes = [&[micro_batch], &options.other_sizes[..]].concat();
+        let plan_for = |samples: usize| {
+            let network = Network::new(model, Mode::Train, samples, input, classes, smoothing)?;
+            if samples == micro_batch && !options.sync_batch_norm {
+                network.check_statistics()?;
+            }
             let updates = updates(&network, &options, on_gpu);
-            Planned::new(network, updates, &options, on_gpu)
-        });
+            Ok::<_, TrainError>(Planned::new(network, updates, &options, on_gpu))
+        };
+        let train = match mode {
+            Mode::Train => sizes.into_iter().filter(|&size| size > 0).map(plan_for).collect::<Result<Vec<_>, _>>()?,
+            Mode::Eval => Vec::new(),
+        };
+        let elements =
+            |planned: &Planned| planned.plan.buckets().iter().map(|bucket| bucket.elements.clone()).collect::<Vec<_>>();
+        let same = train.windows(2).all(|pair| elements(&pair[0]) == elements(&pair[1]));
+        assert!(same, "gradients have the same buckets for any number of samples");
         let eval = Planned::new(eval, Updates::AtEnd, &options, on_gpu);
-        let plan = train.as_ref().map_or(&eval.plan, |train| &train.plan);
+        let plan = train.first().map_or(&eval.plan, |train| &train.plan);
         let elements = plan.parameters().length();
-        let sizes = Sizes::of(train.as_ref().map(|train| &train.plan), &eval.plan, &options, on_gpu);
+        let sizes = Sizes::of(train.first().map(|train| &train.plan), &eval.plan, &options, on_gpu);
         sizes.check(&Limits::look())?;
         let mut store = Store::new(plan);
-        let optimizer = if train.is_some() { options.rule.new_state(elements) } else { Vec::new() };
+        let optimizer = if !train.is_empty() { options.rule.new_state(elements) } else { Vec::new() };
         for (index, parameter) in parameters.iter().enumerate() {
             parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
         }
@@ -282,16 +295,27 @@ impl Replica {
 
     /// What micro-batch `part` of a batch is computed with.
     fn inputs<'a>(&self, batch: &'a Batch, part: usize, moment: Moment) -> Inputs<'a> {
-        let ReplicaOptions { seed, accumulate, micro_batch, .. } = self.options;
-        // Samples are numbered within the batch of all replicas, each of which has as many.
-        let first_sample = ((self.exchange.rank() * accumulate + part) * micro_batch) as u64;
-        let pass = Pass { seed, step: moment.step, first_sample, samples: micro_batch };
-        Inputs { batch, part, pass, seed: self.exchange.gradient_weight() / accumulate as f32, moment }
+        let ReplicaOptions { seed, micro_batch: largest, other_sizes, .. } = self.options;
+        let share = share(batch, self.exchange.rank(), self.world());
+        let micro_batch = MicroBatch::new(batch.size, part, self.micro_batches(batch));
+        // Samples are numbered within the batch of all replicas.
+        let first_sample = (share.first + micro_batch.start()) as u64;
+        let samples = Some(micro_batch.len().max(1)).filter(|size| other_sizes.contains(size)).unwrap_or(largest);
+        let pass = Pass { seed, step: moment.step, first_sample, samples };
+        let counts_among = if self.exchange.shares_steps() { share.all } else { batch.size };
+        let weight = micro_batch.len() as f64 / counts_among.max(1) as f64;
+        Inputs { batch, micro_batch, pass, seed: weight as f32, moment }
     }
 
-    /// Micro-batches of a batch.
-    pub fn micro_batches(&self) -> usize {
-        self.options.accumulate
+    /// Micro-batches of a batch: as many on all replicas.
+    pub fn micro_batches(&self, batch: &Batch) -> usize {
+        let all = share(batch, self.exchange.rank(), self.world()).all;
+        micro_batches(all, self.world(), self.options.accumulate)
+    }
+
+    /// Samples of all replicas in the step of a batch.
+    pub fn samples(&self, batch: &Batch) -> u64 {
+        share(batch, self.exchange.rank(), self.world()).all as u64
     }
 
     /// A step begins.
@@ -309,6 +333,7 @@ impl Replica {
     /// When the replica was built for evaluation.
     pub fn forward(&mut self, batch: &Batch, part: usize) -> Result<(), Halt> {
         let inputs = self.inputs(batch, part, self.exchange.moment());
+        self.exchange.count(batch.size, part);
         self.engine.forward(Slot(0), &inputs, &mut self.exchange)
     }
 
@@ -377,7 +402,7 @@ impl Replica {
         let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
         self.begin_step(moment);
         let closed = phases.time("compute", || {
-            for part in 0..self.micro_batches() {
+            for part in 0..self.micro_batches(batch) {
                 self.forward(batch, part)?;
                 self.backward()?;
             }
@@ -417,7 +442,7 @@ impl Replica {
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Result<Tally, TrainError> {
         assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
         self.begin_step(Moment { step, learning_rate: 0.0 });
-        for part in 0..self.micro_batches() {
+        for part in 0..self.micro_batches(batch) {
             let passed = self.forward(batch, part).and_then(|()| self.backward());
             passed.map_err(|halt| match halt {
                 Halt::Failed(error) => error,
@@ -465,7 +490,7 @@ impl Replica {
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64, seen: NotFinite) -> (String, &'static str) {
         let moment = Moment { step, learning_rate: 0.0 };
         // Others may still change weights that are everybody's; then it is not computed again.
-        let parts = if self.exchange.freeze() { self.micro_batches() } else { 0 };
+        let parts = if self.exchange.freeze() { self.micro_batches(batch) } else { 0 };
         let found = (0..parts).find_map(|part| {
             let inputs = Inputs { seed: 1.0, ..self.inputs(batch, part, moment) };
             self.engine.find_non_finite(&inputs)

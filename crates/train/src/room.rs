@@ -4,6 +4,7 @@
 //! The kernel kills whoever takes more than a control group allows, with no word to anybody, so the sum has to be known before. It is
 //! an upper bound: buffers are counted to the byte, and what is beside them by what was measured (see `engine/sizes.rs`).
 
+use paceline_data::order::Shard;
 use paceline_nn::{Input, Model};
 use paceline_system::cores;
 use paceline_system::limits::{Limits, Memory, in_words};
@@ -13,6 +14,7 @@ use crate::compute::Compute;
 use crate::config::Config;
 use crate::engine::sizes::{BASE, Sizes};
 use crate::error::TrainError;
+use crate::micro_batch::MicroBatchSizes;
 use crate::replica::BUCKET_BYTES_MAX;
 use crate::together::{Carry, Overlap, Squeeze};
 use crate::trainer::options;
@@ -116,8 +118,10 @@ impl Candidate<'_> {
 
     /// What the processes of a run like this would take.
     fn need(&self, config: &Config) -> Result<Need, TrainError> {
-        let sizes =
-            Sizes::plan(self.model, &options(config, (self.workers, self.hosted), (self.input, self.classes))?)?;
+        // The last worker has one sample more than others, where shares are not equal.
+        let largest = MicroBatchSizes::of(config, Shard { rank: self.workers - 1, world: self.workers }, None);
+        let options = options(config, largest, (self.workers, self.hosted), (self.input, self.classes))?;
+        let sizes = Sizes::plan(self.model, &options)?;
         let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
         let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
         let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;
@@ -221,8 +225,8 @@ impl Candidate<'_> {
         if !self.resumes {
             fitting.extend(self.batch_that_fits(limits).map(|batch| format!("--batch {batch}")));
             let parts = [2, 4, 8, 16, 32].map(|parts| parts * self.config.accumulate);
-            let divides = |parts: &usize| self.config.batch.is_multiple_of(parts * self.workers);
-            let parts = parts.into_iter().filter(divides).find(|&parts| with(&|config| config.accumulate = parts));
+            let enough = |parts: &usize| self.config.batch >= parts * self.workers;
+            let parts = parts.into_iter().filter(enough).find(|&parts| with(&|config| config.accumulate = parts));
             fitting.extend(parts.map(|parts| format!("--accumulate {parts}")));
         }
         if self.config.memory == MemoryUse::Normal && with(&|config| config.memory = MemoryUse::Low) {

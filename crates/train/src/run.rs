@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use paceline_data::order::LastBatch;
 use paceline_system::disk::Disk;
 use paceline_system::lock::Lock;
 use paceline_system::printable::Shown;
@@ -220,8 +221,12 @@ pub fn read_config(disk: &Disk, path: &Path) -> Result<Config, TrainError> {
             path.display()
         )));
     }
-    Config::from_toml(&disk.read_text_within(&file, CONFIG_BYTES_MAX)?)
-        .map_err(|error| TrainError::Refused(format!("{}: {error}", file.display())))
+    let text = disk.read_text_within(&file, CONFIG_BYTES_MAX)?;
+    let config =
+        Config::from_toml(&text).map_err(|error| TrainError::Refused(format!("{}: {error}", file.display())))?;
+    // Runs that do not say it are of a version that left out what did not fill a batch; their steps were counted so.
+    let says = text.lines().any(|line| line.starts_with("last-batch"));
+    Ok(if says { config } else { Config { last_batch: LastBatch::Drop, ..config } })
 }
 
 /// Makes the first folder whose name is free: of two runs that begin in the same second, one gets it, and the other the next.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use paceline_comm::error::Party;
 use paceline_comm::{CommError, Communicator};
+use paceline_data::order;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_nn::{Input, Model, zoo};
@@ -20,6 +21,7 @@ use paceline_tensor::plan::Bucket;
 use crate::config::{Config, SIDE_MAX};
 use crate::engine::sizes::Sizes;
 use crate::error::TrainError;
+use crate::micro_batch::MicroBatchSizes;
 use crate::replica::{self, ReplicaOptions};
 use crate::trainer::options;
 
@@ -118,7 +120,10 @@ pub fn serve_parameters(config: &Config, mut serving: Serving, hosted: bool) -> 
     config.check_world(workers)?;
     let entry = zoo::find(&config.model).map_err(|error| TrainError::Refused(error.to_string()))?;
     let told = ServerOptions::receive(&mut serving.communicator)?;
-    let options = options(config, (workers, hosted), (told.input, told.classes))?;
+    // Of the plan only buckets and parameters matter here, and they are those of any share.
+    let sizes = MicroBatchSizes::of(config, order::Shard { rank: 0, world: workers }, None);
+    let sizes = MicroBatchSizes { others: Default::default(), ..sizes };
+    let options = options(config, sizes, (workers, hosted), (told.input, told.classes))?;
     let cpu = Cpu::placed(config.compute_threads(), config.pin);
     let steps_per_epoch = told.steps_per_epoch;
     let total_steps = config.epochs.saturating_mul(steps_per_epoch);

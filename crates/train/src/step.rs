@@ -62,7 +62,7 @@ pub fn step(
     rules.watch.enter("compute", step);
     replica.begin_step(Moment { step, learning_rate });
     let closed = phases.time("compute", || {
-        for part in 0..replica.micro_batches() {
+        for part in 0..replica.micro_batches(&batch) {
             // nn, tensor: the planned graph. Late sums of the step before are applied just before they are
             // read.
             replica.forward(&batch, part)?;
@@ -77,7 +77,7 @@ pub fn step(
     });
     let output = replica.end_step(closed, &mut phases)?;
 
-    let samples = batch.size as u64 * replica.world() as u64;
+    let samples = replica.samples(&batch);
     let not_finite = match output.updated {
         Ok(()) => {
             epoch.recycle(batch);

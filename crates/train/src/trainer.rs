@@ -399,6 +399,7 @@ fn reopen(path: &Path, around: &Surroundings, change: impl FnOnce(&mut Config)) 
         ("--classes", config.classes != before.classes),
         ("--batch", config.batch != before.batch),
         ("--accumulate", config.accumulate != before.accumulate),
+        ("--last-batch", config.last_batch != before.last_batch),
         ("--augment", config.augment != before.augment),
         ("--mean or --std", config.mean != before.mean || config.std != before.std),
         ("--label-smoothing", config.label_smoothing != before.label_smoothing),

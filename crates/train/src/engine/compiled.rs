@@ -8,6 +8,7 @@ use paceline_tensor::plan::Updates;
 use paceline_tensor::{Device, Executor, Plan, Precision, Value, Wanted};
 
 use crate::metrics::Tally;
+use crate::micro_batch::MicroBatch;
 use crate::replica::{ReplicaOptions, early, wanted};
 
 /// A network whose plan is made and whose memory is not yet taken.
@@ -62,7 +63,7 @@ pub(crate) fn updates(network: &Network, options: &ReplicaOptions, on_gpu: bool)
     }
 }
 
-/// A graph on a device.
+/// A graph on a device, for micro-batches of one size.
 #[derive(Debug)]
 pub(super) struct CompiledGraph {
     pub executor: Executor,
@@ -81,6 +82,13 @@ impl CompiledGraph {
     }
 }
 
+impl CompiledGraph {
+    /// Samples that it computes at once.
+    pub fn samples(&self) -> usize {
+        self.executor.plan().graph().shape(self.bindings.x)[0]
+    }
+}
+
 /// The values by which a graph is fed and read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bindings {
@@ -91,26 +99,31 @@ pub(crate) struct Bindings {
 }
 
 impl Bindings {
-    /// Writes part `part` of a batch into the inputs, with zeros where the batch is smaller than planned.
-    pub fn fill(&self, executor: &mut Executor, batch: &Batch, part: usize, grad_seed: f32) -> Result<(), CudaError> {
-        let elements = executor.plan().graph().shape(self.x).elements();
+    /// Writes samples of a batch into the inputs, with zeros where there are fewer than planned.
+    pub fn fill(
+        &self,
+        executor: &mut Executor,
+        batch: &Batch,
+        samples: MicroBatch,
+        grad_seed: f32,
+    ) -> Result<(), CudaError> {
         if batch.tokens.is_empty() {
-            executor.write_first(self.x, part_of(&batch.images, part, elements))?;
+            executor.write_first(self.x, samples.slice(&batch.images))?;
         } else {
-            executor.write_first(self.x, part_of(&batch.tokens, part, elements))?;
+            executor.write_first(self.x, samples.slice(&batch.tokens))?;
         }
-        executor.write_first(self.targets, part_of(&batch.targets, part, self.rows(executor)))?;
+        executor.write_first(self.targets, samples.slice(&batch.targets))?;
         if let Some(seed) = self.seed {
             executor.write(seed, &[grad_seed])?;
         }
         Ok(())
     }
 
-    /// The logits of the rows that part `part` of a batch has, and how good they are.
-    pub fn answers<'a>(&self, executor: &'a Executor, batch: &Batch, part: usize) -> (&'a [f32], Tally) {
+    /// The logits of the rows that samples of a batch have, and how good they are.
+    pub fn answers<'a>(&self, executor: &'a Executor, batch: &Batch, samples: MicroBatch) -> (&'a [f32], Tally) {
         let logits = executor.view::<f32>(self.logits).expect("the CPU has memory");
         let rows = self.rows(executor);
-        let targets = part_of(&batch.targets, part, rows);
+        let targets = samples.slice(&batch.targets);
         let logits = &logits[..targets.len() * (logits.len() / rows)];
         let mut tally = Tally::default();
         tally.count(logits, targets);
@@ -121,10 +134,4 @@ impl Bindings {
     fn rows(&self, executor: &Executor) -> usize {
         executor.plan().graph().shape(self.logits)[0]
     }
-}
-
-/// Part `part` of a batch that is computed `planned` at a time: less than that at the end of an evaluation.
-fn part_of<T>(data: &[T], part: usize, planned: usize) -> &[T] {
-    let start = (part * planned).min(data.len());
-    &data[start..(start + planned).min(data.len())]
 }

@@ -10,12 +10,13 @@ use paceline_tensor::execute::{self, Profile, Turn};
 use paceline_tensor::plan::Bucket;
 use paceline_tensor::{Buffer, Device, Executor, Pass, Plan, Store};
 
-use super::compiled::CompiledGraph;
+use super::compiled::{Bindings, CompiledGraph};
 use super::finite::{all_finite, is_finite};
 use super::update::{HostTarget, KeptTarget, Updates};
 use super::{Event, Gradients, Halt, Inputs, Listener, Parts, Slot, StepOutput, Weights};
 use crate::error::TrainError;
 use crate::metrics::Tally;
+use crate::micro_batch::MicroBatch;
 use crate::replica::{NotFinite, ReplicaOptions};
 
 pub(super) const EVALUATES: &str = "a replica built for evaluation does not train";
@@ -28,6 +29,10 @@ pub struct CpuEngine {
     device: Arc<Cpu>,
     /// None if it only evaluates.
     pub(super) train: Option<CompiledGraph>,
+    /// The same for micro-batches of other sizes, in the arena of `train`.
+    pub(super) others: Vec<CompiledGraph>,
+    /// Running statistics, while samples are computed that do not count.
+    kept_states: Vec<f32>,
     /// Runs in the arena of `train`, if there is one: they never run at the same time.
     eval: CompiledGraph,
     segments: Vec<Segment>,
@@ -46,7 +51,7 @@ pub struct CpuEngine {
 #[derive(Debug, Default)]
 struct Live {
     pass: Pass,
-    part: usize,
+    micro_batch: MicroBatch,
     /// Its activations; those of the first stand in the executor's own arena.
     activations: Option<execute::Slot>,
 }
@@ -57,19 +62,30 @@ impl CpuEngine {
         let Weights { store, optimizer } = &mut weights;
         let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(optimizer);
         given.for_each(|buffer| device.pool().touch(buffer));
-        let buckets = train.as_ref().map_or(&eval.plan, |train| &train.plan).buckets().to_vec();
-        let elements = if train.is_some() && options.accumulate > 1 { weights.store.parameters.len() } else { 0 };
+        let buckets = train.first().map_or(&eval.plan, |train| &train.plan).buckets().to_vec();
+        let elements = if !train.is_empty() && options.accumulate > 1 { weights.store.parameters.len() } else { 0 };
         let place = Device::Cpu(Arc::clone(device));
+        let (mut train, evaluates) = (train.into_iter(), eval);
+        let largest = train.next().map(|train| CompiledGraph::new(train, &place)).transpose()?;
+        let mut others: Vec<_> = train.map(|train| CompiledGraph::without_arena(train, &place)).collect();
+        let eval = match &largest {
+            Some(_) => CompiledGraph::without_arena(evaluates, &place),
+            None => CompiledGraph::new(evaluates, &place)?,
+        };
+        let mut train = largest;
+        if let Some(CompiledGraph { executor, .. }) = &mut train {
+            // A plan for fewer samples takes less, or hardly more; what it takes is taken now.
+            others.iter_mut().for_each(|other| executor.lend_arena(&mut other.executor, |_| ()));
+        }
         Ok(Self {
             weights,
             accumulated: Buffer::zeroed_for("the gradients", elements),
             options,
             device: Arc::clone(device),
-            eval: match train {
-                Some(_) => CompiledGraph::without_arena(eval, &place),
-                None => CompiledGraph::new(eval, &place)?,
-            },
-            train: train.map(|train| CompiledGraph::new(train, &place)).transpose()?,
+            eval,
+            train,
+            others,
+            kept_states: Vec::new(),
             segments,
             buckets,
             sums: Vec::new(),
@@ -79,37 +95,43 @@ impl CpuEngine {
     }
 
     pub(super) fn forward(&mut self, slot: Slot, inputs: &Inputs<'_>, on: &mut dyn Listener) -> Result<(), Halt> {
-        let Inputs { batch, part, pass, seed, .. } = *inputs;
+        let Inputs { batch, micro_batch, pass, seed, .. } = *inputs;
         self.open(slot);
-        (self.live[slot.0].pass, self.live[slot.0].part) = (pass, part);
-        if part == 0 {
+        (self.live[slot.0].pass, self.live[slot.0].micro_batch) = (pass, micro_batch);
+        if micro_batch.is_first() {
             self.tally = Tally::default();
         }
         let keeps = self.keeps_gradients();
-        let (CompiledGraph { executor, bindings }, activations, store, mut updates) = self.split(slot);
-        let tally = in_slot(executor, activations, |executor| {
-            bindings.fill(executor, batch, part, seed)?;
+        self.kept_states.clear();
+        if micro_batch.is_empty() && !self.plan().shares_statistics() {
+            self.kept_states.extend_from_slice(&self.weights.store.states);
+        }
+        let (graphs, store, mut updates) = self.split(slot);
+        let tally = graphs.run(pass.samples, |executor, bindings| {
+            bindings.fill(executor, batch, micro_batch, seed)?;
             executor.forward_with(store, pass, &mut |turn| match turn {
                 Turn::BeforeRead { bucket, parameters } if !keeps => {
                     let target = &mut HostTarget { updates: &mut updates, parameters };
                     on.on(Event::BeforeRead { bucket, target })
                 }
-                Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
+                Turn::Sum { numbers, .. } => sum_statistics(numbers, micro_batch, on),
                 _ => Ok(()),
             })?;
-            Ok::<_, Halt>(bindings.answers(executor, batch, part).1)
+            Ok::<_, Halt>(bindings.answers(executor, batch, micro_batch).1)
         })?;
+        let kept = &self.kept_states;
+        self.weights.store.states[..kept.len()].copy_from_slice(kept);
         self.tally.merge(&tally);
         if keeps { Ok(()) } else { on.on(Event::Forwarded { tally }) }
     }
 
     pub(super) fn backward(&mut self, slot: Slot, which: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
-        let (keeps, pass, part, mut result) =
-            (self.keeps_gradients(), self.live[slot.0].pass, self.live[slot.0].part, Ok(()));
-        let (CompiledGraph { executor, .. }, activations, store, mut updates) = self.split(slot);
+        let Live { pass, micro_batch, .. } = self.live[slot.0];
+        let (keeps, mut result) = (self.keeps_gradients(), Ok(()));
+        let (graphs, store, mut updates) = self.split(slot);
         let mut turn = |turn: Turn<'_>| {
             result = match turn {
-                Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
+                Turn::Sum { numbers, .. } => sum_gradients(numbers, micro_batch, on),
                 _ if keeps => Ok(()),
                 Turn::Final { bucket, gradients } => on.on(Event::Final { bucket, gradients }),
                 Turn::Apply { bucket, gradients, parameters } => {
@@ -123,14 +145,14 @@ impl CpuEngine {
             };
             result.is_ok()
         };
-        in_slot(executor, activations, |executor| match which {
+        graphs.run(pass.samples, |executor, _| match which {
             Gradients::All => executor.backward(store, pass, &mut turn),
             Gradients::Inputs => executor.backward_inputs(store, pass, &mut turn),
             Gradients::Weights => executor.backward_weights(store, pass, &mut turn),
         })?;
         result?;
-        if keeps && which != Gradients::Inputs && self.options.accumulate > 1 {
-            self.accumulate(part);
+        if keeps && which != Gradients::Inputs && micro_batch.of > 1 {
+            self.accumulate(micro_batch);
         }
         Ok(())
     }
@@ -202,7 +224,7 @@ impl CpuEngine {
         if self.train.is_none() {
             return Ok(());
         }
-        let (_, _, Store { parameters, .. }, mut updates) = self.split(Slot(0));
+        let (_, Store { parameters, .. }, mut updates) = self.split(Slot(0));
         for index in 0..updates.buckets.len() {
             let parameters = &mut parameters[updates.buckets[index].elements.clone()];
             let target = &mut HostTarget { updates: &mut updates, parameters };
@@ -214,9 +236,9 @@ impl CpuEngine {
     pub(super) fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
         let Self { train, eval: CompiledGraph { executor, bindings }, weights, .. } = self;
         let mut run = |executor: &mut Executor| {
-            bindings.fill(executor, batch, 0, 1.0)?;
+            bindings.fill(executor, batch, MicroBatch::whole(batch), 1.0)?;
             executor.run(&mut weights.store, Pass::default())?;
-            let (logits, tally) = bindings.answers(executor, batch, 0);
+            let (logits, tally) = bindings.answers(executor, batch, MicroBatch::whole(batch));
             Ok((logits.to_vec(), tally))
         };
         match train {
@@ -226,22 +248,25 @@ impl CpuEngine {
     }
 
     pub(super) fn profile(&mut self, inputs: &Inputs<'_>) -> Result<Profile, TrainError> {
-        let CompiledGraph { executor, bindings } = self.train.as_mut().expect(EVALUATES);
-        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed)?;
-        Ok(executor.profile(&mut self.weights.store, inputs.pass)?)
+        let (graphs, store, _) = self.split(Slot(0));
+        graphs.run(inputs.pass.samples, |executor, bindings| {
+            bindings.fill(executor, inputs.batch, inputs.micro_batch, inputs.seed)?;
+            Ok(executor.profile(store, inputs.pass)?)
+        })
     }
 
     pub(super) fn find_non_finite(&mut self, inputs: &Inputs<'_>) -> Option<(String, &'static str)> {
-        let CompiledGraph { executor, bindings } = self.train.as_mut().expect(EVALUATES);
-        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed).ok()?;
-        executor.find_non_finite(&mut self.weights.store, inputs.pass).ok().flatten()
+        let (graphs, store, _) = self.split(Slot(0));
+        graphs.run(inputs.pass.samples, |executor, bindings| {
+            bindings.fill(executor, inputs.batch, inputs.micro_batch, inputs.seed).ok()?;
+            executor.find_non_finite(store, inputs.pass).ok().flatten()
+        })
     }
 
-    /// Adds the gradients of a part to those of the parts before.
-    fn accumulate(&mut self, part: usize) {
-        let (first, last) = (part == 0, part + 1 == self.options.accumulate);
+    /// Adds the gradients of a micro-batch to those of the ones before.
+    fn accumulate(&mut self, micro_batch: MicroBatch) {
         let gradients = &mut self.weights.store.gradients;
-        if first {
+        if micro_batch.is_first() {
             self.accumulated.copy_from_slice(gradients);
         } else {
             const CHUNK: usize = 1 << 16;
@@ -249,7 +274,7 @@ impl CpuEngine {
                 sums.iter_mut().zip(&gradients[index * CHUNK..]).for_each(|(sum, gradient)| *sum += gradient);
             });
         }
-        if last {
+        if micro_batch.is_last() {
             gradients.copy_from_slice(&self.accumulated);
         }
     }
@@ -276,11 +301,12 @@ impl CpuEngine {
     }
 
     /// What a pass uses at the same time.
-    fn split(&mut self, slot: Slot) -> (&mut CompiledGraph, Option<&mut execute::Slot>, &mut Store, Updates<'_>) {
-        let Self { options, device, weights, segments, buckets, sums, train, live, .. } = self;
+    fn split(&mut self, slot: Slot) -> (Graphs<'_>, &mut Store, Updates<'_>) {
+        let Self { options, device, weights, segments, buckets, sums, train, others, live, .. } = self;
         let Weights { store, optimizer } = weights;
         let updates = Updates { rule: &options.rule, device, optimizer, segments, buckets, sums };
-        (train.as_mut().expect(EVALUATES), live[slot.0].activations.as_mut(), store, updates)
+        let activations = live[slot.0].activations.as_mut();
+        (Graphs { train: train.as_mut().expect(EVALUATES), others, activations }, store, updates)
     }
 
     /// Takes memory for the activations of a slot, the first time.
@@ -292,14 +318,48 @@ impl CpuEngine {
     }
 }
 
-/// Runs on the activations of a slot, or in the executor's own arena.
-fn in_slot<T>(
-    executor: &mut Executor,
-    activations: Option<&mut execute::Slot>,
-    run: impl FnOnce(&mut Executor) -> T,
-) -> T {
-    match activations {
-        Some(activations) => executor.with_slot(activations, run),
-        None => run(executor),
+/// The training graphs, and the activations of a slot.
+struct Graphs<'a> {
+    train: &'a mut CompiledGraph,
+    others: &'a mut [CompiledGraph],
+    /// None if they stand in the executor's own arena.
+    activations: Option<&'a mut execute::Slot>,
+}
+
+impl Graphs<'_> {
+    /// Runs the graph that was planned for so many samples, or else the largest.
+    fn run<T>(self, samples: usize, run: impl FnOnce(&mut Executor, &Bindings) -> T) -> T {
+        let Self { train: CompiledGraph { executor, bindings }, others, activations } = self;
+        let in_arena = |executor: &mut Executor| match others.iter_mut().find(|other| other.samples() == samples) {
+            Some(other) => executor.lend_arena(&mut other.executor, |executor| run(executor, &other.bindings)),
+            None => run(executor, bindings),
+        };
+        match activations {
+            Some(activations) => executor.with_slot(activations, in_arena),
+            None => in_arena(executor),
+        }
     }
+}
+
+/// Adds up the statistics of a batch-norm. A worker without samples adds nothing.
+pub(super) fn sum_statistics(numbers: &mut [f32], samples: MicroBatch, on: &mut dyn Listener) -> Result<(), Halt> {
+    if samples.is_empty() {
+        numbers.fill(0.0);
+    }
+    on.on(Event::Sum { numbers })
+}
+
+/// Adds up the sums of a batch-norm's gradient. A worker without samples adds nothing, and its own gradient stays zero.
+pub(super) fn sum_gradients(numbers: &mut [f32], samples: MicroBatch, on: &mut dyn Listener) -> Result<(), Halt> {
+    if !samples.is_empty() {
+        return on.on(Event::Sum { numbers });
+    }
+    numbers.fill(0.0);
+    on.on(Event::Sum { numbers })?;
+    numbers.fill(0.0);
+    // The last is the number of rows, which sums are divided by.
+    if let Some(rows) = numbers.last_mut() {
+        *rows = 1.0;
+    }
+    Ok(())
 }

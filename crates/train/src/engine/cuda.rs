@@ -24,6 +24,7 @@ use super::guard::Guard;
 use super::{Event, Gradients, Halt, Inputs, Listener, Parts, Slot, StepOutput, Weights};
 use crate::error::TrainError;
 use crate::metrics::Tally;
+use crate::micro_batch::MicroBatch;
 use crate::replica::{NotFinite, ReplicaOptions};
 
 /// The images of both halves of a data set, on the GPU.
@@ -48,8 +49,10 @@ pub struct CudaEngine {
     pub(super) options: ReplicaOptions,
     cpu: Arc<Cpu>,
     segments: Vec<Segment>,
-    /// To find out on which layer a step failed, and for its plan.
-    train: Option<CompiledGraph>,
+    /// To find out on which layer a step failed, and for their plans: one for each number of samples, the largest first.
+    train: Vec<CompiledGraph>,
+    /// Which of them computes now.
+    active: usize,
     eval: CompiledGraph,
     albums: Option<Albums>,
     /// The batch whose samples are on their way, by the address of its memory.
@@ -64,7 +67,7 @@ pub struct CudaEngine {
     pub(super) tally: Tally,
     found: DeviceOutput,
     /// The micro-batch that was filled in.
-    part: usize,
+    micro_batch: MicroBatch,
     pass: Pass,
     moment: Option<Moment>,
 }
@@ -92,22 +95,19 @@ pub(super) fn tally(found: DeviceOutput, rows: usize) -> Tally {
     Tally { rows: rows as u64, loss: found.loss, top1: found.top1, top5: found.top5 }
 }
 
-/// Part `part` of so many equal ones.
-fn part_of<T>(data: &[T], part: usize, parts: usize) -> &[T] {
-    &data[data.len() / parts * part..data.len() / parts * (part + 1)]
-}
-
 impl CudaEngine {
     pub(crate) fn new(parts: Parts, cpu: &Arc<Cpu>, cuda: &Arc<Cuda>) -> Result<Self, TrainError> {
         let Parts { options, train, eval, weights, segments } = parts;
         let decays: Vec<_> = segments.iter().map(|segment| (segment.range.clone(), segment.decay)).collect();
+        let plans: Vec<_> = train.iter().map(|planned| (&planned.plan, ends(&planned.bindings))).collect();
+        let trains = !train.is_empty();
         let blueprint = Blueprint {
-            train: train.as_ref().map(|planned| (&planned.plan, ends(&planned.bindings))),
+            train: &plans,
             eval: (&eval.plan, ends(&eval.bindings)),
-            slots: if train.is_some() { options.rule.optimizer().state_slots() } else { 0 },
-            parts: train.is_some() && options.accumulate > 1,
+            slots: if trains { options.rule.optimizer().state_slots() } else { 0 },
+            parts: trains && options.accumulate > 1,
             decays: &decays,
-            layer_rates: options.rule.layer_coefficient().filter(|_| train.is_some()),
+            layer_rates: options.rule.layer_coefficient().filter(|_| trains),
         };
         let session = Session::new(cuda, &blueprint).map_err(refused)?;
         let place = Device::Cuda(Arc::clone(cuda));
@@ -119,7 +119,8 @@ impl CudaEngine {
             options,
             cpu: Arc::clone(cpu),
             segments,
-            train: train.map(|train| CompiledGraph::without_arena(train, &place)),
+            train: train.into_iter().map(|train| CompiledGraph::without_arena(train, &place)).collect(),
+            active: 0,
             eval: CompiledGraph::without_arena(eval, &place),
             albums: None,
             prefetched: None,
@@ -128,7 +129,7 @@ impl CudaEngine {
             guard: None,
             tally: Tally::default(),
             found: DeviceOutput::default(),
-            part: 0,
+            micro_batch: MicroBatch::default(),
             pass: Pass::default(),
             moment: None,
         })
@@ -136,10 +137,10 @@ impl CudaEngine {
 
     pub(super) fn forward(&mut self, slot: Slot, inputs: &Inputs<'_>, on: &mut dyn Listener) -> Result<(), Halt> {
         assert_eq!(slot, Slot(0), "this engine keeps one micro-batch alive");
-        if inputs.part == 0 {
+        if inputs.micro_batch.is_first() {
             self.tally = Tally::default();
         }
-        (self.part, self.pass, self.moment) = (inputs.part, inputs.pass, Some(inputs.moment));
+        (self.micro_batch, self.pass, self.moment) = (inputs.micro_batch, inputs.pass, Some(inputs.moment));
         if self.gives_up() {
             return Ok(());
         }
@@ -147,6 +148,10 @@ impl CudaEngine {
         // makes the step. (If it was the last part, only this rank does without; the run ends on all.)
         let seed = if self.tally.loss.is_finite() { inputs.seed } else { f32::NAN };
         self.upload()?;
+        self.choose(inputs.pass.samples);
+        if self.without_samples() {
+            self.session.keep_states()?;
+        }
         self.fill(inputs.batch, seed)?;
         if self.hosted { self.forward_hosted(inputs.moment, on) } else { Ok(()) }
     }
@@ -154,22 +159,35 @@ impl CudaEngine {
     pub(super) fn backward(&mut self, slot: Slot, which: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
         assert_eq!((slot, which), (Slot(0), Gradients::All), "this engine computes all gradients at once");
         let (Some(moment), false) = (self.moment, self.gives_up()) else { return Ok(()) };
-        let (numbers, parts) = (self.numbers(moment), self.options.accumulate);
+        let (numbers, MicroBatch { index, of, .. }) = (self.numbers(moment), self.micro_batch);
         self.device_is_newer = true;
         if self.hosted {
-            return self.backward_hosted(on);
+            self.backward_hosted(on)?;
+        } else if of == 1 {
+            self.watched(|engine| engine.session.start(&numbers))?;
+        } else {
+            self.found = self.watched(|engine| {
+                engine.session.start_part(&numbers, (index, of))?;
+                engine.session.finish()
+            })?;
+            let rows = self.session.rows();
+            self.tally.merge(&tally(self.found, rows));
         }
-        if parts == 1 {
-            return Ok(self.watched(|engine| engine.session.start(&numbers))?);
+        if self.without_samples() {
+            self.session.restore_states()?;
         }
-        let part = self.part;
-        self.found = self.watched(|engine| {
-            engine.session.start_part(&numbers, (part, parts))?;
-            engine.session.finish()
-        })?;
-        let rows = self.session.rows();
-        self.tally.merge(&tally(self.found, rows));
         Ok(())
+    }
+
+    /// Whether what is computed does not count, and changes no running statistics: those of all replicas are not changed by it anyway.
+    fn without_samples(&self) -> bool {
+        self.micro_batch.is_empty() && !self.plan().shares_statistics()
+    }
+
+    /// Computes with the graph that was planned for so many samples, or else with the largest.
+    fn choose(&mut self, samples: usize) {
+        self.active = self.train.iter().position(|graph| graph.samples() == samples).unwrap_or(0);
+        self.session.choose(self.active);
     }
 
     /// A loss that is not a number ends a step early, unless others wait for its gradients.
@@ -181,7 +199,7 @@ impl CudaEngine {
         if self.hosted {
             return self.close_hosted(moment, on);
         }
-        if self.options.accumulate == 1 {
+        if self.micro_batch.of == 1 {
             self.found = self.watched(|engine| engine.session.finish())?;
             self.tally = tally(self.found, self.session.rows());
         }
@@ -208,17 +226,17 @@ impl CudaEngine {
 
     /// Brings a micro-batch to the GPU, in the way that fits it.
     fn fill(&mut self, batch: &Batch, seed: f32) -> Result<(), CudaError> {
-        let (part, parts) = (self.part, self.options.accumulate);
-        let targets = part_of(&batch.targets, part, parts);
+        let part = self.micro_batch;
+        let targets = part.slice(&batch.targets);
         if !batch.views.is_empty() {
-            return self.look(part_of(&batch.views, part, parts), targets, Some(seed));
+            return self.look(part.slice(&batch.views), targets, Some(seed));
         }
-        if parts == 1 && self.prefetched.take() == Some(address(batch)) {
+        if part.of == 1 && self.prefetched.take() == Some(address(batch)) {
             return self.session.fill_coming(targets, seed);
         }
         let samples = match samples(batch) {
-            Samples::Images(images) => Samples::Images(part_of(images, part, parts)),
-            Samples::Tokens(tokens) => Samples::Tokens(part_of(tokens, part, parts)),
+            Samples::Images(images) => Samples::Images(part.slice(images)),
+            Samples::Tokens(tokens) => Samples::Tokens(part.slice(tokens)),
         };
         self.session.fill(samples, targets, Some(seed))
     }
@@ -238,7 +256,7 @@ impl CudaEngine {
     /// way.
     pub(super) fn prefetch(&mut self, next: Option<&Batch>) {
         self.prefetched = None;
-        if let Some(batch) = next.filter(|batch| self.has_room && batch.views.is_empty()) {
+        if let Some(batch) = next.filter(|batch| self.has_room && batch.views.is_empty() && batch.size > 0) {
             self.has_room = self.session.prefetch(samples(batch)).is_ok();
             self.prefetched = self.has_room.then(|| address(batch));
         }
@@ -283,8 +301,8 @@ impl CudaEngine {
     pub(super) fn find_non_finite(&mut self, inputs: &Inputs<'_>) -> Option<(String, &'static str)> {
         // Without the weights of a GPU that does not answer, nothing can be computed again.
         self.fetch().ok()?;
-        let CompiledGraph { executor, bindings } = self.train.as_mut().expect(EVALUATES);
-        bindings.fill(executor, inputs.batch, inputs.part, inputs.seed).ok()?;
+        let CompiledGraph { executor, bindings } = self.train.get_mut(self.active).expect(EVALUATES);
+        bindings.fill(executor, inputs.batch, inputs.micro_batch, inputs.seed).ok()?;
         executor.find_non_finite(&mut self.weights.store, inputs.pass).ok().flatten()
     }
 
@@ -302,7 +320,7 @@ impl CudaEngine {
     /// When the GPU does not answer.
     pub fn fill_once(&mut self, batch: &Batch, seed: f32) -> Result<(), TrainError> {
         self.upload()?;
-        self.part = 0;
+        self.micro_batch = MicroBatch::whole(batch);
         Ok(self.fill(batch, seed)?)
     }
 
@@ -343,7 +361,12 @@ impl CudaEngine {
     }
 
     pub(super) fn plan(&self) -> &Plan {
-        self.train.as_ref().unwrap_or(&self.eval).executor.plan()
+        self.train.first().unwrap_or(&self.eval).executor.plan()
+    }
+
+    /// The plan of the step under way.
+    fn active_plan(&self) -> &Plan {
+        self.train.get(self.active).unwrap_or(&self.eval).executor.plan()
     }
 
     pub(super) fn evaluation_plan(&self) -> &Plan {

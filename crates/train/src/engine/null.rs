@@ -44,7 +44,7 @@ impl NullEngine {
     pub(crate) fn new(parts: Parts, device: &Arc<Cpu>, cost: CostModel) -> Result<Self, TrainError> {
         let Parts { train, eval, weights, .. } = parts;
         let place = Device::null(cost);
-        let train = train.map(|train| CompiledGraph::new(train, &place)).transpose()?;
+        let train = train.into_iter().next().map(|train| CompiledGraph::new(train, &place)).transpose()?;
         let eval = CompiledGraph::new(eval, &place)?;
         Ok(Self { weights, device: Arc::clone(device), train, eval, tally: Tally::default() })
     }
@@ -56,7 +56,8 @@ impl NullEngine {
             Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
             _ => Ok(()),
         })?;
-        self.tally = Tally { rows: inputs.batch.targets.len() as u64, ..Tally::default() };
+        let rows = inputs.micro_batch.slice(&inputs.batch.targets).len() as u64;
+        self.tally.rows = if inputs.micro_batch.is_first() { rows } else { self.tally.rows + rows };
         if self.keeps_gradients() { Ok(()) } else { on.on(Event::Forwarded { tally: self.tally }) }
     }
 

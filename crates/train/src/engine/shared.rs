@@ -32,5 +32,6 @@ impl CpuEngine {
         }
         let train = self.train.as_mut().expect(EVALUATES);
         train.executor.keep_gradients(store, Buffer::lent(Box::new(gradients)));
+        self.others.iter_mut().for_each(|graph| graph.executor.keep_gradients_too());
     }
 }

@@ -280,7 +280,8 @@ impl Journal {
     /// Tells the epoch's figures and starts the next one's; whether the accuracy is the best so far.
     pub fn end_epoch(&mut self, evaluation: Option<&Tally>) -> Result<bool, TrainError> {
         let Position { step, tally, epoch_s, data_wait_s, best_top1, .. } = self.position.clone();
-        let samples = (self.length.steps_per_epoch * self.config.batch as u64) as f64;
+        let whole = self.length.steps_per_epoch * self.config.batch as u64;
+        let samples = whole.min(self.position.samples) as f64;
         let top1 = evaluation.map(Tally::accuracy);
         let best = top1.is_some_and(|top1| best_top1.is_none_or(|best| top1 > best));
         self.record(Event::Epoch {

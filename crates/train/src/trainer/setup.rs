@@ -26,6 +26,7 @@ use crate::config::Config;
 use crate::engine::{Albums, Place};
 use crate::error::TrainError;
 use crate::gpus;
+use crate::micro_batch::MicroBatchSizes;
 use crate::replica::{Replica, ReplicaOptions};
 use crate::room::{Candidate, Processes};
 use crate::sizing::{self, Sizing};
@@ -239,6 +240,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         input,
         classes: card.class_names.len(),
         micro_batch,
+        other_sizes: [0; 3],
         accumulate: 1,
         smoothing: 0.0,
         seed: config.seed,
@@ -293,7 +295,8 @@ fn assemble(
     let training = Augment::training(config.augment, &info, sizing.resize)?;
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
-    let options = options(config, (around.shard.world, around.hosted), (sizing.input, info.classes))?;
+    let sizes = MicroBatchSizes::of(config, around.shard, Some(train.len()));
+    let options = options(config, sizes, (around.shard.world, around.hosted), (sizing.input, info.classes))?;
     let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
     let (here, held_bytes) =
         (Processes::here(config, workers, around.local.world), train.held_bytes() + val.held_bytes());
@@ -322,9 +325,9 @@ fn assemble(
         let options = LoaderOptions { threads, shard, views, stop: Some(around.stop.clone()), ..options };
         Loader::new(Arc::new(dataset), augment, options, around.clock.clone())
     };
-    let train = loader(train, training, LoaderOptions::training(config.batch / around.shard.world, config.seed))?;
-    let micro_batch = config.micro_batch() / around.shard.world;
-    let val = loader(val, evaluation, LoaderOptions::evaluation(micro_batch))?;
+    let last = config.last_batch;
+    let train = loader(train, training, LoaderOptions { last, ..LoaderOptions::training(config.batch, config.seed) })?;
+    let val = loader(val, evaluation, LoaderOptions::evaluation(sizes.evaluation * around.shard.world))?;
     if config.sync_batch_norm && replica.plan().nodes_with_sums().next().is_none() {
         let name = &config.model;
         return Err(TrainError::Refused(format!(
@@ -378,6 +381,7 @@ fn albums(cuda: &Cuda, halves: [(&Dataset, &Augment); 2]) -> Result<Option<Album
 /// When the optimizer's constants do not fit it.
 pub(crate) fn options(
     config: &Config,
+    sizes: MicroBatchSizes,
     (workers, hosted): (usize, bool),
     (input, classes): (Input, usize),
 ) -> Result<ReplicaOptions, TrainError> {
@@ -386,7 +390,8 @@ pub(crate) fn options(
     Ok(ReplicaOptions {
         input,
         classes,
-        micro_batch: config.micro_batch() / workers,
+        micro_batch: sizes.largest,
+        other_sizes: sizes.others,
         accumulate: config.accumulate,
         smoothing: config.label_smoothing,
         seed: config.seed,

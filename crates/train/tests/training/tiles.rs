@@ -36,6 +36,7 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
         input,
         classes,
         micro_batch,
+        other_sizes: [0; 3],
         accumulate,
         smoothing,
         seed,

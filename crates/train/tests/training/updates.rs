@@ -11,6 +11,7 @@ use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Pass, Precision, Value};
 use paceline_train::engine::{Gradients, Inputs, Slot, StepOutput, Unheard};
+use paceline_train::micro_batch::MicroBatch;
 use paceline_train::phases::Phases;
 use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
 
@@ -56,6 +57,7 @@ fn replica_with(
         input,
         classes,
         micro_batch,
+        other_sizes: [0; 3],
         accumulate,
         smoothing,
         seed,
@@ -185,7 +187,7 @@ fn micro_batches_that_are_alive_at_once_have_the_gradients_of_each_alone() {
     let batches = [batch(4, 1), batch(4, 2)];
     let inputs = |batch| {
         let pass = Pass { seed: 7, step: 3, first_sample: 0, samples: 4 };
-        Inputs { batch, part: 0, pass, seed: 1.0, moment }
+        Inputs { batch, micro_batch: MicroBatch::whole(batch), pass, seed: 1.0, moment }
     };
     let expected = batches.each_ref().map(|batch| {
         let mut alone = replica(&varied, Optimizer::Sgd, Some(f64::INFINITY), 4);

@@ -73,11 +73,8 @@ impl Agreement for Worker {
         self.workers
     }
 
-    fn gradient_weight(&self) -> f32 {
-        match self.pace {
-            Pace::Synchronous => 1.0 / self.workers as f32,
-            Pace::Asynchronous { .. } => 1.0,
-        }
+    fn shares_steps(&self) -> bool {
+        self.pace == Pace::Synchronous
     }
 
     fn broadcast_from_root(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {

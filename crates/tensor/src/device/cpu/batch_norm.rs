@@ -93,7 +93,8 @@ pub fn train<E: Float>(
         count = shared::statistics(others, count, (means, variances), numbers);
     }
     let running = output.running;
-    let momentum = f64::from(running.momentum);
+    // One value has no variance that could be remembered.
+    let momentum = if count > 1.0 { f64::from(running.momentum) } else { 0.0 };
     let blend = |old: f32, new: f64| ((1.0 - momentum) * f64::from(old) + momentum * new) as f32;
     for channel in 0..channels {
         let (mean, variance) = (means[channel], variances[channel]);

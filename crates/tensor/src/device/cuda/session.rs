@@ -111,12 +111,17 @@ struct DeviceGraph {
     recorded: Recorded,
     /// Where its arena begins.
     arena: u64,
+    /// Where its gradients are.
+    gradients: u64,
 }
 
 /// A model on a GPU.
 #[derive(Debug)]
 pub struct Session {
-    train: Option<DeviceGraph>,
+    /// One for each number of samples, the largest first; none if it only evaluates.
+    train: Vec<DeviceGraph>,
+    /// Which of them computes now.
+    active: usize,
     /// Gradients of the parts of a batch, once there are parts.
     sums: Option<Sums>,
     /// The way to other GPUs that train the same model. Dropped after the graphs that go there.
@@ -130,6 +135,8 @@ pub struct Session {
     /// Gradients that do not stand in the arena.
     gradients: Memory,
     states: Memory,
+    /// A copy of the states, while samples are computed that do not count.
+    kept_states: Option<Memory>,
     slots: Vec<Memory>,
     numbers: Memory,
     output: Memory,
@@ -150,8 +157,8 @@ pub struct Session {
 /// What a session is made of.
 #[derive(Debug)]
 pub struct Blueprint<'a> {
-    /// The training graph, if there is one.
-    pub train: Option<(&'a Plan, DeviceBindings)>,
+    /// The training graphs, one for each number of samples, the largest first.
+    pub train: &'a [(&'a Plan, DeviceBindings)],
     /// The evaluation graph.
     pub eval: (&'a Plan, DeviceBindings),
     /// Tensors of the optimizer.
@@ -172,7 +179,9 @@ impl Session {
     /// computed.
     pub fn new(cuda: &Arc<Cuda>, blueprint: &Blueprint<'_>) -> Result<Self, CudaError> {
         let alone = cuda.enter()?;
-        let plan = blueprint.train.map_or(blueprint.eval.0, |(plan, _)| plan);
+        let plan = blueprint.train.first().map_or(blueprint.eval.0, |(plan, _)| plan);
+        let orders = blueprint.train.iter().map(|(plan, _)| channels_last(plan));
+        assert!(orders.clone().zip(orders.skip(1)).all(|(one, other)| one == other), "weights have one order");
         let room = Room::new(cuda, blueprint)?;
         let take = |bytes: usize, what: &str| Memory::zeroed(cuda.context(), bytes, what);
         let (words, states) = (plan.parameters().length() * 4, plan.states().length() * 4);
@@ -189,7 +198,7 @@ impl Session {
             arena: arena.address(),
             parameters: parameters.address(),
             rounded: rounded.address(),
-            gradients: if plan.arena_has_gradients() { arena.address() } else { gradients.address() },
+            gradients: gradients_of(plan, &arena, &gradients),
             states: states.address(),
             pass: numbers.address(),
             gates: gates.address(),
@@ -197,11 +206,15 @@ impl Session {
             channels_last: channels_last(plan),
         };
         let layers = Layers::new(cuda, plan.parameters().length(), (blueprint.decays, blueprint.layer_rates))?;
+        let of_plan =
+            |&(plan, _): &(&Plan, _)| Bases { gradients: gradients_of(plan, &arena, &gradients), ..bases.clone() };
+        let train_bases: Vec<Bases> = blueprint.train.iter().map(of_plan).collect();
         let eval_bases = Bases { arena: bases.arena + room.eval_start as u64, ..bases.clone() };
         let compiler =
             |bases| GraphCompiler { cuda, bases, slots: &slots, layers: &layers, numbers: &numbers, output: &output };
-        let compile = |(plan, bindings)| compiler(&bases).graph(plan, bindings, true);
-        let mut train = blueprint.train.map(compile).transpose()?;
+        let train = blueprint.train.iter().zip(&train_bases);
+        let compile = |(&(plan, bindings), bases)| compiler(bases).graph(plan, bindings, true);
+        let mut train = train.map(compile).collect::<Result<Vec<_>, _>>()?;
         let mut eval = compiler(&eval_bases).graph(blueprint.eval.0, blueprint.eval.1, false)?;
         let programs = || train.iter().chain([&eval]).flat_map(DeviceGraph::programs);
         let working = programs().map(Program::scratch_bytes).max().unwrap_or(0);
@@ -215,6 +228,7 @@ impl Session {
         drop(alone);
         Ok(Self {
             train,
+            active: 0,
             exchange: None,
             hosted: None,
             eval,
@@ -223,6 +237,7 @@ impl Session {
             parameters,
             gradients,
             states,
+            kept_states: None,
             slots,
             numbers,
             output,
@@ -253,7 +268,7 @@ impl Session {
 
     /// Calls in a training step.
     pub fn calls(&self) -> usize {
-        self.train.as_ref().map_or(0, |graph| graph.programs().map(Program::calls).sum())
+        self.train.first().map_or(0, |graph| graph.programs().map(Program::calls).sum())
     }
 
     /// Bytes that it holds on the GPU.
@@ -320,14 +335,57 @@ impl Session {
         };
         download(self.parameters.address(), &mut store.parameters)?;
         if !store.gradients.is_empty() {
-            download(self.bases.gradients, &mut store.gradients)?;
+            download(
+                self.train.get(self.active).map_or(self.bases.gradients, |graph| graph.gradients),
+                &mut store.gradients,
+            )?;
         }
         self.slots.iter().zip(slots).try_for_each(|(memory, slot)| download(memory.address(), slot))?;
         stream.download(self.states.address(), bytes_of_mut(&mut store.states[..]))
     }
 
     fn plan(&self) -> &Plan {
-        self.train.as_ref().map_or(&self.eval.plan, |graph| &graph.plan)
+        self.train.get(self.active).map_or(&self.eval.plan, |graph| &graph.plan)
+    }
+
+    /// The training graph that computes now.
+    fn training(&self) -> &DeviceGraph {
+        self.train.get(self.active).expect("a training graph")
+    }
+
+    /// Computes with the training graph of this number, in the order of [`Blueprint::train`], from the next batch that is filled in on.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn choose(&mut self, number: usize) {
+        assert!(number < self.train.len(), "training graph {number} of {}", self.train.len());
+        self.active = number;
+    }
+
+    /// Keeps the running statistics as they are before what is started next, for [`Session::restore_states`].
+    ///
+    /// # Errors
+    /// When the GPU does not answer, or has no room for them.
+    pub fn keep_states(&mut self) -> Result<(), CudaError> {
+        let _alone = self.cuda.enter()?;
+        if self.kept_states.is_none() {
+            self.kept_states = Some(Memory::zeroed(self.cuda.context(), self.states.bytes(), "a copy of the states")?);
+        }
+        let kept = self.kept_states.as_ref().expect("taken above");
+        self.cuda.stream().copy(kept.address(), self.states.address(), self.states.bytes())
+    }
+
+    /// Takes the running statistics back that were kept last, after what was started so far.
+    ///
+    /// # Errors
+    /// When the GPU does not answer.
+    ///
+    /// # Panics
+    /// When none were kept.
+    pub fn restore_states(&mut self) -> Result<(), CudaError> {
+        let _alone = self.cuda.enter()?;
+        let kept = self.kept_states.as_ref().expect("states were kept");
+        self.cuda.stream().copy(self.states.address(), kept.address(), self.states.bytes())
     }
 
     /// Starts a training step on the batch that was filled in last, without waiting for it.
@@ -341,7 +399,8 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         self.give(numbers)?;
-        self.train.as_mut().expect("a training graph").start(&cuda, self.exchange.as_ref())?;
+        let exchange = self.exchange.as_ref().map(|exchange| (exchange, self.active));
+        self.train.get_mut(self.active).expect("a training graph").start(&cuda, exchange)?;
         cuda.stream().download_later(self.output.address(), &mut self.results, OUTPUT_BYTES)
     }
 
@@ -386,7 +445,7 @@ impl Session {
     pub fn profile(&mut self) -> Result<Vec<f64>, CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let graph = self.train.as_ref().expect("a training graph");
+        let graph = self.training();
         let nodes = graph.plan.graph().nodes().len();
         let events = (0..=nodes).map(|_| Event::new(cuda.context())).collect::<Result<Vec<_>, _>>()?;
         // Twice: the first time, libraries load what they load late.
@@ -415,6 +474,11 @@ impl Session {
     }
 }
 
+/// Where a plan's gradients are: in the arena, if they stand there.
+fn gradients_of(plan: &Plan, arena: &Memory, gradients: &Memory) -> u64 {
+    if plan.arena_has_gradients() { arena.address() } else { gradients.address() }
+}
+
 impl DeviceGraph {
     fn address(&self, value: Value) -> u64 {
         let Place::Arena(offset) = self.plan.place(value) else { panic!("inputs and outputs live in the arena") };
@@ -431,18 +495,19 @@ impl DeviceGraph {
         [&self.program, &self.tally].into_iter().chain(&self.update)
     }
 
-    fn start(&mut self, cuda: &Cuda, exchange: Option<&Exchange>) -> Result<(), CudaError> {
+    /// `exchange` is the way to others, where there are some, and this graph's number.
+    fn start(&mut self, cuda: &Cuda, exchange: Option<(&Exchange, usize)>) -> Result<(), CudaError> {
         let stream = cuda.stream();
         let (program, tally, update) = (&self.program, &self.tally, &self.update);
         let work = || {
             match exchange {
-                Some(exchange) => exchange.start(program, cuda, stream, |_| Ok(()))?,
+                Some((exchange, graph)) => exchange.start((program, graph), cuda, stream, |_| Ok(()))?,
                 None => program.start(cuda, stream)?,
             }
             tally.start(cuda, stream)?;
             update.iter().try_for_each(|update| update.start(cuda, stream))
         };
-        let calls = || exchange.map(Exchange::calls).transpose();
+        let calls = || exchange.map(|(exchange, _)| exchange.calls()).transpose();
         self.recorded.start_with(stream, exchange.is_none(), work, calls)
     }
 }
@@ -462,8 +527,9 @@ impl GraphCompiler<'_> {
         let program = Program::new(self.cuda, plan, self.bases, true)?;
         let tally = self.tally(plan, bindings)?;
         let update = trains.then(|| self.update(plan)).transpose()?;
-        let (recorded, arena) = (Recorded::default(), self.bases.arena);
-        Ok(DeviceGraph { plan: plan.clone(), bindings, program, tally, update, recorded, arena })
+        let Bases { arena, gradients, .. } = *self.bases;
+        let recorded = Recorded::default();
+        Ok(DeviceGraph { plan: plan.clone(), bindings, program, tally, update, recorded, arena, gradients })
     }
 
     /// What follows the graph.

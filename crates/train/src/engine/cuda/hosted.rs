@@ -12,6 +12,7 @@ use std::ops::Range;
 use paceline_nn::optim::Moment;
 use paceline_tensor::device::cuda::session::Part;
 
+use super::super::cpu::{sum_gradients, sum_statistics};
 use super::super::finite::all_finite;
 use super::super::{Event, Halt, Listener, StepOutput, Target, parameter_of};
 use super::{CudaEngine, tally};
@@ -75,10 +76,10 @@ impl CudaEngine {
     pub(super) fn forward_hosted(&mut self, moment: Moment, on: &mut dyn Listener) -> Result<(), Halt> {
         let numbers = self.numbers(moment);
         self.session.begin_step(&numbers)?;
-        let end = self.plan().forward_nodes();
+        let end = self.active_plan().forward_nodes();
         let mut done = 0;
-        for index in 0..self.plan().needs().len() {
-            let (node, bucket) = self.plan().needs()[index];
+        for index in 0..self.active_plan().needs().len() {
+            let (node, bucket) = self.active_plan().needs()[index];
             self.start_nodes(done..node.min(end), on)?;
             done = done.max(node.min(end));
             let target = &mut DeviceTarget { engine: self, replaced: &mut false };
@@ -90,21 +91,21 @@ impl CudaEngine {
 
     /// The backward pass over the same.
     pub(super) fn backward_hosted(&mut self, on: &mut dyn Listener) -> Result<(), Halt> {
-        let (parts, nodes) = (self.options.accumulate, self.plan().graph().nodes().len());
-        let (last, count) = (self.part + 1 == parts, self.plan().buckets().len());
-        let mut done = self.plan().forward_nodes();
+        let (part, nodes) = (self.micro_batch, self.active_plan().graph().nodes().len());
+        let (last, count) = (part.is_last(), self.active_plan().buckets().len());
+        let mut done = self.active_plan().forward_nodes();
         for bucket in 0..if last { count } else { 0 } {
-            let next = self.plan().buckets()[bucket].ready_after + 1;
+            let next = self.active_plan().buckets()[bucket].ready_after + 1;
             self.start_nodes(done..next, on)?;
             done = done.max(next);
-            if parts > 1 {
+            if part.of > 1 {
                 self.session.accumulate(Part::Last { bucket })?;
             }
             self.session.fetch_gradients(bucket)?;
         }
         self.start_nodes(done..nodes, on)?;
         if !last {
-            self.session.accumulate(if self.part == 0 { Part::First } else { Part::Between })?;
+            self.session.accumulate(if part.is_first() { Part::First } else { Part::Between })?;
             self.count()?;
         }
         Ok(())
@@ -179,9 +180,9 @@ impl CudaEngine {
     /// Starts nodes, with a stop where a batch-norm adds up its statistics with other replicas'.
     fn start_nodes(&mut self, nodes: Range<usize>, on: &mut dyn Listener) -> Result<(), Halt> {
         let mut done = nodes.start;
-        if self.plan().shares_statistics() {
+        if self.active_plan().shares_statistics() {
             for node in nodes.clone() {
-                let counts = self.plan().sums(node);
+                let counts = self.active_plan().sums(node);
                 if counts[0] == 0 {
                     continue;
                 }
@@ -189,7 +190,13 @@ impl CudaEngine {
                 done = node + 1;
                 for (sum, _) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
                     self.session.start_sums(node, sum)?;
-                    on.on(Event::Sum { numbers: self.session.sums(node, sum)? })?;
+                    let (samples, backward) = (self.micro_batch, node >= self.active_plan().forward_nodes());
+                    let numbers = self.session.sums(node, sum)?;
+                    if backward {
+                        sum_gradients(numbers, samples, on)?;
+                    } else {
+                        sum_statistics(numbers, samples, on)?;
+                    }
                     self.session.give_sums_back(node, sum)?;
                 }
                 self.session.start_rest(node)?;

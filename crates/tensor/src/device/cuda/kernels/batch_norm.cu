@@ -151,7 +151,8 @@ KERNEL batch_norm_given(const float* given_mean, const float* given_variance, i6
     wait_for_last();
     i64 c = first_index();
     if (c >= channels) return;
-    double variance = given_variance[c], m = momentum;
+    // One value has no variance that could be remembered.
+    double variance = given_variance[c], m = rows > 1 ? momentum : 0.0f;
     mean[c] = given_mean[c];
     spread[c] = (float)(1.0 / sqrt(variance + (double)epsilon));
     running_mean[c] = (float)((1.0 - m) * (double)running_mean[c] + m * (double)given_mean[c]);
@@ -236,7 +237,7 @@ template <typename T, int W> __device__ __forceinline__ void norm_train(const T*
         if (blockIdx.x != 0) return;
         mean[c] = (float)middle;
         spread[c] = inverse;
-        double m = momentum, unbiased = variance * (double)rows / fmax((double)rows - 1.0, 1.0);
+        double m = rows > 1 ? momentum : 0.0f, unbiased = variance * (double)rows / fmax((double)rows - 1.0, 1.0);
         running_mean[c] = (float)((1.0 - m) * (double)running_mean[c] + m * middle);
         running_variance[c] = (float)((1.0 - m) * (double)running_variance[c] + m * unbiased);
     });

@@ -29,7 +29,7 @@ KERNEL share_squares(const float* sums, const double* moments, i64 rows, int cha
 KERNEL share_statistics(const float* sums, const float* squares, int channels, float epsilon, float momentum, const float* mean, float* spread, float* running_mean, float* running_variance) {
     i64 c = first_index();
     if (c >= channels) return;
-    double rows = sums[channels], variance = fmax((double)squares[c] / rows, 0.0), m = momentum;
+    double rows = sums[channels], variance = fmax((double)squares[c] / rows, 0.0), m = rows > 1.0 ? momentum : 0.0f;
     spread[c] = (float)(1.0 / sqrt(variance + (double)epsilon));
     running_mean[c] = (float)((1.0 - m) * (double)running_mean[c] + m * (double)mean[c]);
     running_variance[c] = (float)((1.0 - m) * (double)running_variance[c] + m * variance * rows / fmax(rows - 1.0, 1.0));

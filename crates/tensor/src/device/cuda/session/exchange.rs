@@ -14,7 +14,7 @@ use super::super::graph::Recorded;
 use super::super::nccl::{Calls, Group};
 use super::super::program::Program;
 use super::super::{Cuda, CudaError};
-use super::Session;
+use super::{DeviceGraph, Session};
 use crate::plan::Plan;
 
 /// Gradients that travel together.
@@ -43,23 +43,25 @@ fn pieces_of(plan: &Plan) -> Vec<Piece> {
 /// The way to the others.
 #[derive(Debug)]
 pub(super) struct Exchange {
-    pieces: Vec<Piece>,
+    /// What leaves from each training graph, and where its gradients are.
+    graphs: Vec<(Vec<Piece>, u64)>,
     /// Where each piece is final.
     forks: Vec<Event>,
     /// Where all have come back.
     joined: Event,
-    gradients: u64,
     stream: Stream,
     group: Group,
 }
 
 impl Exchange {
-    /// For gradients at this address.
-    pub fn new(cuda: &Cuda, group: Group, plan: &Plan, gradients: u64) -> Result<Self, CudaError> {
-        let (pieces, context) = (pieces_of(plan), cuda.context());
-        let forks = pieces.iter().map(|_| Event::between(context)).collect::<Result<Vec<_>, _>>()?;
+    /// For the gradients of these graphs, which have the same buckets.
+    pub fn new(cuda: &Cuda, group: Group, graphs: &[DeviceGraph]) -> Result<Self, CudaError> {
+        let (context, graphs) = (cuda.context(), graphs.iter().map(|graph| (pieces_of(&graph.plan), graph.gradients)));
+        let graphs: Vec<_> = graphs.collect();
+        let count = graphs.iter().map(|(pieces, _)| pieces.len()).max().unwrap_or(0);
+        let forks = (0..count).map(|_| Event::between(context)).collect::<Result<Vec<_>, _>>()?;
         let (joined, stream) = (Event::between(context)?, Stream::new(context)?);
-        Ok(Self { pieces, forks, joined, gradients, stream, group })
+        Ok(Self { graphs, forks, joined, stream, group })
     }
 
     /// The right to start sums, and graphs that hold some. Nobody keeps it who may have to wait for the GPU: it
@@ -68,30 +70,30 @@ impl Exchange {
         self.group.calls()
     }
 
-    fn sum(&self, piece: &Piece) -> Result<(), CudaError> {
-        let address = self.gradients + (piece.start * size_of::<f32>()) as u64;
+    fn sum(&self, gradients: u64, piece: &Piece) -> Result<(), CudaError> {
+        let address = gradients + (piece.start * size_of::<f32>()) as u64;
         self.calls()?.sum(address, piece.elements, &self.stream)
     }
 
-    /// Starts every call of a program, and every sum as soon as its gradients are final and `prepare` has made them what is to be sent.
+    /// Starts every call of the program of a graph, and every sum as soon as its gradients are final and `prepare` has made them what is to be sent.
     pub fn start(
         &self,
-        program: &Program,
+        (program, graph): (&Program, usize),
         cuda: &Cuda,
         stream: &Stream,
         prepare: impl Fn(Range<usize>) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        let mut next = 0;
-        for (piece, fork) in self.pieces.iter().zip(&self.forks) {
+        let (mut next, (pieces, gradients)) = (0, &self.graphs[graph]);
+        for (piece, fork) in pieces.iter().zip(&self.forks) {
             program.start_nodes(cuda, stream, next..piece.after + 1)?;
             next = piece.after + 1;
             prepare(piece.start..piece.start + piece.elements)?;
             fork.record(stream)?;
             self.stream.wait_for(fork)?;
-            self.sum(piece)?;
+            self.sum(*gradients, piece)?;
         }
         program.start_nodes(cuda, stream, next..usize::MAX)?;
-        if !self.pieces.is_empty() {
+        if !pieces.is_empty() {
             self.joined.record(&self.stream)?;
             stream.wait_for(&self.joined)?;
         }
@@ -103,7 +105,7 @@ impl Session {
     /// How long the sums are that every step of the training graph makes with others, in order: see
     /// [`Group::join`].
     pub fn sum_lengths(&self) -> Vec<usize> {
-        let pieces = self.train.iter().flat_map(|graph| pieces_of(&graph.plan));
+        let pieces = self.train.first().into_iter().flat_map(|graph| pieces_of(&graph.plan));
         pieces.map(|piece| piece.elements).collect()
     }
 
@@ -117,12 +119,12 @@ impl Session {
     pub fn join(&mut self, group: Group) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let graph = self.train.as_mut().expect("a training graph");
-        if graph.plan.shares_statistics() {
+        if self.training().plan.shares_statistics() {
             return Err(CudaError("within a graph, statistics of a batch-norm are those of this GPU's batch".into()));
         }
-        (graph.recorded, self.sums) = (Recorded::default(), None);
-        self.exchange = Some(Exchange::new(&cuda, group, &graph.plan, self.bases.gradients)?);
+        self.train.iter_mut().for_each(|graph| graph.recorded = Recorded::default());
+        self.sums = None;
+        self.exchange = Some(Exchange::new(&cuda, group, &self.train)?);
         Ok(())
     }
 }

@@ -33,20 +33,19 @@ use bucket::{BucketStaging, Buffers, NUMBERS_STRIDE, Sequence};
 use statistics::PinnedSums;
 
 use super::update::{NUMBERS_BYTES, Stepping, VERDICT_BYTES};
-use super::{DeviceOutput, GraphCompiler, OUTPUT_BYTES, Session, StepNumbers, output_in, write_numbers};
+use super::{DeviceGraph, DeviceOutput, GraphCompiler, OUTPUT_BYTES, Session, StepNumbers, output_in, write_numbers};
 use crate::device::cuda::CudaError;
 use crate::device::cuda::driver::{Event, Memory, Pinned, Stream};
 use crate::device::cuda::graph::Recorded;
 use crate::dtype::DType;
-use crate::plan::Plan;
 
 const HOSTED: &str = "a session with a training graph whose host takes part in steps";
 
 /// What the host needs to take part.
 #[derive(Debug)]
 pub(super) struct HostExchange {
-    /// What was started before, by its first node and the one behind its last.
-    segments: BTreeMap<[usize; 2], Recorded>,
+    /// What was started before, by its graph, its first node and the one behind its last.
+    segments: BTreeMap<[usize; 3], Recorded>,
     buckets: Vec<BucketStaging>,
     /// The verdict on all sums together, and the step.
     update: Sequence,
@@ -64,8 +63,9 @@ pub(super) struct HostExchange {
 }
 
 impl HostExchange {
-    fn new(compiler: &GraphCompiler<'_>, plan: &Plan) -> Result<Self, CudaError> {
-        let context = compiler.cuda.context();
+    /// For the training graphs, which have the same buckets.
+    fn new(compiler: &GraphCompiler<'_>, graphs: &[DeviceGraph]) -> Result<Self, CudaError> {
+        let (context, plan) = (compiler.cuda.context(), &graphs.first().expect(HOSTED).plan);
         let (count, words) = (plan.buckets().len(), plan.parameters().length() * DType::F32.bytes());
         let take = |bytes: usize, what: &str| Memory::zeroed(context, bytes, what);
         let (staged, sums) = (take(words, "gradients in the host's order")?, take(words, "sums of gradients")?);
@@ -77,7 +77,7 @@ impl HostExchange {
             staged_numbers: staged_numbers.address(),
             verdicts: verdicts.address(),
         };
-        let buckets = (0..count).map(|number| BucketStaging::new(compiler, plan, number, buffers));
+        let buckets = (0..count).map(|number| BucketStaging::new(compiler, graphs, number, buffers));
         let mut buckets = buckets.collect::<Result<Vec<_>, _>>()?;
         let stepping = Stepping {
             elements: 0..plan.parameters().length(),
@@ -142,9 +142,8 @@ impl Session {
         }
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let plan = &self.train.as_ref().expect(HOSTED).plan;
-        let Self { bases, slots, layers, numbers, output, .. } = &*self;
-        let hosted = HostExchange::new(&GraphCompiler { cuda: &cuda, bases, slots, layers, numbers, output }, plan)?;
+        let Self { train, bases, slots, layers, numbers, output, .. } = &*self;
+        let hosted = HostExchange::new(&GraphCompiler { cuda: &cuda, bases, slots, layers, numbers, output }, train)?;
         self.hosted = Some(Box::new(hosted));
         Ok(())
     }
@@ -177,12 +176,12 @@ impl Session {
     pub fn start_nodes(&mut self, nodes: Range<usize>) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let program = &self.train.as_ref().expect(HOSTED).program;
+        let (active, program) = (self.active, &self.train.get(self.active).expect(HOSTED).program);
         if program.calls_of(&nodes) == 0 {
             return Ok(());
         }
         let segments = &mut self.hosted.as_mut().expect(HOSTED).segments;
-        let (recorded, stream) = (segments.entry([nodes.start, nodes.end]).or_default(), cuda.stream());
+        let (recorded, stream) = (segments.entry([active, nodes.start, nodes.end]).or_default(), cuda.stream());
         recorded.start(stream, true, || program.start_nodes(&cuda, stream, nodes.clone()))
     }
 
@@ -197,8 +196,9 @@ impl Session {
     pub fn fetch_gradients(&mut self, bucket: usize) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
+        let active = self.active;
         let HostExchange { buckets, outgoing, .. } = self.hosted();
-        buckets[bucket].fetch(&cuda, outgoing)
+        buckets[bucket].fetch(&cuda, outgoing, active)
     }
 
     /// Whether the gradients of a bucket that were fetched last have arrived.
@@ -374,7 +374,7 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let stream = cuda.stream();
-        self.train.as_ref().expect(HOSTED).tally.start(&cuda, stream)?;
+        self.training().tally.start(&cuda, stream)?;
         let address = self.output.address();
         let (pinned, counted) = &mut self.hosted().tally;
         stream.download_later(address, pinned, OUTPUT_BYTES)?;

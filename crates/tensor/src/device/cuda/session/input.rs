@@ -127,7 +127,7 @@ impl Input {
 
 impl Session {
     fn graph(&self, trains: bool) -> &DeviceGraph {
-        if trains { self.train.as_ref().expect("a training graph") } else { &self.eval }
+        if trains { self.training() } else { &self.eval }
     }
 
     /// Has classes and the gradient of the loss copied, and views if there are some.

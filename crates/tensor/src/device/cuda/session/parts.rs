@@ -15,10 +15,8 @@ use crate::device::cuda::{Cuda, CudaError};
 pub(super) struct Sums {
     memory: Memory,
     add: Function,
-    /// A part that is not the last.
-    part: Recorded,
-    /// The last one, with the step.
-    last: Recorded,
+    /// By training graph: a part that is not the last, and the last one, with the step.
+    recorded: Vec<[Recorded; 2]>,
 }
 
 /// What becomes of the gradients of a batch's part, where the host takes part in steps.
@@ -47,10 +45,10 @@ enum Which {
 }
 
 impl Sums {
-    fn new(cuda: &Cuda, elements: usize) -> Result<Self, CudaError> {
+    fn new(cuda: &Cuda, elements: usize, graphs: usize) -> Result<Self, CudaError> {
         let memory = Memory::zeroed(cuda.context(), elements * size_of::<f32>(), "the sum of gradients")?;
-        let (part, last) = (Recorded::default(), Recorded::default());
-        Ok(Self { memory, add: cuda.function("add_gradients")?, part, last })
+        let recorded = (0..graphs).map(|_| <[Recorded; 2]>::default()).collect();
+        Ok(Self { memory, add: cuda.function("add_gradients")?, recorded })
     }
 
     /// Bytes that it holds on the GPU.
@@ -85,19 +83,19 @@ impl Session {
     pub fn accumulate(&mut self, part: Part) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let plan = &self.train.as_ref().expect("a training graph").plan;
+        let (plan, gradients) = (&self.training().plan, self.training().gradients);
         assert!(plan.stores_gradients(), "gradients of parts stand still until they are added up");
         let elements = plan.parameters().length();
         if self.sums.is_none() {
-            self.sums = Some(Sums::new(&cuda, elements)?);
+            self.sums = Some(Sums::new(&cuda, elements, self.train.len())?);
         }
-        let sums = self.sums.as_ref().expect("taken above");
+        let (plan, sums) = (&self.training().plan, self.sums.as_ref().expect("taken above"));
         let (range, which) = match part {
             Part::First => (0..elements, Which::First),
             Part::Between => (0..elements, Which::Between),
             Part::Last { bucket } => (plan.buckets()[bucket].elements.clone(), Which::Last),
         };
-        add(cuda.stream(), sums.add, [sums.memory.address(), self.bases.gradients], range, which)
+        add(cuda.stream(), sums.add, [sums.memory.address(), gradients], range, which)
     }
 
     /// Starts part `part` of `parts` on the samples that were filled in last, without waiting for it. The last one makes the step.
@@ -112,30 +110,33 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         self.give(numbers)?;
-        let (graph, stream) = (self.train.as_ref().expect("a training graph"), cuda.stream());
-        let elements = graph.plan.parameters().length();
+        let (elements, stream) = (self.training().plan.parameters().length(), cuda.stream());
         if self.sums.is_none() {
-            self.sums = Some(Sums::new(&cuda, elements)?);
+            self.sums = Some(Sums::new(&cuda, elements, self.train.len())?);
         }
+        let (active, graph) = (self.active, &self.train[self.active]);
         let sums = self.sums.as_mut().expect("taken above");
-        let (function, addresses) = (sums.add, [sums.memory.address(), self.bases.gradients]);
+        let (function, addresses) = (sums.add, [sums.memory.address(), graph.gradients]);
+        let [recorded_part, recorded_last] = &mut sums.recorded[active];
         let add = |range, which| add(stream, function, addresses, range, which);
         if part + 1 < parts {
             let calls = || graph.program.start(&cuda, stream).and_then(|()| graph.tally.start(&cuda, stream));
-            sums.part.start(stream, true, calls)?;
+            recorded_part.start(stream, true, calls)?;
             add(0..elements, if part == 0 { Which::First } else { Which::Between })?;
         } else {
             let exchange = self.exchange.as_ref();
             let work = || {
                 match exchange {
-                    Some(exchange) => exchange.start(&graph.program, &cuda, stream, |range| add(range, Which::Last))?,
+                    Some(exchange) => {
+                        exchange.start((&graph.program, active), &cuda, stream, |range| add(range, Which::Last))?;
+                    }
                     None => graph.program.start(&cuda, stream).and_then(|()| add(0..elements, Which::Last))?,
                 }
                 graph.tally.start(&cuda, stream)?;
                 graph.update.iter().try_for_each(|update| update.start(&cuda, stream))
             };
             let calls = || exchange.map(Exchange::calls).transpose();
-            sums.last.start_with(stream, exchange.is_none(), work, calls)?;
+            recorded_last.start_with(stream, exchange.is_none(), work, calls)?;
         }
         stream.download_later(self.output.address(), &mut self.results, OUTPUT_BYTES)
     }

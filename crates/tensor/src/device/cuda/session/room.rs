@@ -3,7 +3,7 @@
 use super::Blueprint;
 use crate::device::cuda::join::Joins;
 use crate::device::cuda::{Cuda, CudaError};
-use crate::plan::SHARED_ALIGNMENT_BYTES;
+use crate::plan::{Plan, SHARED_ALIGNMENT_BYTES};
 
 /// Of the memory that is free, what a batch that is proposed takes: the rest is for working memory and for batches on their way.
 const SHARE: f64 = 0.95;
@@ -29,16 +29,17 @@ pub(super) struct Room {
 impl Room {
     /// Counts, and refuses what cannot fit.
     pub fn new(cuda: &Cuda, blueprint: &Blueprint<'_>) -> Result<Self, CudaError> {
-        let (plan, bindings) = blueprint.train.unwrap_or(blueprint.eval);
+        let (plan, bindings) = *blueprint.train.first().unwrap_or(&blueprint.eval);
         let words = plan.parameters().length() * 4;
         let shared = plan.arena_has_gradients();
+        let plans = || blueprint.train.iter().map(|(plan, _)| *plan);
         let eval_start = if shared { words.next_multiple_of(SHARED_ALIGNMENT_BYTES) } else { 0 };
-        let gradients = if blueprint.train.is_some() && !shared { words } else { 0 };
+        let gradients = if plans().any(|plan| !plan.arena_has_gradients()) { words } else { 0 };
         let room = Self {
-            arena: plan.arena_bytes().max(eval_start + blueprint.eval.0.arena_bytes()),
+            arena: plans().map(Plan::arena_bytes).max().unwrap_or(0).max(eval_start + blueprint.eval.0.arena_bytes()),
             eval_start,
             gradients,
-            gates: blueprint.train.map_or(0, |(plan, _)| Joins::new(plan).gate_bytes),
+            gates: plans().map(|plan| Joins::new(plan).gate_bytes).max().unwrap_or(0),
             fixed: words * (1 + blueprint.slots) + words / 2 + gradients + plan.states().length() * 4,
             sums: if blueprint.parts { words } else { 0 },
             batch: plan.graph().shape(bindings.x)[0],

@@ -20,7 +20,7 @@ use crate::device::cuda::driver::{Event, Pinned, Stream};
 use crate::device::cuda::graph::Recorded;
 use crate::device::cuda::program::{Address, Builder, Call, Program};
 use crate::device::cuda::session::update::{NUMBERS_BYTES, Stepping, VERDICT_BYTES};
-use crate::device::cuda::session::{GraphCompiler, StepNumbers, write_numbers};
+use crate::device::cuda::session::{DeviceGraph, GraphCompiler, StepNumbers, write_numbers};
 use crate::device::cuda::{Cuda, CudaError, lower};
 use crate::dtype::DType;
 use crate::plan::{ALIGNMENT_BYTES, Bucket, Place, Plan};
@@ -85,8 +85,8 @@ pub(super) struct BucketStaging {
     address: u64,
     numbers: u64,
     verdict: u64,
-    /// Puts gradients into the staging buffer.
-    from_gradients: Sequence,
+    /// Puts gradients into the staging buffer, by training graph: each has them in its own place.
+    from_gradients: Vec<Sequence>,
     /// Makes sums of what is in the staging buffer.
     to_sums: Sequence,
     /// Makes the optimizer's step with the sums.
@@ -108,8 +108,14 @@ pub(super) struct BucketStaging {
 }
 
 impl BucketStaging {
-    /// Bucket `number` of a plan, whose arena begins at `compiler`'s.
-    pub fn new(compiler: &GraphCompiler<'_>, plan: &Plan, number: usize, buffers: Buffers) -> Result<Self, CudaError> {
+    /// Bucket `number` of all graphs, whose arenas begin at `compiler`'s.
+    pub fn new(
+        compiler: &GraphCompiler<'_>,
+        graphs: &[DeviceGraph],
+        number: usize,
+        buffers: Buffers,
+    ) -> Result<Self, CudaError> {
+        let plan = &graphs[0].plan;
         let (bucket, context) = (&plan.buckets()[number], compiler.cuda.context());
         let (range, length) = (bucket.elements.clone(), bucket.elements.len());
         let in_lines = range.start.is_multiple_of(ALIGNMENT_BYTES / DType::F32.bytes());
@@ -125,13 +131,17 @@ impl BucketStaging {
                 reorder(builder, (plan, bucket, &compiler.bases.channels_last), [from, to], to_host)
             })
         };
-        let from_gradients = match bucket.place {
-            Place::Arena(offset) => Program::of_calls(compiler.cuda, |builder| {
-                gather(builder, plan, bucket, [compiler.bases.arena + offset as u64, address]);
-                Ok(())
-            })?,
-            _ => reordered(at(compiler.bases.gradients), address, true)?,
-        };
+        let from_gradients = graphs.iter().map(|graph| {
+            let program = match graph.plan.buckets()[number].place {
+                Place::Arena(offset) => Program::of_calls(compiler.cuda, |builder| {
+                    gather(builder, plan, bucket, [graph.arena + offset as u64, address]);
+                    Ok(())
+                })?,
+                _ => reordered(at(graph.gradients), address, true)?,
+            };
+            Ok(Sequence::new(program))
+        });
+        let from_gradients = from_gradients.collect::<Result<Vec<_>, CudaError>>()?;
         let stepping = Stepping { elements: range.clone(), gradients: buffers.sums, numbers, loss: 0, verdict };
         let to_parameters = Program::of_calls(compiler.cuda, |builder| {
             let (full, rounded) = (at(compiler.bases.parameters), compiler.bases.rounded + (range.start * 2) as u64);
@@ -144,7 +154,7 @@ impl BucketStaging {
             address,
             numbers,
             verdict,
-            from_gradients: Sequence::new(from_gradients),
+            from_gradients,
             to_sums: Sequence::new(reordered(address, at(buffers.sums), false)?),
             update: Sequence::new(compiler.update_some(&stepping)?),
             to_parameters: Sequence::new(to_parameters),
@@ -161,14 +171,15 @@ impl BucketStaging {
     }
 
     pub fn sequences(&mut self) -> impl Iterator<Item = &mut Sequence> {
-        [&mut self.from_gradients, &mut self.to_sums, &mut self.update, &mut self.to_parameters].into_iter()
+        let others = [&mut self.to_sums, &mut self.update, &mut self.to_parameters];
+        self.from_gradients.iter_mut().chain(others)
     }
 
-    /// Has its gradients copied to the host.
-    pub fn fetch(&mut self, cuda: &Cuda, outgoing: &Stream) -> Result<(), CudaError> {
+    /// Has its gradients of a graph copied to the host.
+    pub fn fetch(&mut self, cuda: &Cuda, outgoing: &Stream, graph: usize) -> Result<(), CudaError> {
         let main = cuda.stream();
         main.wait_for(&self.arrived)?;
-        self.from_gradients.start(cuda)?;
+        self.from_gradients[graph].start(cuda)?;
         self.staged.record(main)?;
         outgoing.wait_for(&self.staged)?;
         outgoing.download_later(self.address, &mut self.gradients, self.length * DType::F32.bytes())?;

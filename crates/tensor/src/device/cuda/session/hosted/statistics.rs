@@ -55,7 +55,7 @@ impl Session {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         let (address, count) = self.shared(node, sum);
-        self.train.as_ref().expect(HOSTED).program.start_phase(&cuda, cuda.stream(), node, sum)?;
+        self.training().program.start_phase(&cuda, cuda.stream(), node, sum)?;
         let numbers = &mut self.hosted.as_mut().expect(HOSTED).numbers;
         cuda.stream().download_later(address, &mut numbers.pinned, count * DType::F32.bytes())?;
         numbers.arrived.record(cuda.stream())
@@ -115,7 +115,7 @@ impl Session {
     pub fn start_rest(&mut self, node: usize) -> Result<(), CudaError> {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
-        let graph = self.train.as_ref().expect(HOSTED);
+        let graph = self.training();
         let sums = graph.plan.sums(node).iter().filter(|&&count| count > 0).count();
         assert!(sums > 0, "node {node} has sums");
         graph.program.start_phase(&cuda, cuda.stream(), node, sums)
