@@ -180,8 +180,6 @@ impl Session {
     pub fn new(cuda: &Arc<Cuda>, blueprint: &Blueprint<'_>) -> Result<Self, CudaError> {
         let alone = cuda.enter()?;
         let plan = blueprint.train.first().map_or(blueprint.eval.0, |(plan, _)| plan);
-        let orders = blueprint.train.iter().map(|(plan, _)| channels_last(plan));
-        assert!(orders.clone().zip(orders.skip(1)).all(|(one, other)| one == other), "weights have one order");
         let room = Room::new(cuda, blueprint)?;
         let take = |bytes: usize, what: &str| Memory::zeroed(cuda.context(), bytes, what);
         let (words, states) = (plan.parameters().length() * 4, plan.states().length() * 4);
@@ -206,16 +204,9 @@ impl Session {
             channels_last: channels_last(plan),
         };
         let layers = Layers::new(cuda, plan.parameters().length(), (blueprint.decays, blueprint.layer_rates))?;
-        let of_plan =
-            |&(plan, _): &(&Plan, _)| Bases { gradients: gradients_of(plan, &arena, &gradients), ..bases.clone() };
-        let train_bases: Vec<Bases> = blueprint.train.iter().map(of_plan).collect();
-        let eval_bases = Bases { arena: bases.arena + room.eval_start as u64, ..bases.clone() };
         let compiler =
-            |bases| GraphCompiler { cuda, bases, slots: &slots, layers: &layers, numbers: &numbers, output: &output };
-        let train = blueprint.train.iter().zip(&train_bases);
-        let compile = |(&(plan, bindings), bases)| compiler(bases).graph(plan, bindings, true);
-        let mut train = train.map(compile).collect::<Result<Vec<_>, _>>()?;
-        let mut eval = compiler(&eval_bases).graph(blueprint.eval.0, blueprint.eval.1, false)?;
+            GraphCompiler { cuda, bases: &bases, slots: &slots, layers: &layers, numbers: &numbers, output: &output };
+        let (mut train, mut eval) = compiler.graphs(blueprint, room.eval_start, [&arena, &gradients])?;
         let programs = || train.iter().chain([&eval]).flat_map(DeviceGraph::programs);
         let working = programs().map(Program::scratch_bytes).max().unwrap_or(0);
         room.check_working(cuda, working)?;
@@ -523,6 +514,24 @@ struct GraphCompiler<'a> {
 }
 
 impl GraphCompiler<'_> {
+    /// The graphs of a session: those of training, and that of evaluation, whose arena begins so many bytes later.
+    fn graphs(
+        &self,
+        blueprint: &Blueprint<'_>,
+        eval_start: usize,
+        [arena, gradients]: [&Memory; 2],
+    ) -> Result<(Vec<DeviceGraph>, DeviceGraph), CudaError> {
+        let train = blueprint.train.iter().map(|&(plan, bindings)| {
+            assert_eq!(channels_last(plan), self.bases.channels_last, "weights have one order for all graphs");
+            let bases = Bases { gradients: gradients_of(plan, arena, gradients), ..self.bases.clone() };
+            GraphCompiler { bases: &bases, ..*self }.graph(plan, bindings, true)
+        });
+        let train = train.collect::<Result<Vec<_>, _>>()?;
+        let bases = Bases { arena: self.bases.arena + eval_start as u64, ..self.bases.clone() };
+        let eval = GraphCompiler { bases: &bases, ..*self }.graph(blueprint.eval.0, blueprint.eval.1, false)?;
+        Ok((train, eval))
+    }
+
     fn graph(&self, plan: &Plan, bindings: DeviceBindings, trains: bool) -> Result<DeviceGraph, CudaError> {
         let program = Program::new(self.cuda, plan, self.bases, true)?;
         let tally = self.tally(plan, bindings)?;
