@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use paceline_comm::Communicator;
 use paceline_data::batch::Batch;
+use paceline_data::order::{self, Shard, Share};
 use paceline_nn::layer::{Conv, Window};
 use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::schedule::{LearningRate, RunLength};
@@ -23,8 +24,10 @@ use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::{GraphError, MemoryUse, Precision, Value};
+use paceline_train::Config;
 use paceline_train::engine::StepOutput;
 use paceline_train::gpus::{Card, check, gather_cards};
+use paceline_train::micro_batch::MicroBatchSizes;
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
 use paceline_train::serve::{Rates, ServerOptions, Serving, fingerprint, serve_model};
@@ -65,8 +68,10 @@ fn normed(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> 
     net.linear("fc2", x, classes)
 }
 
-fn options(micro_batch: usize, case: Case) -> ReplicaOptions {
-    let Case { optimizer, clip_norm, accumulate, sync_batch_norm, overlap, .. } = case;
+fn options((rank, world): (usize, usize), case: Case) -> ReplicaOptions {
+    let Case { optimizer, clip_norm, accumulate, sync_batch_norm, overlap, rest, .. } = case;
+    let config = Config { batch: BATCH, accumulate, ..Config::default() };
+    let sizes = MicroBatchSizes::of(&config, Shard { rank, world }, Some(BATCH + rest));
     let rule = optimizer.rule(&HyperParameters { weight_decay: Some(1e-3), ..HyperParameters::default() }).unwrap();
     let input = Input::Image { size: [8, 8], channels: 3 };
     let (classes, smoothing, seed) = (10, 0.1, 7);
@@ -74,8 +79,8 @@ fn options(micro_batch: usize, case: Case) -> ReplicaOptions {
     ReplicaOptions {
         input,
         classes,
-        micro_batch: micro_batch / accumulate,
-        other_sizes: [0; 3],
+        micro_batch: sizes.largest,
+        other_sizes: sizes.others,
         accumulate,
         smoothing,
         seed,
@@ -95,19 +100,21 @@ fn model(case: Case) -> &'static dyn Model {
     if case.sync_batch_norm { &normed } else { &plain }
 }
 
-fn replica(micro_batch: usize, case: Case) -> Replica {
-    Replica::new(model(case), options(micro_batch, case), &Arc::new(Cpu::new(1))).unwrap()
+fn replica(place: (usize, usize), case: Case) -> Replica {
+    Replica::new(model(case), options(place, case), &Arc::new(Cpu::new(1))).unwrap()
 }
 
 /// Part `rank` of `world` of the batch of a step.
-fn batch(step: u64, rank: usize, world: usize) -> Batch {
+fn batch(step: u64, (rank, world): (usize, usize), case: Case) -> Batch {
     // Two batches, over and over: there is something to learn.
     let mut random = Random::new(&[3, step % 2]);
     let images: Vec<f32> = (0..BATCH * 8 * 8 * 3).map(|_| random.normal()).collect();
     let targets: Vec<i32> = (0..BATCH).map(|_| random.below(10) as i32).collect();
-    let size = BATCH / world;
-    let (images, targets) = (&images[rank * size * 192..][..size * 192], &targets[rank * size..][..size]);
-    Batch { size, images: images.to_vec(), targets: targets.to_vec(), ..Batch::default() }
+    let all = if case.rest > 0 && step % 3 == 2 { case.rest } else { BATCH };
+    let own = order::part(all, rank, world);
+    let (images, targets) = (&images[own.start * 192..own.end * 192], &targets[own.clone()]);
+    let share = Some(Share { first: own.start, all });
+    Batch { size: own.len(), images: images.to_vec(), targets: targets.to_vec(), share, ..Batch::default() }
 }
 
 /// What training came to: the losses, and weights and states at the end.
@@ -120,13 +127,13 @@ struct Trained {
 }
 
 /// Twenty steps.
-fn train(mut replica: Replica, rank: usize, world: usize) -> Trained {
+fn train(mut replica: Replica, place: (usize, usize), case: Case) -> Trained {
     let clock = Clock::real();
     let losses = (0..STEPS)
         .map(|step| {
             let moment = Moment { step, learning_rate: RATE };
             let StepOutput { tally, updated: done } =
-                replica.step(&batch(step, rank, world), moment, &mut Phases::start(&clock)).unwrap();
+                replica.step(&batch(step, place, case), moment, &mut Phases::start(&clock)).unwrap();
             done.unwrap();
             tally.mean_loss()
         })
@@ -159,6 +166,8 @@ struct Case {
     overlap: bool,
     /// The first workers compute on a GPU, all on the same.
     gpus: usize,
+    /// Every third batch has so few samples; 0 if all are whole.
+    rest: usize,
 }
 
 impl Case {
@@ -186,7 +195,7 @@ fn join(communicator: Communicator, shape: &Shape, one_copy: bool) -> Box<dyn Ag
 
 /// A server, which hears of the run from the first worker.
 fn hold(case: Case, mut communicator: Communicator) {
-    let options = options(BATCH / case.workers, case);
+    let options = options((0, case.workers), case);
     let told = ServerOptions::receive(&mut communicator).unwrap();
     let ReplicaOptions { input, classes, .. } = options;
     assert_eq!(told, ServerOptions { step: 0, steps_per_epoch: STEPS, input, classes, shape: told.shape });
@@ -221,8 +230,8 @@ fn together(case: Case) -> Vec<Trained> {
                         return None;
                     }
                     let mut replica = match on_gpu::gpu().filter(|_| rank < case.gpus) {
-                        Some(cuda) => on_gpu::replica(BATCH / workers, case, cuda),
-                        None => replica(BATCH / workers, case),
+                        Some(cuda) => on_gpu::replica((rank, workers), case, cuda),
+                        None => replica((rank, workers), case),
                     };
                     let shape = replica.shape();
                     let one_copy = case.by_shares && replica.engine.steps_by_elements();
@@ -240,7 +249,7 @@ fn together(case: Case) -> Vec<Trained> {
                     let shape = fingerprint(&shape);
                     let known = ServerOptions { step: 0, steps_per_epoch: STEPS, input, classes, shape };
                     replica.begin_together(0, known.identity()).unwrap();
-                    Some(train(replica, rank, workers))
+                    Some(train(replica, (rank, workers), case))
                 })
             })
             .collect();
@@ -249,7 +258,7 @@ fn together(case: Case) -> Vec<Trained> {
 }
 
 fn assert_like_alone(case: Case) {
-    let Trained { losses, weights, states, .. } = train(replica(BATCH, case), 0, 1);
+    let Trained { losses, weights, states, .. } = train(replica((0, 1), case), (0, 1), case);
     let norm = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     let error = |found: &[f32], expected: &[f32]| {
         let size = norm(&mut expected.iter().copied());
@@ -282,6 +291,7 @@ const MOMENTUM: Case = Case {
     squeeze: "none",
     overlap: true,
     gpus: 0,
+    rest: 0,
 };
 
 #[test]
@@ -290,6 +300,22 @@ fn all_reduce_over_every_carry_is_training_alone() {
         for workers in [2, 4] {
             assert_like_alone(Case { carry, workers, ..MOMENTUM });
         }
+    }
+}
+
+#[test]
+fn shares_need_not_be_equal_nor_batches_whole() {
+    // Sixteen samples by three workers, then seven, or two for three.
+    for rest in [7, 2] {
+        let case = Case { workers: 3, rest, ..MOMENTUM };
+        assert_like_alone(case);
+        assert_like_alone(Case { carry: Carry::Shm, by_shares: true, ..case });
+        assert_like_alone(Case { accumulate: 3, ..case });
+        assert_like_alone(Case { servers: Some((1, Some(0))), ..case });
+    }
+    // Two rows would be plus and minus one behind a batch-norm, whatever they were: four for five workers.
+    for (workers, rest) in [(3, 7), (5, 4)] {
+        assert_like_alone(Case { workers, rest, sync_batch_norm: true, ..MOMENTUM });
     }
 }
 
@@ -428,7 +454,7 @@ fn parts_of_a_batch_are_added_up_before_they_are_pushed() {
 fn the_first_worker_fetches_the_optimizer_to_save_it() {
     for workers in [1, 2] {
         let case = Case { workers, servers: Some((1, Some(0))), ..MOMENTUM };
-        let (alone, all) = (train(replica(BATCH, case), 0, 1), together(case));
+        let (alone, all) = (train(replica((0, 1), case), (0, 1), case), together(case));
         let (found, expected) = (&all[0].optimizer_state[0], &alone.optimizer_state[0]);
         let furthest = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(furthest < 1e-6 && expected.iter().any(|x| x.abs() > 1e-3), "{workers} workers: {furthest} apart");
@@ -439,7 +465,7 @@ fn the_first_worker_fetches_the_optimizer_to_save_it() {
 /// itself.
 #[test]
 fn squeezed_messages_stay_near_the_exact_ones() {
-    let exact = train(replica(BATCH, MOMENTUM), 0, 1);
+    let exact = train(replica((0, 1), MOMENTUM), (0, 1), MOMENTUM);
     let length = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
     for (carry, servers) in Carry::ALL.into_iter().flat_map(|carry| [(carry, None), (carry, Some((2, Some(0))))]) {
         let all = together(Case { carry, servers, squeeze: "bf16", ..MOMENTUM });

@@ -10,7 +10,7 @@ use paceline_train::engine::Place;
 use paceline_train::replica::Replica;
 
 use crate::world::Carry;
-use crate::{BATCH, Case, MOMENTUM, STEPS, model, options, together, train};
+use crate::{Case, MOMENTUM, STEPS, model, options, together, train};
 
 pub fn gpu() -> Option<Arc<Cuda>> {
     let options = Options { tf32: false, deterministic: true, tune: false };
@@ -18,8 +18,8 @@ pub fn gpu() -> Option<Arc<Cuda>> {
     found.then(|| Arc::new(Cuda::new(0, options).unwrap_or_else(|error| panic!("{error}"))))
 }
 
-pub fn replica(micro_batch: usize, case: Case, cuda: Arc<Cuda>) -> Replica {
-    Replica::at(model(case), options(micro_batch, case), &Place::Cuda(Arc::new(Cpu::new(1)), cuda)).unwrap()
+pub fn replica(place: (usize, usize), case: Case, cuda: Arc<Cuda>) -> Replica {
+    Replica::at(model(case), options(place, case), &Place::Cuda(Arc::new(Cpu::new(1)), cuda)).unwrap()
 }
 
 /// How far numbers are apart, in lengths of the second.
@@ -36,7 +36,8 @@ fn follows(case: Case) {
         let _ = writeln!(std::io::stderr(), "skipped: together::on_gpu: no GPU");
         return;
     }
-    let expected = train(crate::replica(BATCH, Case { gpus: 0, ..case }), 0, 1);
+    let alone = Case { gpus: 0, ..case };
+    let expected = train(crate::replica((0, 1), alone), (0, 1), alone);
     let all = together(case);
     assert_eq!(all.len(), case.workers);
     // Servers' weights are everybody's; sums are applied by every device in its own arithmetic.
@@ -74,6 +75,21 @@ fn a_gpu_and_a_cpu_follow_one_process() {
         follows(Case { carry, gpus: 1, sync_batch_norm: true, urgent: true, ..MOMENTUM });
     }
     follows(Case { gpus: 1, servers: Some((1, Some(0))), ..MOMENTUM });
+}
+
+#[test]
+fn shares_on_a_gpu_need_not_be_equal_nor_batches_whole() {
+    for rest in [7, 2] {
+        let case = Case { workers: 3, gpus: 3, carry: Carry::Tcp, rest, ..MOMENTUM };
+        follows(Case { workers: 1, gpus: 1, ..case });
+        follows(case);
+        follows(Case { gpus: 1, ..case });
+        follows(Case { accumulate: 3, ..case });
+        follows(Case { servers: Some((1, Some(0))), ..case });
+    }
+    for (workers, rest) in [(3, 7), (5, 4)] {
+        follows(Case { workers, gpus: 2, carry: Carry::Tcp, rest, sync_batch_norm: true, urgent: true, ..MOMENTUM });
+    }
 }
 
 #[test]
