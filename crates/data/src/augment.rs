@@ -307,7 +307,7 @@ impl Augment {
 
 impl Augment {
     /// Normalises numbers of channels that alternate, as they are: (value − mean) ÷ std.
-    pub(crate) fn normalise(&self, values: &mut [f32]) {
+    pub fn normalise(&self, values: &mut [f32]) {
         let Some(Op::Normalise { mean, std }) = self.ops.last() else { return };
         for pixel in values.chunks_exact_mut(mean.len()) {
             for ((value, mean), std) in pixel.iter_mut().zip(mean).zip(std) {

@@ -22,6 +22,8 @@ use crate::loader::words_of;
 use crate::outline::Outline;
 use crate::pixels::Pixels;
 
+pub use check::CHANNELS_MAX;
+
 /// One sample, lent or made.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sample<'a> {

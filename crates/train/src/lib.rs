@@ -11,10 +11,12 @@ pub mod engine;
 pub mod error;
 pub mod evaluate;
 pub mod exchange;
+pub mod export;
 pub mod gpus;
 pub mod metrics;
 pub mod phases;
 pub mod predict;
+pub mod registry;
 pub mod replica;
 pub mod room;
 pub mod run;
@@ -26,4 +28,5 @@ pub mod trainer;
 
 pub use config::Config;
 pub use error::TrainError;
+pub use registry::Registry;
 pub use trainer::{Outcome, Reason, Trainer};
