@@ -124,12 +124,7 @@ pub struct OwnData {
 
 impl OwnData {
     /// A set of samples of this kind and so many classes (of tokens: the vocabulary), from two pieces of code.
-    pub fn new(
-        kind: SampleKind,
-        classes: usize,
-        train: impl Samples + 'static,
-        val: impl Samples + 'static,
-    ) -> Self {
+    pub fn new(kind: SampleKind, classes: usize, train: impl Samples + 'static, val: impl Samples + 'static) -> Self {
         let (train, val) = (Arc::new(train), Arc::new(val));
         Self { train, val, kind, classes, class_names: None, normalisation: None, treatment: Treatment::default() }
     }
@@ -313,7 +308,9 @@ impl Own {
                 if given.len() != taken.len() {
                     return Err(format!("it has {} tokens or targets instead of {}", given.len(), taken.len()));
                 }
-                given.iter().try_for_each(|&token| self.class(usize::try_from(token).unwrap_or(usize::MAX)).map(drop))?;
+                given
+                    .iter()
+                    .try_for_each(|&token| self.class(usize::try_from(token).unwrap_or(usize::MAX)).map(drop))?;
                 taken.copy_from_slice(given);
             }
             Ok(())
@@ -325,12 +322,7 @@ impl Own {
         assert!(index < self.info.len, "sample {index} of {}", self.info.len);
         let read = catch_unwind(AssertUnwindSafe(|| read(&self.samples.sample(index))));
         let read = read.unwrap_or_else(|panic| Err(format!("the program panicked: {}", words_of(&*panic))));
-        read.map_err(|problem| DataError::Sample {
-            set: self.info.name.clone(),
-            half: self.info.split,
-            index,
-            problem,
-        })
+        read.map_err(|problem| DataError::Sample { set: self.info.name.clone(), half: self.info.split, index, problem })
     }
 
     fn shape(&self) -> [usize; 3] {

@@ -7,8 +7,8 @@ use paceline_data::augment::{Augment, Op, SampleKey, Scratch};
 use paceline_data::batch::Batch;
 use paceline_data::decode::{DecodeLimits, decode_image};
 use paceline_data::pixels::Pixels;
-use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::Input;
+use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_system::disk::Disk;
 use paceline_system::printable::{Shown, printable};
 use paceline_tensor::device::cpu::Cpu;
@@ -184,7 +184,10 @@ impl Predictor {
             return Ok(());
         }
         let model = printable(&self.card.model);
-        Err(TrainError::Refused(format!("{model} reads samples of {wanted} values ({:?}), not {found}", self.card.input)))
+        Err(TrainError::Refused(format!(
+            "{model} reads samples of {wanted} values ({:?}), not {found}",
+            self.card.input
+        )))
     }
 
     /// Answers for the image in the scratch memory.

@@ -47,7 +47,9 @@ pub fn fit(model: &Named<'_>, info: &Info, asked: Option<usize>) -> Result<Sizin
 pub fn as_they_are(info: &Info, asked: Option<usize>) -> Sizing {
     let input = match info.kind {
         SampleKind::Tokens { sequence } => Input::Tokens { sequence },
-        SampleKind::Image { height, width, channels } => image(asked.map_or([height, width], |side| [side; 2]), channels),
+        SampleKind::Image { height, width, channels } => {
+            image(asked.map_or([height, width], |side| [side; 2]), channels)
+        }
     };
     let resize = asked.filter(|_| matches!(info.kind, SampleKind::Image { .. }));
     Sizing { input, resize, note: None }

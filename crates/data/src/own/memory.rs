@@ -92,11 +92,7 @@ impl OwnData {
         Self::new(SampleKind::Tokens { sequence }, vocabulary, train, val)
     }
 
-    fn stacks<T>(
-        [height, width, channels]: [usize; 3],
-        train: (Vec<T>, Vec<usize>),
-        val: (Vec<T>, Vec<usize>),
-    ) -> Self
+    fn stacks<T>([height, width, channels]: [usize; 3], train: (Vec<T>, Vec<usize>), val: (Vec<T>, Vec<usize>)) -> Self
     where
         Stack<T>: Samples + 'static,
     {

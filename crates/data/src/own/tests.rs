@@ -131,7 +131,11 @@ fn code_that_panics_or_gives_nonsense_is_named_and_not_ours() {
     let mut image = Pixels::default();
     assert_eq!(train.read(0, &mut image).unwrap(), 0);
     let said = |sample| train.read(sample, &mut Pixels::default()).unwrap_err().to_string();
-    assert!(said(1).contains("sample 1 of broken (train)") && said(1).contains("panicked: no such file"), "{}", said(1));
+    assert!(
+        said(1).contains("sample 1 of broken (train)") && said(1).contains("panicked: no such file"),
+        "{}",
+        said(1)
+    );
     assert!(said(2).contains("is 5, and there are 2"), "{}", said(2));
 }
 
