@@ -1,13 +1,15 @@
-//! What follows training: `cargo run --release --example use_it [WORKERS]`
+//! What follows training: `cargo run --release --example use_it [WORKERS] [STEPS]`
 //!
 //! A model is trained, asked about pixels and numbers, and written as weights and as ONNX.
 
 use paceline::prelude::*;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let workers = std::env::args().nth(1).map_or(Ok(1), |text| text.parse())?;
-    let config = Config { model: "lenet5".into(), data: "shapes".into(), workers, ..Config::default() };
-    let config = Config { max_steps: Some(40), ..config };
+    let mut arguments = std::env::args().skip(1);
+    let workers = arguments.next().map_or(Ok(1), |text| text.parse())?;
+    let max_steps = Some(arguments.next().map_or(Ok(40), |text| text.parse())?);
+    let (model, data) = ("lenet5".to_owned(), "shapes".to_owned());
+    let config = Config { model, data, workers, epochs: 1000, max_steps, evaluate_every: 1000, ..Config::default() };
     let trained = Run::new(config).folder("runs/shapes").quiet().train()?;
 
     let mut predictor = trained.predictor()?;

@@ -4,8 +4,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use paceline::prelude::{Calibrate, Config, GraphError, Net, OwnData, Run, Stop, TrainError, Value};
 
 use crate::place::{Place, skip, text};
 
@@ -40,7 +41,7 @@ impl Program<'_> {
         said
     }
 
-    fn json(&self, arguments: &str) -> Value {
+    fn json(&self, arguments: &str) -> serde_json::Value {
         serde_json::from_str(&self.run(arguments)).unwrap()
     }
 
@@ -197,6 +198,104 @@ fn what_a_run_returns_predicts_saves_and_exports() {
         assert_eq!(output.status.code(), Some(1));
         assert!(text(&output.stderr).contains("RunExists") && output.stdout.is_empty(), "{}", text(&output.stderr));
     }
+}
+
+/// Starts `use_it` by two processes for longer than a test waits, and gives it once it has made some steps.
+fn long_run(binary: &Path, place: &Place) -> std::process::Child {
+    let mut command = Program(binary, place).command("2 1000000");
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let child = command.spawn().unwrap();
+    let begun = Instant::now();
+    while !place.path("runs/shapes/events/rank-0.jsonl").exists() || steps_of(place) < 5 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "no step within a minute");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child
+}
+
+/// Whole lines of steps; the last one may be half written.
+fn steps_of(place: &Place) -> usize {
+    place.read_text("runs/shapes/events/rank-0.jsonl").matches("\"event\":\"step\"").count()
+}
+
+fn tell(signal: &str, pid: &str) {
+    assert!(Command::new("kill").args([signal, pid]).status().unwrap().success());
+}
+
+#[test]
+fn ctrl_c_saves_and_the_program_goes_on() {
+    let Some(binary) = example("use_it") else { return };
+    let place = Place::new();
+    let child = long_run(&binary, &place);
+    tell("-INT", &child.id().to_string());
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stdout);
+    assert!(output.status.success() && said.contains("a grey picture"), "{said}{}", text(&output.stderr));
+    let step = place.events("runs/shapes").iter().filter(|event| event["event"] == "step").count() as u64;
+    assert!(said.contains(&format!("{step} steps in")) && !place.weights("runs/shapes", step).is_empty());
+}
+
+#[test]
+fn the_end_of_another_rank_is_an_error_of_rank_0() {
+    let Some(binary) = example("use_it") else { return };
+    let place = Place::new();
+    let child = long_run(&binary, &place);
+    // Each child belongs to the thread that has started it.
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
+    let children = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default());
+    let children: String = children.collect();
+    let [other] = children.split_whitespace().collect::<Vec<_>>()[..] else { panic!("one other rank: {children}") };
+    tell("-KILL", other);
+    let output = child.wait_with_output().unwrap();
+    let wrong = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{wrong}");
+    assert!(wrong.contains("rank 1") && wrong.contains("is saved") && output.stdout.is_empty(), "{wrong}");
+}
+
+/// A run inside of this very test.
+fn inside(workers: usize, place: &Place) -> Run {
+    let half = |count: usize| {
+        let values = (0..count * 4).map(|at| ((at * at) % 7) as f32 - 3.0).collect();
+        (values, (0..count).map(|sample| sample % 3).collect())
+    };
+    let config = Config {
+        model: "mine".into(),
+        data: "numbers".into(),
+        batch: 12,
+        epochs: 2,
+        workers,
+        agree: "parameter-server".parse().unwrap(),
+        ..Config::default()
+    };
+    let model = |net: &mut Net, x: Value, classes: usize| {
+        let x = net.flatten(x)?;
+        Ok::<_, GraphError>(net.linear("fc", x, classes)?)
+    };
+    let run = Run::new(config).model("mine", model).data("numbers", OwnData::values([1, 2, 2], half(96), half(30)));
+    run.folder(place.path(&format!("run-{workers}"))).calibrate(Calibrate::Off).stop(Stop::new()).quiet()
+}
+
+#[test]
+fn a_run_inside_of_a_test_starts_workers_and_a_server() {
+    let place = Place::new();
+    let name = "own::a_run_inside_of_a_test_starts_workers_and_a_server";
+    let together = inside(2, &place).arguments([name, "--exact", "--quiet"]).train().unwrap();
+    let alone = inside(1, &place).train().unwrap();
+    let [one, two] = [&alone, &together].map(|trained| trained.outcome().evaluation.unwrap().mean_loss());
+    assert!((one - two).abs() < 1e-5, "{one} alone, {two} together");
+    assert_eq!((alone.outcome().step, together.outcome().step), (16, 16));
+    let guess = &together.predictor().unwrap().predict_values(&[0.0; 4], 1).unwrap()[0];
+    assert!(guess.probability > 0.0);
+}
+
+#[test]
+fn others_that_do_not_come_are_an_error_at_once() {
+    let (place, begun) = (Place::new(), Instant::now());
+    let failed = inside(2, &place).arguments(["--no-such-flag"]).train().unwrap_err();
+    assert!(matches!(&failed, TrainError::Failed(why) if why.contains("rank")), "{failed:?}");
+    let unreached = inside(2, &place).arguments(["no such test", "--exact", "--quiet"]).train().unwrap_err();
+    assert!(unreached.to_string().contains("Run::arguments"), "{unreached}");
+    assert!(begun.elapsed() < Duration::from_secs(30));
 }
 
 #[test]
