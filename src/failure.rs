@@ -20,17 +20,19 @@ use crate::arguments::Cli;
 pub struct Failure {
     message: String,
     refused: bool,
+    /// What it comes from, as long as nothing was added to it.
+    cause: Option<Box<TrainError>>,
 }
 
 impl Failure {
     /// The user's input cannot work; the sentence says what to type.
     pub fn refused(message: impl Display) -> Self {
-        Self { message: message.to_string(), refused: true }
+        Self { message: message.to_string(), refused: true, cause: None }
     }
 
     /// The input was fine and something broke.
     pub fn failed(message: impl Display) -> Self {
-        Self { message: message.to_string(), refused: false }
+        Self { message: message.to_string(), refused: false, cause: None }
     }
 
     /// Of a run that has begun: whatever ends it is no refusal.
@@ -41,6 +43,7 @@ impl Failure {
     /// Says more.
     pub fn and(mut self, sentence: &str) -> Self {
         self.message += sentence;
+        self.cause = None;
         self
     }
 
@@ -49,11 +52,25 @@ impl Failure {
         self.message.contains(words)
     }
 
+    /// The exit code of a process that ends with it.
+    pub fn code(&self) -> u8 {
+        if self.refused { 2 } else { 1 }
+    }
+
+    /// As a value, for a program that goes on.
+    pub fn into_error(self) -> TrainError {
+        match self {
+            Self { cause: Some(cause), .. } => *cause,
+            Self { message, refused: true, .. } => TrainError::Refused(message),
+            Self { message, .. } => TrainError::Failed(message),
+        }
+    }
+
     /// Says it.
     pub fn report(self) -> ExitCode {
         // Names of files and classes stand in sentences, and a terminal would obey what is in them.
         eprintln!("error: {}", printable_lines(&self.message));
-        ExitCode::from(if self.refused { 2 } else { 1 })
+        ExitCode::from(self.code())
     }
 }
 
@@ -68,7 +85,7 @@ pub fn report_usage(error: clap::Error) -> ExitCode {
 
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
-        Self { refused: error.is_refusal(), message: error.to_string() }
+        Self { refused: error.is_refusal(), message: error.to_string(), cause: Some(Box::new(error)) }
     }
 }
 
@@ -80,7 +97,7 @@ impl From<CommError> for Failure {
 
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
-        Self { refused: error.is_refusal(), message: error.to_string() }
+        Self { refused: error.is_refusal(), message: error.to_string(), cause: None }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Paceline: distributed deep-learning training, from a laptop core to a GPU cluster.
 //!
-//! This crate is the binary `paceline` and the library a Rust user depends on. Everything a model of one's own needs is
-//! in the [`prelude`]; the parts are the crates re-exported below, in the order in which a mini-batch meets them.
+//! This crate is the binary `paceline` and the library a Rust user depends on. Everything a program with a model and data of its own needs
+//! is in the [`prelude`]: a [`run::Run`] trains, alone or by many processes, and [`cli::run_with`] is the command line with what the program
+//! brings. The parts are the crates re-exported below, in the order in which a mini-batch meets them.
 //!
 //! ```no_run
 //! use paceline::prelude::*;
@@ -13,17 +14,20 @@
 //!     net.linear("fc", x, classes)
 //! }
 //!
-//! let config = Config { model: "mine".into(), data: "shapes".into(), epochs: 3, ..Config::default() };
-//! let mut trainer = Trainer::start_with(&model, config, Surroundings::default(), None)?;
-//! let outcome = trainer.run()?;
-//! println!("{:.1}%", 100.0 * outcome.evaluation.map_or(0.0, |tally| tally.accuracy()));
-//! # Ok::<(), TrainError>(())
+//! # fn main() -> Result<(), TrainError> {
+//! let config = Config { model: "mine".into(), data: "shapes".into(), workers: 2, epochs: 3, ..Config::default() };
+//! let trained = Run::new(config).model("mine", model).train()?;
+//! println!("{:.1}%", 100.0 * trained.accuracy());
+//! # Ok(())
+//! # }
 //! ```
 
 mod arguments;
 pub mod cli;
 mod command;
 mod failure;
+mod output;
+pub mod run;
 mod terminal;
 
 pub use paceline_cluster as cluster;
@@ -38,13 +42,19 @@ pub use paceline_train as train;
 
 /// What a program that trains a model of its own needs.
 pub mod prelude {
-    pub use paceline_data::{AugmentChoice, Dataset, Spec};
+    pub use crate::run::calibrate::Calibrate;
+    pub use crate::run::{Run, Trained};
+    pub use paceline_data::pixels::Pixels;
+    pub use paceline_data::{AugmentChoice, Dataset, OwnData, Sample, SampleKind, Samples, Spec};
     pub use paceline_nn::init::Init;
     pub use paceline_nn::layer::{Conv, Norm, Window};
+    pub use paceline_nn::models::Listing;
     pub use paceline_nn::optim::{HyperParameters, Optimizer};
     pub use paceline_nn::schedule::{LearningRate, Schedule, WarmUp};
     pub use paceline_nn::{Input, Mode, Model, Net, Network, zoo};
+    pub use paceline_system::signal::Stop;
     pub use paceline_tensor::{DType, Device, Graph, GraphError, Shape, Unary, Value};
-    pub use paceline_train::trainer::Surroundings;
-    pub use paceline_train::{Config, Outcome, Reason, TrainError, Trainer};
+    pub use paceline_train::predict::{Guess, Predictor};
+    pub use paceline_train::trainer::{Observer, Surroundings};
+    pub use paceline_train::{Config, Outcome, Reason, Registry, TrainError, Trainer};
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use crate::lab::SummaryBuilder;
+use crate::nn::Input;
 use crate::system::event::{Event, Line};
 use crate::system::printable::{Shown, printable};
 use crate::system::shell::resume_line;
@@ -15,7 +16,7 @@ use crate::train::trainer::Observer;
 use crate::train::{Outcome, Reason, Trainer};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::command::{grouped, print, print_json};
+use crate::output::{grouped, print, print_json};
 
 /// How much is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +77,10 @@ impl Terminal {
             batch: config.batch,
             threads: format!("{threads} thread{}", if threads == 1 { "" } else { "s" }),
             run: Shown(trainer.run_dir().path()).to_string(),
-            unit: if config.data.starts_with("text") { "sequences/s" } else { "images/s" },
+            unit: match trainer.replica().options().input {
+                Input::Tokens { .. } => "sequences/s",
+                Input::Image { .. } => "images/s",
+            },
             samples: 0,
             seconds: 0.0,
             loss: 0.0,

@@ -20,6 +20,7 @@ use crate::system::threads;
 use crate::tensor::device::cpu::Cpu;
 use crate::tensor::device::cuda::Options;
 use crate::tensor::device::cuda::kept::Kept;
+use crate::train::Registry;
 use crate::train::compute::Compute;
 use crate::train::engine::{CudaEngine, Place};
 use crate::train::replica::{Replica, ReplicaOptions};
@@ -33,14 +34,14 @@ use crate::failure::Failure;
 const LEARNING_RATE: f32 = 0.001;
 
 /// Runs the command.
-pub fn run(arguments: &Bench) -> Outcome {
+pub fn run(arguments: &Bench, registry: &Registry) -> Outcome {
     match &arguments.command {
         BenchCommand::Step(arguments) => match &arguments.check {
-            Some(file) => check::run(arguments, file),
-            None if arguments.device != Compute::Cpu => gpu_step::run(arguments),
-            None => step::run(arguments),
+            Some(file) => check::run(arguments, file, registry),
+            None if arguments.device != Compute::Cpu => gpu_step::run(arguments, registry),
+            None => step::run(arguments, registry),
         },
-        BenchCommand::Kernels(arguments) => kernels::run(arguments),
+        BenchCommand::Kernels(arguments) => kernels::run(arguments, registry),
         BenchCommand::Scaling(arguments) => scaling::run(arguments),
         BenchCommand::Collectives(arguments) => collectives::run(arguments),
         BenchCommand::CollectivesRank(arguments) => collectives::rank::run(arguments),

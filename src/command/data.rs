@@ -8,6 +8,7 @@ use crate::data::{Dataset, OpenOptions, SampleKind, Spec, cifar10};
 use crate::system::disk::Disk;
 use crate::system::printable::{Shown, printable};
 use crate::system::threads;
+use crate::train::Registry;
 use serde_json::json;
 
 use super::{Outcome, check_target, grouped, print, print_json, surroundings};
@@ -15,12 +16,11 @@ use crate::arguments::{Data, DataCommand, Inspect};
 use crate::failure::Failure;
 
 /// Runs the command.
-pub fn run(arguments: &Data) -> Outcome {
+pub fn run(arguments: &Data, registry: &Registry) -> Outcome {
     let DataCommand::Inspect(arguments) = &arguments.command;
-    let around = surroundings();
-    let spec: Spec = arguments.spec.parse()?;
+    let around = surroundings(registry);
     if arguments.verify {
-        verify(&spec, around.data_home.as_deref(), &around.disk)?;
+        verify(&registry.parse(&arguments.spec)?, around.data_home.as_deref(), &around.disk)?;
     }
     // Looking at damage is the point here, so none of it is refused.
     let options = OpenOptions {
@@ -29,7 +29,7 @@ pub fn run(arguments: &Data) -> Outcome {
         threads: threads::available(),
         ..OpenOptions::default()
     };
-    let (train, val) = Dataset::open(&spec, &options, &around.disk)?;
+    let (train, val) = registry.open_data(&arguments.spec, &options, &around.disk)?;
     // Looking at every image may take long; a file in the way is better heard of before.
     let sheet = sheet_path(arguments, &train);
     sheet.as_ref().map_or(Ok(()), |sheet| check_target(&around.disk, sheet, arguments.force))?;

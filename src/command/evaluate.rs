@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::system::printable::printable;
+use crate::train::Registry;
 use crate::train::checkpoint::find_weights;
 use crate::train::evaluate::evaluate;
 use crate::train::run::read_config;
@@ -16,8 +17,8 @@ use crate::arguments::Evaluate;
 use crate::failure::Failure;
 
 /// Runs the command.
-pub fn run(arguments: &Evaluate) -> Outcome {
-    let around = surroundings();
+pub fn run(arguments: &Evaluate, registry: &Registry) -> Outcome {
+    let around = surroundings(registry);
     let weights = find_weights(&around.disk, &arguments.run)?;
     // RUN/checkpoints/step-N/weights.safetensors: the run's configuration stands three folders up.
     let run = weights.ancestors().find(|folder| around.disk.exists(&folder.join("config.toml")));

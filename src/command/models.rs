@@ -2,21 +2,22 @@
 
 use std::process::ExitCode;
 
-use crate::nn::{Input, Mode, Network, zoo};
+use crate::nn::{Input, Mode, Network};
+use crate::train::Registry;
 use serde_json::json;
 
 use super::{Outcome, grouped, print, print_json};
 use crate::arguments::Models;
 
 /// Runs the command.
-pub fn run(arguments: &Models) -> Outcome {
+pub fn run(arguments: &Models, registry: &Registry) -> Outcome {
     let mut rows = Vec::new();
     let mut text = format!(
         "{:<18} {:>12} {:>12} {:>8} {:>9} {:>9}  {}\n",
         "name", "parameters", "statistics", "GMACs", "native", "smallest", ""
     );
-    for entry in zoo::all() {
-        let network = Network::new(entry, Mode::Eval, 1, entry.native, entry.classes, 0.0)?;
+    for entry in registry.models().all() {
+        let network = Network::new(&entry, Mode::Eval, 1, entry.native, entry.classes, 0.0)?;
         let (parameters, statistics) = (network.parameter_count() as u64, network.state_count() as u64);
         let gmacs = network.graph.macs() as f64 / 1e9;
         let native = match entry.native {

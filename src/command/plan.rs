@@ -5,13 +5,14 @@ mod messages;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use crate::nn::zoo::{self, Entry};
+use crate::nn::models::Named;
 use crate::nn::{Input, Mode, Network};
 use crate::system::threads;
 use crate::tensor::device::cpu::Cpu;
 use crate::tensor::device::cpu::conv::{Algorithm, ConvPass};
 use crate::tensor::device::cpu::trial::Kernel;
 use crate::tensor::{Graph, MemoryUse, Node, Plan as Planned, Wanted};
+use crate::train::Registry;
 use crate::train::config::SIDE_MAX;
 use crate::train::replica;
 use serde_json::{Value, json};
@@ -24,8 +25,8 @@ use crate::arguments::Plan;
 use crate::failure::Failure;
 
 /// Runs the command.
-pub fn run(arguments: &Plan) -> Outcome {
-    let entry = zoo::find(&arguments.model).map_err(Failure::refused)?;
+pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
+    let entry = &registry.find_model(&arguments.model)?;
     let workers = arguments.workers;
     if !arguments.batch.is_multiple_of(workers) {
         let more = arguments.batch.next_multiple_of(workers);
@@ -169,7 +170,7 @@ fn summary_of(algorithms: &[Computed]) -> String {
 }
 
 /// A model's input at a size asked for.
-pub fn input(entry: &Entry, size: Option<usize>) -> Result<Input, Failure> {
+pub fn input(entry: &Named<'_>, size: Option<usize>) -> Result<Input, Failure> {
     let Some(size) = size else { return Ok(entry.native) };
     if size > SIDE_MAX {
         return Err(Failure::refused(format!("--size {size} is too large; type --size with at most {SIDE_MAX}")));

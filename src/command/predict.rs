@@ -7,9 +7,10 @@ use crate::system::printable::{Shown, printable};
 use crate::system::threads;
 use crate::tensor::device::cuda::Options;
 use crate::tensor::device::cuda::kept::Kept;
+use crate::train::Registry;
 use crate::train::checkpoint::find_weights;
 use crate::train::compute::Compute;
-use crate::train::predict::Predictor;
+use crate::train::predict::{Predictor, PredictorOptions};
 use serde_json::json;
 
 use super::calibrate::folder;
@@ -18,7 +19,7 @@ use crate::arguments::Predict;
 use crate::failure::Failure;
 
 /// Runs the command.
-pub fn run(arguments: &Predict) -> Outcome {
+pub fn run(arguments: &Predict, registry: &Registry) -> Outcome {
     let disk = Disk::real();
     let weights = find_weights(&disk, &arguments.run)?;
     let gpu = match arguments.device {
@@ -28,8 +29,8 @@ pub fn run(arguments: &Predict) -> Outcome {
             Some(Kept::open(&disk, folder().as_deref(), number.unwrap_or(0), options).map_err(Failure::refused)?)
         }
     };
-    let place = (threads::available(), gpu.as_ref().map(|gpu| &gpu.cuda));
-    let mut predictor = Predictor::open(&disk, &weights, place, arguments.dtype)?;
+    let (threads, cuda, precision) = (threads::available(), gpu.as_ref().map(|gpu| &gpu.cuda), arguments.dtype);
+    let mut predictor = Predictor::open(&disk, &weights, &PredictorOptions { registry, threads, cuda, precision })?;
     for image in &arguments.images {
         let guesses = predictor.predict(&disk, image, arguments.top)?;
         if arguments.json {

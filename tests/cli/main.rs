@@ -14,6 +14,7 @@ mod instructions;
 mod launch;
 mod matrix;
 mod memory;
+mod own;
 mod place;
 mod ranks;
 mod refusals;

@@ -13,6 +13,7 @@ pub use view::View;
 
 use crate::DataError;
 use crate::dataset::{Info, SampleKind, Source};
+use crate::own::Treatment;
 use crate::pixels::{Pixels, Window};
 use crate::resize::Resizer;
 
@@ -178,7 +179,7 @@ impl Augment {
     /// The list for training on a set, at its own size or at `size` × `size`.
     ///
     /// Standard is: CIFAR-10 pad 4, random crop, flip · shapes pad 2, random crop, flip · MNIST pad 2, random crop ·
-    /// folders random resized crop and flip as torchvision's reference · synthetic nothing. Strong changes these as
+    /// folders random resized crop and flip as torchvision's reference · synthetic nothing · a program's own what it asks for. Strong changes these as
     /// [`AugmentChoice::Strong`] says.
     ///
     /// # Errors
@@ -197,7 +198,11 @@ impl Augment {
                 let (scale, ratio) = ([0.08, 1.0], [3.0 / 4.0, 4.0 / 3.0]);
                 vec![Op::RandomResizedCrop { height, width, scale, ratio }, Op::HorizontalFlip]
             }
-            Source::Synthetic | Source::Text => Vec::new(),
+            Source::Own(Treatment { pad, flip, numbers: false }) => {
+                let crop = (pad > 0).then_some(Op::RandomCrop { pad });
+                crop.into_iter().chain(flip.then_some(Op::HorizontalFlip)).collect()
+            }
+            Source::Synthetic | Source::Text | Source::Own(_) => Vec::new(),
         };
         if choice == AugmentChoice::Strong {
             strengthen(&mut ops, info, size);
@@ -295,6 +300,18 @@ impl Augment {
         } else {
             for ((out, &value), table) in out.iter_mut().zip(&image.data).zip(self.tables.iter().cycle()) {
                 *out = table[value as usize];
+            }
+        }
+    }
+}
+
+impl Augment {
+    /// Normalises numbers of channels that alternate, as they are: (value − mean) ÷ std.
+    pub fn normalise(&self, values: &mut [f32]) {
+        let Some(Op::Normalise { mean, std }) = self.ops.last() else { return };
+        for pixel in values.chunks_exact_mut(mean.len()) {
+            for ((value, mean), std) in pixel.iter_mut().zip(mean).zip(std) {
+                *value = (*value - mean) / std;
             }
         }
     }

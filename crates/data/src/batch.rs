@@ -63,7 +63,7 @@ impl Batch {
                 self.targets.resize(length, 0);
                 let rows = self.tokens.chunks_exact_mut(sequence).zip(self.targets.chunks_exact_mut(sequence));
                 for ((tokens, targets), &sample) in rows.zip(&self.samples) {
-                    dataset.read_tokens(sample, tokens, targets);
+                    dataset.read_tokens(sample, tokens, targets)?;
                 }
             }
             SampleKind::Image { height, width, .. } if views => {
@@ -82,8 +82,15 @@ impl Batch {
                 self.images.resize(self.size * length, 0.0);
                 self.targets.resize(self.size, 0);
                 for (at, &sample) in self.samples.iter().enumerate() {
-                    self.targets[at] = dataset.read_image(sample, &mut scratch.image)?;
                     let out = &mut self.images[at * length..(at + 1) * length];
+                    if let Dataset::Own(own) = dataset
+                        && own.holds_numbers()
+                    {
+                        self.targets[at] = own.read_values(sample, out)?;
+                        augment.normalise(out);
+                        continue;
+                    }
+                    self.targets[at] = dataset.read_image(sample, &mut scratch.image)?;
                     augment.apply(scratch, SampleKey { seed, epoch, sample }, out);
                 }
             }

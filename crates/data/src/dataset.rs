@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::cifar10::Cifar10;
 use crate::folder::{Damage, Folder};
 use crate::mnist::Mnist;
+use crate::own::{Own, OwnData, Treatment};
 use crate::pixels::Pixels;
 use crate::shapes::Shapes;
 use crate::synthetic::Synthetic;
@@ -32,6 +33,16 @@ pub enum Split {
     Train,
     /// For evaluation.
     Val,
+}
+
+impl Split {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Val => "val",
+        }
+    }
 }
 
 /// What one sample is.
@@ -65,6 +76,7 @@ pub enum Source {
     Folder,
     Text,
     Synthetic,
+    Own(Treatment),
 }
 
 /// What a model, a report or a person has to know of a set.
@@ -151,6 +163,8 @@ pub enum Dataset {
     Folder(Folder),
     Text(Text),
     Synthetic(Synthetic),
+    /// What a program brings: see [`crate::own`].
+    Own(Own),
 }
 
 impl Dataset {
@@ -167,6 +181,19 @@ impl Dataset {
             Spec::Text(file) => pair(Text::open(file, options, disk)?, Self::Text),
             Spec::Synthetic(shape) => pair(Synthetic::pair(*shape), Self::Synthetic),
         };
+        Self::checked(train, val)
+    }
+
+    /// Opens both halves of a program's own set.
+    ///
+    /// # Errors
+    /// When what the program says of it does not go together.
+    pub fn open_own(name: &str, data: &OwnData) -> Result<(Self, Self), DataError> {
+        let (train, val) = pair(data.open(name)?, Self::Own);
+        Self::checked(train, val)
+    }
+
+    fn checked(train: Self, val: Self) -> Result<(Self, Self), DataError> {
         for half in [&train, &val] {
             assert!(!half.is_empty(), "a set that opens has samples in both halves");
             assert_eq!(half.info().classes, half.info().class_names.len(), "every class has a name");
@@ -184,6 +211,7 @@ impl Dataset {
             Self::Folder(set) => set.info(),
             Self::Text(set) => set.info(),
             Self::Synthetic(set) => set.info(),
+            Self::Own(set) => set.info(),
         }
     }
 
@@ -216,14 +244,16 @@ impl Dataset {
             Self::Mnist(set) => Ok(set.read(sample, image)),
             Self::Folder(set) => set.read(sample, image),
             Self::Synthetic(set) => Ok(set.read(sample, image)),
+            Self::Own(set) => set.read(sample, image),
             Self::Text(_) => panic!("a text has no images"),
         }
     }
 
-    /// Bytes of all images, where they have one size.
+    /// Bytes of all images, where they have one size and are bytes.
     pub fn image_bytes(&self) -> Option<usize> {
         let SampleKind::Image { height, width, channels } = self.info().kind else { return None };
-        (!self.sizes_vary()).then(|| self.len() * height * width * channels)
+        let are_bytes = !matches!(self, Self::Own(set) if set.holds_numbers());
+        (!self.sizes_vary() && are_bytes).then(|| self.len() * height * width * channels)
     }
 
     /// Bytes of samples that stay in memory while the set is open.
@@ -231,6 +261,7 @@ impl Dataset {
         match self {
             Self::Shapes(_) | Self::Cifar10(_) | Self::Mnist(_) => self.image_bytes().unwrap_or(0),
             Self::Text(set) => set.held_bytes(),
+            Self::Own(set) => set.held_bytes(),
             Self::Folder(_) | Self::Synthetic(_) => 0,
         }
     }
@@ -252,11 +283,18 @@ impl Dataset {
 
     /// Copies one window of a text, and the same window one token later.
     ///
+    /// # Errors
+    /// When a program's own set gives what was not announced.
+    ///
     /// # Panics
     /// When `sample` is not below [`Dataset::len`], or on a set of images.
-    pub fn read_tokens(&self, sample: usize, tokens: &mut [i32], targets: &mut [i32]) {
+    pub fn read_tokens(&self, sample: usize, tokens: &mut [i32], targets: &mut [i32]) -> Result<(), DataError> {
         match self {
-            Self::Text(set) => set.read(sample, tokens, targets),
+            Self::Text(set) => {
+                set.read(sample, tokens, targets);
+                Ok(())
+            }
+            Self::Own(set) => set.read_tokens(sample, tokens, targets),
             _ => panic!("{} has no tokens", self.info().name),
         }
     }
@@ -269,6 +307,7 @@ impl Dataset {
             Self::Mnist(set) => Some(set.label(sample)),
             Self::Folder(set) => Some(set.label(sample)),
             Self::Synthetic(set) => Some(set.label(sample)),
+            Self::Own(set) => set.label(sample).ok(),
             Self::Text(_) => None,
         }
     }

@@ -7,6 +7,8 @@ use paceline_system::disk::DiskError;
 use paceline_system::memory::OutOfMemory;
 use paceline_system::printable::Shown;
 
+use crate::dataset::Split;
+
 /// Why data could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
@@ -80,6 +82,18 @@ pub enum DataError {
         /// What the panic said.
         message: String,
     },
+    /// Code that gives samples has given one that cannot be used.
+    #[error("sample {index} of {set} ({}) cannot be used: {problem}", half.name())]
+    Sample {
+        /// The set's name.
+        set: String,
+        /// Which half.
+        half: Split,
+        /// The sample's number.
+        index: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The system gave no memory for a batch or for a set.
     #[error(transparent)]
     Memory(#[from] OutOfMemory),
@@ -95,7 +109,7 @@ impl DataError {
         match self {
             Self::Refused(_) | Self::Disk(_) | Self::Malformed { .. } | Self::Damaged { .. } => true,
             Self::Reading { .. } | Self::Stalled { .. } | Self::Interrupted { .. } => false,
-            Self::Panicked { .. } | Self::Memory(_) | Self::Thread(_) => false,
+            Self::Panicked { .. } | Self::Sample { .. } | Self::Memory(_) | Self::Thread(_) => false,
         }
     }
 

@@ -6,6 +6,7 @@ use serde::Serialize;
 use crate::dataset::{Dataset, Info, SampleKind};
 use crate::decode::encode_png;
 use crate::folder::Damage;
+use crate::own::Own;
 use crate::pixels::{Pixels, Window};
 use crate::resize::Resizer;
 use crate::{DataError, Split};
@@ -64,7 +65,7 @@ pub fn inspect(dataset: &Dataset) -> Result<Inspection, DataError> {
         SampleKind::Tokens { sequence } => {
             let (mut tokens, mut targets) = (vec![0; sequence], vec![0; sequence]);
             for sample in 0..info.len {
-                dataset.read_tokens(sample, &mut tokens, &mut targets);
+                dataset.read_tokens(sample, &mut tokens, &mut targets)?;
                 targets.iter().for_each(|&target| counts[target as usize] += 1);
             }
         }
@@ -82,7 +83,10 @@ pub fn inspect(dataset: &Dataset) -> Result<Inspection, DataError> {
             }
         }
     }
-    let (mean, std) = moments.mean_and_std();
+    let (mean, std) = match dataset {
+        Dataset::Own(own) if own.holds_numbers() => moments_of_numbers(own)?,
+        _ => moments.mean_and_std(),
+    };
     Ok(Inspection {
         name: info.name.clone(),
         split: info.split,
@@ -140,8 +144,9 @@ pub fn contact_sheet(dataset: &Dataset, columns: usize) -> Result<Option<Vec<u8>
 fn choose(dataset: &Dataset, info: &Info, rows: usize, columns: usize) -> Vec<Vec<usize>> {
     let mut chosen = vec![Vec::new(); rows];
     for sample in 0..info.len {
-        let class = dataset.label(sample).expect("images have classes") as usize;
-        if let Some(row) = chosen.get_mut(class).filter(|row| row.len() < columns) {
+        // A program's own set may give nonsense; reading it says so.
+        let Some(class) = dataset.label(sample) else { continue };
+        if let Some(row) = chosen.get_mut(class as usize).filter(|row| row.len() < columns) {
             row.push(sample);
         }
     }
@@ -193,13 +198,13 @@ impl Tally {
 
 /// Exact sums of bytes and of their squares, so that the order of samples does not matter.
 #[derive(Default)]
-struct Moments {
+pub(crate) struct Moments {
     count: u64,
     sums: Vec<[u64; 2]>,
 }
 
 impl Moments {
-    fn add(&mut self, image: &Pixels) {
+    pub(crate) fn add(&mut self, image: &Pixels) {
         self.sums.resize(image.channels, [0; 2]);
         self.count += (image.height * image.width) as u64;
         for pixel in image.data.chunks_exact(image.channels) {
@@ -210,7 +215,7 @@ impl Moments {
         }
     }
 
-    fn mean_and_std(&self) -> (Vec<f64>, Vec<f64>) {
+    pub(crate) fn mean_and_std(&self) -> (Vec<f64>, Vec<f64>) {
         let count = self.count.max(1) as f64;
         let each = |[sum, squares]: &[u64; 2]| {
             let mean = *sum as f64 / count;
@@ -218,6 +223,22 @@ impl Moments {
         };
         self.sums.iter().map(each).unzip()
     }
+}
+
+/// Mean and deviation of every channel of images that are numbers.
+fn moments_of_numbers(own: &Own) -> Result<(Vec<f64>, Vec<f64>), DataError> {
+    let SampleKind::Image { height, width, channels } = own.info().kind else { return Ok((Vec::new(), Vec::new())) };
+    let (mut values, mut sums) = (vec![0.0; height * width * channels], vec![[0.0f64; 2]; channels]);
+    for sample in 0..own.info().len {
+        own.read_values(sample, &mut values)?;
+        for (at, &value) in values.iter().enumerate() {
+            let (value, sum) = (f64::from(value), &mut sums[at % channels]);
+            *sum = [sum[0] + value, sum[1] + value * value];
+        }
+    }
+    let count = (own.info().len * height * width) as f64;
+    let each = |[sum, squares]: &[f64; 2]| (sum / count, (squares / count - (sum / count).powi(2)).max(0.0).sqrt());
+    Ok(sums.iter().map(each).unzip())
 }
 
 #[cfg(test)]

@@ -408,7 +408,7 @@ impl LoaderState {
 }
 
 /// What a panic said.
-fn words_of(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn words_of(panic: &(dyn Any + Send)) -> String {
     let literal = panic.downcast_ref::<&str>().map(|&words| words.to_owned());
     literal.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it said nothing".to_owned())
 }

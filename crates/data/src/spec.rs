@@ -12,7 +12,7 @@ use crate::dataset::CLASSES_MAX;
 const FORMS: &str = "shapes, cifar10:DIR, mnist:DIR, folder:DIR, text:FILE or synthetic:WxHxC/CLASSES";
 
 /// The largest side and channel count a synthetic set may have: bounds on what one sample can allocate.
-const SIDE_MAX: usize = 8192;
+pub(crate) const SIDE_MAX: usize = 8192;
 const CHANNELS_MAX: usize = 4;
 const COUNT_MAX: usize = u32::MAX as usize;
 
@@ -52,6 +52,11 @@ pub struct Shape {
 impl Shape {
     /// Training samples unless the spec says otherwise.
     pub const COUNT: usize = 10_000;
+}
+
+impl Spec {
+    /// The names of the sets that need no program of one's own.
+    pub const NAMES: [&'static str; 6] = ["shapes", "cifar10", "mnist", "folder", "text", "synthetic"];
 }
 
 impl FromStr for Spec {

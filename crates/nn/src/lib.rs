@@ -6,6 +6,7 @@
 
 pub mod init;
 pub mod layer;
+pub mod models;
 pub mod net;
 pub mod onnx;
 pub mod optim;

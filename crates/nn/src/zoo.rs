@@ -57,10 +57,18 @@ pub struct UnknownModel {
     /// What was asked for.
     pub name: String,
     /// The names that are spelled nearly so, nearest first.
-    pub near: Vec<&'static str>,
+    pub near: Vec<String>,
 }
 
-fn suggestion(near: &[&str]) -> String {
+impl UnknownModel {
+    /// A name that is none of `known`.
+    pub(crate) fn among<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
+        let near = nearest::names(name, known).into_iter().map(str::to_owned).collect();
+        Self { name: name.to_owned(), near }
+    }
+}
+
+fn suggestion(near: &[String]) -> String {
     if near.is_empty() {
         return String::new();
     }
@@ -111,10 +119,7 @@ pub fn all() -> &'static [Entry] {
 /// When there is none; the sentence proposes names that are spelled nearly so.
 pub fn find(name: &str) -> Result<&'static Entry, UnknownModel> {
     let known = || all().iter().map(|entry| entry.name);
-    all()
-        .iter()
-        .find(|entry| entry.name == name)
-        .ok_or_else(|| UnknownModel { name: name.to_owned(), near: nearest::names(name, known()) })
+    all().iter().find(|entry| entry.name == name).ok_or_else(|| UnknownModel::among(name, known()))
 }
 
 /// A square colour image.

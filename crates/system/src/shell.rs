@@ -1,6 +1,7 @@
 //! Words for a shell: whoever prints a line to be typed, or runs one elsewhere, writes each word so that it is read back as it was.
 
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use crate::printable::is_obeyed;
 
@@ -33,10 +34,25 @@ fn escaped(word: &str) -> String {
 
 /// The line that goes on with a run, from its last checkpoint or from the one that is named.
 pub fn resume_line(run: &Path) -> String {
+    resume_line_of(&own_command(std::env::args_os()), run)
+}
+
+/// What a user types for the commands of this program: its name, where it was just told to train by them, so that a program with models of
+/// its own names itself.
+fn own_command(mut words: impl Iterator<Item = OsString>) -> String {
+    let program = words.next().map(PathBuf::from);
+    let name = program.as_ref().and_then(|program| program.file_name()).and_then(|name| name.to_str());
+    match name.filter(|_| words.next().is_some_and(|word| word == "train")) {
+        Some(name) => quote(name),
+        None => "paceline".to_owned(),
+    }
+}
+
+fn resume_line_of(command: &str, run: &Path) -> String {
     let run = run.display().to_string();
     // A folder that looks like a flag would be read as one.
     let run = if run.starts_with('-') { format!("./{run}") } else { run };
-    format!("paceline train --resume {}", quote(&run))
+    format!("{command} train --resume {}", quote(&run))
 }
 
 #[cfg(test)]
@@ -67,5 +83,13 @@ mod tests {
         assert_eq!(resume_line(Path::new("runs/a")), "paceline train --resume runs/a");
         assert_eq!(resume_line(Path::new("my runs/it's")), r"paceline train --resume 'my runs/it'\''s'");
         assert_eq!(resume_line(Path::new("-x")), "paceline train --resume ./-x");
+    }
+
+    #[test]
+    fn a_program_of_ones_own_names_itself() {
+        let command = |words: &[&str]| own_command(words.iter().map(OsString::from));
+        assert_eq!(command(&["/usr/bin/my trainer", "train", "--epochs", "2"]), "'my trainer'");
+        assert_eq!(command(&["./paceline", "train"]), "paceline");
+        assert_eq!(command(&["./together"]), "paceline");
     }
 }

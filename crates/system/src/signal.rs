@@ -45,6 +45,8 @@ pub struct Stop {
     asked: Arc<AtomicBool>,
     /// The number of the signal that asked; 0 if none did.
     signal: Arc<AtomicUsize>,
+    /// Another that counts too.
+    parent: Option<Arc<Stop>>,
 }
 
 impl Stop {
@@ -78,6 +80,11 @@ impl Stop {
         Ok(stop)
     }
 
+    /// A flag of its own that is also set whenever this one is.
+    pub fn child(&self) -> Self {
+        Self { parent: Some(Arc::new(self.clone())), ..Self::default() }
+    }
+
     /// Asks for a stop.
     pub fn request(&self) {
         self.asked.store(true, Ordering::SeqCst);
@@ -85,14 +92,14 @@ impl Stop {
 
     /// Whether a stop was asked for.
     pub fn requested(&self) -> bool {
-        self.asked.load(Ordering::SeqCst)
+        self.asked.load(Ordering::SeqCst) || self.parent.as_ref().is_some_and(|parent| parent.requested())
     }
 
     /// The signal that asked for it; Ctrl-C if another process passed the wish on.
     pub fn signal(&self) -> Signal {
         let number = self.signal.load(Ordering::SeqCst);
         let known = Signal::ALL.into_iter().find(|signal| signal.number() as usize == number);
-        known.unwrap_or(Signal::Interrupt)
+        known.or_else(|| Some(self.parent.as_ref()?.signal())).unwrap_or(Signal::Interrupt)
     }
 }
 
@@ -121,5 +128,15 @@ mod tests {
         stop.request();
         assert!(stop.requested());
         assert_eq!(stop.signal(), Signal::Interrupt);
+    }
+
+    #[test]
+    fn a_child_hears_of_its_parents_stop_and_not_the_other_way_round() {
+        let stop = Stop::new();
+        let (first, second) = (stop.child(), stop.child());
+        first.request();
+        assert!(first.requested() && !stop.requested() && !second.requested());
+        stop.request();
+        assert!(second.requested());
     }
 }

@@ -17,6 +17,9 @@ pub enum TrainError {
     /// The user asked for something that cannot work; the sentence says what to type. Nothing was overwritten.
     #[error("{0}")]
     Refused(String),
+    /// Something ended the run that this process can only tell of, such as the end of another process; the sentence names it.
+    #[error("{0}")]
+    Failed(String),
     /// The folder for a new run holds one already.
     #[error("{} already holds a run; type {} to continue it, or another --run", run.display(), resume_line(run))]
     RunExists {
@@ -127,7 +130,7 @@ impl TrainError {
         match self {
             Self::Refused(_) | Self::RunExists { .. } | Self::NotEmpty { .. } => true,
             Self::Graph(_) | Self::Weights(_) | Self::Disk(_) => true,
-            Self::Damaged { .. } | Self::Gone { .. } => false,
+            Self::Damaged { .. } | Self::Gone { .. } | Self::Failed(_) => false,
             Self::CheckpointNotSaved { .. } | Self::EventNotWritten { .. } => false,
             Self::Data(error) => error.is_refusal(),
             Self::Comm(error) => error.is_refusal(),

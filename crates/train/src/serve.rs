@@ -8,7 +8,7 @@ use paceline_comm::{CommError, Communicator};
 use paceline_data::order;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
 use paceline_nn::schedule::{LearningRate, RunLength};
-use paceline_nn::{Input, Model, zoo};
+use paceline_nn::{Input, Model};
 use paceline_parallel::agree::{self, Join, Push, Recipe, Roles, RunIdentity, ServerShard, Shape, receive_identity};
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
@@ -22,6 +22,7 @@ use crate::config::{Config, SIDE_MAX};
 use crate::engine::sizes::Sizes;
 use crate::error::TrainError;
 use crate::micro_batch::MicroBatchSizes;
+use crate::registry::Registry;
 use crate::replica::{self, ReplicaOptions};
 use crate::trainer::options;
 
@@ -114,11 +115,16 @@ pub struct Serving {
 ///
 /// # Errors
 /// When the model does not exist or fit, or a worker has failed.
-pub fn serve_parameters(config: &Config, mut serving: Serving, hosted: bool) -> Result<Vec<u64>, TrainError> {
+pub fn serve_parameters(
+    config: &Config,
+    registry: &Registry,
+    mut serving: Serving,
+    hosted: bool,
+) -> Result<Vec<u64>, TrainError> {
     let workers = serving.roles.workers;
     config.check()?;
     config.check_world(workers)?;
-    let entry = zoo::find(&config.model).map_err(|error| TrainError::Refused(error.to_string()))?;
+    let model = registry.find_model(&config.model)?;
     let told = ServerOptions::receive(&mut serving.communicator)?;
     // Of the plan only buckets and parameters matter here, and they are those of any share.
     let sizes = MicroBatchSizes::of(config, order::Shard { rank: 0, world: workers }, None);
@@ -129,7 +135,7 @@ pub fn serve_parameters(config: &Config, mut serving: Serving, hosted: bool) -> 
     let total_steps = config.epochs.saturating_mul(steps_per_epoch);
     let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
     let rates = Rates { learning_rate: &config.learning_rate, length, first_step: told.step };
-    serve_model(entry, (&options, cpu), serving, (told, rates))
+    serve_model(&model, (&options, cpu), serving, (told, rates))
 }
 
 /// The learning rate over a run of this length, from a step on.

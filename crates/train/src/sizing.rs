@@ -1,8 +1,9 @@
 //! Fits a model to a data set: which size the images get, and what is said when the two do not go together.
 
 use paceline_data::dataset::{Info, SampleKind, Source};
+use paceline_data::own::Treatment;
 use paceline_nn::Input;
-use paceline_nn::zoo::Entry;
+use paceline_nn::models::Named;
 
 use crate::error::TrainError;
 
@@ -17,11 +18,44 @@ pub struct Sizing {
     pub note: Option<String>,
 }
 
-/// Chooses the input of a zoo model for a data set.
+impl Sizing {
+    /// Refuses to resize what cannot be.
+    ///
+    /// # Errors
+    /// When the samples are numbers of a program's own.
+    pub fn check(&self, model: &str, info: &Info) -> Result<(), TrainError> {
+        match (self.resize, info.source) {
+            (Some(side), Source::Own(Treatment { numbers: true, .. })) => Err(TrainError::Refused(format!(
+                "{model} would see {}'s samples at {side}×{side}, and those are numbers, which are not resized; leave --size out, or take \
+                 a model for their size",
+                info.name
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Chooses the input of a model for a data set.
 ///
 /// # Errors
 /// When the model reads another kind of sample, or the size asked for is too small.
-pub fn fit(entry: &Entry, info: &Info, asked: Option<usize>) -> Result<Sizing, TrainError> {
+pub fn fit(model: &Named<'_>, info: &Info, asked: Option<usize>) -> Result<Sizing, TrainError> {
+    if model.is_own() { Ok(as_they_are(info, asked)) } else { for_entry(model, info, asked) }
+}
+
+/// The input of a model that nothing is known of: the data's samples as they are, or at the size asked for.
+pub fn as_they_are(info: &Info, asked: Option<usize>) -> Sizing {
+    let input = match info.kind {
+        SampleKind::Tokens { sequence } => Input::Tokens { sequence },
+        SampleKind::Image { height, width, channels } => {
+            image(asked.map_or([height, width], |side| [side; 2]), channels)
+        }
+    };
+    let resize = asked.filter(|_| matches!(info.kind, SampleKind::Image { .. }));
+    Sizing { input, resize, note: None }
+}
+
+fn for_entry(entry: &Named<'_>, info: &Info, asked: Option<usize>) -> Result<Sizing, TrainError> {
     let (name, smallest) = (entry.name, entry.smallest);
     match (info.kind, entry.native) {
         (SampleKind::Tokens { sequence }, Input::Tokens { .. }) => {

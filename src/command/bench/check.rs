@@ -16,10 +16,11 @@ use crate::data::Batch;
 use crate::nn::optim::Moment;
 use crate::nn::parameter::ForeignLayout;
 use crate::nn::weights::{self, Inventory, Slot};
-use crate::nn::{Input, Model, Net, State, zoo};
+use crate::nn::{Input, Model, Net, State};
 use crate::system::disk::Disk;
 use crate::system::printable::Shown;
 use crate::tensor::{Precision, Shape, Value};
+use crate::train::Registry;
 use crate::train::compute::Compute;
 use crate::train::replica::Replica;
 use serde_json::json;
@@ -34,14 +35,14 @@ use crate::failure::Failure;
 const DESCENT: f64 = 0.02;
 
 /// Runs the command.
-pub fn run(arguments: &BenchStep, file: &Path) -> Outcome {
+pub fn run(arguments: &BenchStep, file: &Path, registry: &Registry) -> Outcome {
     let &[batch_size] = &arguments.batch[..] else {
         return Err(Failure::refused("--check takes one batch size; type --batch 32"));
     };
     if Disk::real().is_taken(file) {
         return Err(Failure::refused(format!("{} is there already; type another name", Shown(file))));
     }
-    let entry = zoo::find(&arguments.model).map_err(Failure::refused)?;
+    let entry = &registry.find_model(&arguments.model)?;
     let input = plan::input(entry, arguments.size)?;
     let certain = |net: &mut Net, x: Value, classes: usize| {
         net.without_dropout();

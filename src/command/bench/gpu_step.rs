@@ -6,9 +6,9 @@
 use std::process::ExitCode;
 
 use crate::nn::optim::Moment;
-use crate::nn::zoo;
 use crate::system::clock::Clock;
 use crate::system::threads;
+use crate::train::Registry;
 use crate::train::replica::Replica;
 use serde_json::json;
 
@@ -31,8 +31,8 @@ struct Times {
 }
 
 /// Runs the command.
-pub fn run(arguments: &BenchStep) -> Outcome {
-    let entry = zoo::find(&arguments.model).map_err(Failure::refused)?;
+pub fn run(arguments: &BenchStep, registry: &Registry) -> Outcome {
+    let entry = &registry.find_model(&arguments.model)?;
     let input = plan::input(entry, arguments.size)?;
     for &size in &arguments.batch {
         let mut replica = replica(arguments, entry, input, (size, None))?;

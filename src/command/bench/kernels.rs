@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use crate::nn::{Mode, Network, zoo};
+use crate::nn::{Mode, Network};
 use crate::system::host::Host;
 use crate::system::threads;
 use crate::tensor::device::cpu::Cpu;
@@ -11,6 +11,7 @@ use crate::tensor::device::cpu::conv::Algorithm;
 use crate::tensor::device::cpu::peak::Peak;
 use crate::tensor::device::cpu::trial::Kernel;
 use crate::tensor::{Graph, Plan, Wanted};
+use crate::train::Registry;
 use crate::train::replica::BUCKET_BYTES_MAX;
 use serde_json::{Value, json};
 
@@ -18,7 +19,6 @@ use super::super::calibrate::{calibrate, tell};
 use super::super::{Outcome, plan, print, print_json};
 use super::bound::{Bound, flops_per_s};
 use crate::arguments::BenchKernels;
-use crate::failure::Failure;
 
 /// What was measured of a kernel.
 struct Row {
@@ -34,8 +34,8 @@ struct Row {
 }
 
 /// Runs the command.
-pub fn run(arguments: &BenchKernels) -> Outcome {
-    let entry = zoo::find(&arguments.model).map_err(Failure::refused)?;
+pub fn run(arguments: &BenchKernels, registry: &Registry) -> Outcome {
+    let entry = &registry.find_model(&arguments.model)?;
     let input = plan::input(entry, arguments.size)?;
     let network = Network::new(entry, Mode::Train, arguments.batch, input, arguments.classes, 0.0)?;
     let wanted = Wanted { precision: arguments.dtype, ..network.wanted(BUCKET_BYTES_MAX) };

@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use crate::data::Batch;
 use crate::nn::optim::Moment;
-use crate::nn::zoo;
 use crate::system::clock::Clock;
 use crate::system::host;
 use crate::tensor::device::cpu::pool::Pool;
+use crate::train::Registry;
 use crate::train::phases::Phases;
 use crate::train::replica::Replica;
 use serde_json::json;
@@ -22,8 +22,8 @@ use crate::failure::Failure;
 const UNTIMED: usize = 2;
 
 /// Runs the command.
-pub fn run(arguments: &BenchStep) -> Outcome {
-    let entry = zoo::find(&arguments.model).map_err(Failure::refused)?;
+pub fn run(arguments: &BenchStep, registry: &Registry) -> Outcome {
+    let entry = &registry.find_model(&arguments.model)?;
     let input = plan::input(entry, arguments.size)?;
     for &size in &arguments.batch {
         let mut replica = replica(arguments, entry, input, (size, None))?;

@@ -1,9 +1,9 @@
-//! Which known names a mistyped one is near to. Used by the error of `zoo::find`.
+//! Which known names a mistyped one is near to. Used by the error of `zoo::find` and of `Models::find`.
 
 /// At most three of `known` that can be reached from `name` by few edits, nearest first.
-pub(super) fn names(name: &str, known: impl Iterator<Item = &'static str>) -> Vec<&'static str> {
+pub(super) fn names<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let plain: String = name.to_lowercase().chars().filter(char::is_ascii_alphanumeric).collect();
-    let mut near: Vec<(usize, &'static str)> = known
+    let mut near: Vec<(usize, &'a str)> = known
         .map(|other| (edits(&plain, &other.replace('_', "")), other))
         // A third of the letters wrong is a slip; more is another word.
         .filter(|&(distance, other)| distance <= other.len().min(plain.len()) / 3)

@@ -1,6 +1,7 @@
 //! What a checkpoint says of itself: where its run stands, and how its weights are to be used.
 
 use paceline_data::augment::Op;
+use paceline_data::own::CHANNELS_MAX;
 use paceline_nn::Input;
 use paceline_system::printable::printable;
 use serde::{Deserialize, Serialize};
@@ -63,7 +64,7 @@ impl Card {
             [sequence] if sequence > 0 => Ok(Input::Tokens { sequence }),
             [height, width, channels] if (1..=SIDE_MAX).contains(&height) && (1..=SIDE_MAX).contains(&width) => {
                 let channels_fit = |op: &Op| !matches!(op, Op::Normalise { mean, .. } if mean.len() != channels);
-                if self.preprocess.iter().all(channels_fit) && (1..=4).contains(&channels) {
+                if self.preprocess.iter().all(channels_fit) && (1..=CHANNELS_MAX).contains(&channels) {
                     Ok(Input::Image { size: [height, width], channels })
                 } else {
                     refuse("its means are not those of its channels")

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use paceline_data::augment::Augment;
-use paceline_data::dataset::{Dataset, Info, OpenOptions, SampleKind};
+use paceline_data::dataset::{Dataset, Info, OpenOptions};
 use paceline_data::loader::{Loader, LoaderOptions};
 use paceline_data::order::Shard;
-use paceline_data::spec::Spec;
 use paceline_nn::weights::WeightsError;
-use paceline_nn::{Input, Model, zoo};
+use paceline_nn::{Input, Model};
 use paceline_system::clock::Clock;
 use paceline_system::disk::Disk;
 use paceline_system::limits::Limits;
@@ -27,6 +26,7 @@ use crate::engine::{Albums, Place};
 use crate::error::TrainError;
 use crate::gpus;
 use crate::micro_batch::MicroBatchSizes;
+use crate::registry::Registry;
 use crate::replica::{Replica, ReplicaOptions};
 use crate::room::{Candidate, Processes};
 use crate::sizing::{self, Sizing};
@@ -55,6 +55,8 @@ pub struct Surroundings {
     pub cache: Option<PathBuf>,
     /// Whether gradients of GPUs pass through the hosts' memory: then all devices send the same buckets.
     pub hosted: bool,
+    /// The models and data that can be named.
+    pub registry: Registry,
 }
 
 impl Default for Surroundings {
@@ -70,6 +72,7 @@ impl Default for Surroundings {
             folder: FolderBroadcast::default(),
             cache: None,
             hosted: false,
+            registry: Registry::default(),
         }
     }
 }
@@ -158,17 +161,17 @@ pub struct Prepared {
     pub notes: Vec<String>,
 }
 
-/// Prepares a zoo model.
+/// Prepares a model that is known by name: one of the zoo, or one of `around.registry`.
 ///
 /// # Errors
 /// When anything asked for cannot work; the sentence says what to type.
 pub fn prepare(config: &Config, around: &Surroundings) -> Result<Prepared, TrainError> {
     config.check()?;
     config.check_world(around.shard.world)?;
-    let entry = zoo::find(&config.model).map_err(|error| TrainError::Refused(error.to_string()))?;
+    let model = around.registry.find_model(&config.model)?;
     let (train, val) = open(config, around)?;
-    let sizing = sizing::fit(entry, train.info(), config.size)?;
-    assemble(entry, config, around, (train, val), sizing)
+    let sizing = sizing::fit(&model, train.info(), config.size)?;
+    assemble(&model, config, around, (train, val), sizing)
 }
 
 /// Prepares a model of one's own for the data's samples as they are, or resized to `config.size`.
@@ -179,13 +182,8 @@ pub fn prepare_with(model: &dyn Model, config: &Config, around: &Surroundings) -
     config.check()?;
     config.check_world(around.shard.world)?;
     let (train, val) = open(config, around)?;
-    let input = match train.info().kind {
-        SampleKind::Tokens { sequence } => Input::Tokens { sequence },
-        SampleKind::Image { height, width, channels } => {
-            Input::Image { size: config.size.map_or([height, width], |side| [side; 2]), channels }
-        }
-    };
-    assemble(model, config, around, (train, val), Sizing { input, resize: config.size, note: None })
+    let sizing = sizing::as_they_are(train.info(), config.size);
+    assemble(model, config, around, (train, val), sizing)
 }
 
 /// A trained model and a validation set, without anything that only training needs.
@@ -204,7 +202,7 @@ pub struct Examined {
 pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings) -> Result<Examined, TrainError> {
     let file = CheckedWeights::open(&around.disk, weights)?;
     let card = file.card()?;
-    let entry = zoo::find(&card.model).map_err(|error| TrainError::Refused(error.to_string()))?;
+    let model = around.registry.find_model(&card.model)?;
     if card.model != config.model {
         return Err(TrainError::Refused(format!(
             "{} holds weights of {}, and the run's config.toml names {}; type a run whose files belong together",
@@ -259,13 +257,13 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         Some(gpu) => Place::Cuda(cpu, gpu.cuda),
         None => Place::Cpu(cpu),
     };
-    let mut replica = Replica::for_evaluation(entry, options, &place)?;
+    let mut replica = Replica::for_evaluation(&model, options, &place)?;
     file.load(&mut replica, &[])?;
     Ok(Examined { replica, val })
 }
 
 fn open(config: &Config, around: &Surroundings) -> Result<(Dataset, Dataset), TrainError> {
-    let spec: Spec = config.data.parse()?;
+    around.registry.check()?;
     let options = OpenOptions {
         data_home: around.data_home.clone(),
         damaged_max: config.damaged_max,
@@ -273,7 +271,7 @@ fn open(config: &Config, around: &Surroundings) -> Result<(Dataset, Dataset), Tr
         size: config.size,
         threads: threads::available(),
     };
-    let (train, val) = Dataset::open(&spec, &options, &around.disk)?;
+    let (train, val) = around.registry.open_data(&config.data, &options, &around.disk)?;
     let found = train.info().classes;
     if let Some(asked) = config.classes.filter(|&asked| asked != found) {
         return Err(TrainError::Refused(format!(
@@ -291,6 +289,7 @@ fn assemble(
     (train, val): (Dataset, Dataset),
     sizing: Sizing,
 ) -> Result<Prepared, TrainError> {
+    sizing.check(&config.model, train.info())?;
     let info = normalised(config, train.info())?;
     let training = Augment::training(config.augment, &info, sizing.resize)?;
     let evaluation = Augment::evaluation(&info, sizing.resize)?;

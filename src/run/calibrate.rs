@@ -1,6 +1,6 @@
 //! The measured choice of convolution algorithms, kept in a cache from one command to the next.
 //!
-//! The library follows its rule; the binary measures once on each machine what a rule can only guess. The cache is
+//! A trainer by itself follows its rule; a run measures once on each machine what a rule can only guess. The cache is
 //! `$PACELINE_CACHE`, else `$XDG_CACHE_HOME/paceline`, else `~/.cache/paceline`, with a file for each kind of processor.
 
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::tensor::device::cpu::Cpu;
 use crate::tensor::device::cpu::choice::{Calibration, Choices};
 use clap::ValueEnum;
 
-use super::note;
+use crate::output::note;
 
 /// Where choices come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -4,7 +4,7 @@ pub mod room;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -32,11 +32,12 @@ use crate::train::engine::guard::Limits;
 use crate::train::serve::{Serving, serve_parameters};
 use crate::train::together::{Carry, Overlap, Squeeze};
 use crate::train::trainer::{FolderBroadcast, RunFolder, Watch};
-use crate::train::{Config, TrainError, Trainer};
+use crate::train::{Config, Registry, TrainError, Trainer};
 
-use super::{Outcome, note};
 use crate::arguments::Train;
+use crate::command::Outcome;
 use crate::failure::Failure;
+use crate::output::note;
 
 /// How long ranks wait to be connected, once all have arrived.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
@@ -70,8 +71,7 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
     if let Some(file) = &arguments.cluster {
         return Ok(Role::Member(Box::new(from_file(file, arguments.job, arguments.task)?)));
     }
-    if let Some(member) = from_environment(variables)? {
-        let member = if member.world > 1 { member.with_servers(config.server_count())? } else { member };
+    if let Some(member) = from_launcher(config, variables)? {
         return Ok(Role::Member(Box::new(member)));
     }
     if config.carry == Carry::MPI {
@@ -113,6 +113,12 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
         }
     }
     Ok(Role::Launcher(starts))
+}
+
+/// The member that a launcher says this process is, if there is one.
+pub fn from_launcher(config: &Config, variables: &Variables) -> Result<Option<Member>, Failure> {
+    let Some(member) = from_environment(variables)? else { return Ok(None) };
+    Ok(Some(if member.world > 1 { member.with_servers(config.server_count())? } else { member }))
 }
 
 /// The member of a cluster file that this process was told to be.
@@ -162,6 +168,25 @@ pub struct Team {
     urgent: Cell<Option<Communicator>>,
     /// Where gradients are added up.
     sums: Cell<Sums>,
+    /// The models that can be named.
+    registry: Registry,
+}
+
+/// How a process meets the others.
+#[derive(Clone, Debug, Default)]
+pub struct Meeting {
+    /// Whether rank 0 says nothing of what happens meanwhile.
+    pub quiet: bool,
+    /// The address that rank 0 listens on, where it should not follow from the member.
+    pub bind: Option<IpAddr>,
+    /// Files for certificates, or no name for keys that follow from the token.
+    pub tls: Option<String>,
+    /// The run's secret, where this process has drawn it itself.
+    pub token: Option<Token>,
+    /// What ends the wait for the others, where it is more than the user's wish.
+    pub interrupt: Option<Stop>,
+    /// The models and data that can be named.
+    pub registry: Registry,
 }
 
 /// Where the gradients of a run are added up, which follows from what all workers compute on.
@@ -178,12 +203,16 @@ enum Sums {
 
 impl Team {
     /// Meets the others and connects to them.
-    pub fn meet(member: Member, arguments: &Train, config: &Config, stop: &Stop) -> Result<Self, Failure> {
-        let token = child::begin(&variables(), stop)?;
+    pub fn meet(member: Member, arguments: &Meeting, config: &Config, stop: &Stop) -> Result<Self, Failure> {
+        let token = arguments.token.clone().map_or_else(|| child::begin(&variables(), stop), Ok)?;
         let quiet = arguments.quiet;
         let rank = member.rank;
-        let mut options = JoinOptions::new(member.clone(), token.clone(), fingerprint(config));
-        options.interrupt = stop.clone();
+        let mut options = JoinOptions::new(
+            member.clone(),
+            token.clone(),
+            fingerprint(config) + &arguments.registry.fingerprint(&config.data),
+        );
+        options.interrupt = arguments.interrupt.as_ref().unwrap_or(stop).clone();
         options.bind = arguments.bind;
         options.tls = arguments.tls.as_deref().map(|files| secrecy(files, &token)).transpose()?;
         options.log = Log::new(move |notice| {
@@ -202,7 +231,8 @@ impl Team {
         let (communicator, urgent) = (Cell::new(None), Cell::new(None));
         let (workers, servers) = (member.workers(), member.servers);
         let mesh = Mesh::new(Extent { workers, stages: 1, parts: 1, servers }, control.table().nodes());
-        let team = Self { member, mesh, control, communicator, urgent, sums: Cell::new(Sums::Cpu) };
+        let registry = arguments.registry.clone();
+        let team = Self { member, mesh, control, communicator, urgent, sums: Cell::new(Sums::Cpu), registry };
         let connected = team.connect(listener, token, config, sockets);
         let (mut communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
         let sums = team.compare_devices(&mut communicator, config);
@@ -336,7 +366,7 @@ impl Team {
             deadline: MESSAGE_MAX,
             clock: Clock::real(),
         };
-        self.guard(serve_parameters(config, serving, self.is_hosted()))?;
+        self.guard(serve_parameters(config, &self.registry, serving, self.is_hosted()))?;
         self.finish()?;
         Ok(ExitCode::SUCCESS)
     }
