@@ -194,6 +194,12 @@ pub struct Train {
     /// Start more than 16 processes for each core of this machine
     #[arg(long, help_heading = "Many processes")]
     pub oversubscribe: bool,
+    /// After a failure, start again from the last checkpoint, by itself, at most so many times; under Slurm, have the job queued again [default: 0]
+    #[arg(long, value_name = "N", value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub restart: Option<u64>,
+    /// Said to the processes of a launcher that starts them again: how often it did, and seconds before
+    #[arg(long, hide = true, value_parser = parse::restarted)]
+    pub restarted: Option<(u64, f64)>,
     /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
     pub hosts: Option<String>,

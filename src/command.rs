@@ -13,6 +13,7 @@ mod mpi;
 pub mod plan;
 pub mod predict;
 pub mod report;
+pub mod restart;
 pub mod team;
 pub mod train;
 

@@ -26,6 +26,7 @@ use crate::train::{Config, Outcome as TrainOutcome, Reason, TrainError, Trainer,
 
 use super::calibrate::{Calibrate, calibrate, tell};
 use super::team::{self, Role, Team, room};
+use super::restart::{self, Requeue};
 use super::{Outcome, surroundings};
 use crate::arguments::Train;
 use crate::failure::Failure;
@@ -33,6 +34,15 @@ use crate::terminal::{Style, Terminal};
 
 /// Runs the command: alone, as the launcher of others, or as one of several.
 pub fn run(arguments: Train) -> Outcome {
+    let variables = team::variables();
+    let arguments = restart::resumed(arguments, &variables)?;
+    let requeue = Requeue::find(&arguments, &variables)?;
+    let is_restarted = arguments.restarted.is_some();
+    let ended = take_part(arguments, requeue.as_ref());
+    restart::answer(ended, is_restarted)
+}
+
+fn take_part(arguments: Train, requeue: Option<&Requeue>) -> Outcome {
     let config = resolve(&arguments)?;
     match team::role(&arguments, &config, &team::variables())? {
         Role::Launcher(starts) => {
@@ -53,7 +63,7 @@ pub fn run(arguments: Train) -> Outcome {
                 // Refused once, and not by every process.
                 run_folder::check_free(&surroundings().disk, run)?;
             }
-            team::launch(&starts)
+            if restart::is_asked(&arguments) { restart::launch(&arguments, &config) } else { team::launch(&starts) }
         }
         Role::Alone => {
             if arguments.resume.is_some() {
@@ -67,14 +77,21 @@ pub fn run(arguments: Train) -> Outcome {
             let stop = Stop::on_signals().map_err(Failure::failed)?;
             config.check()?;
             if member.world == 1 {
-                return train(&arguments, config, Surroundings { stop, ..surroundings() }, None);
+                if arguments.restarted.is_some() {
+                    child::begin(&team::variables(), &stop)?;
+                }
+                let around = Surroundings { stop, restarts: restart::told(&arguments, requeue), ..surroundings() };
+                let ended = train(&arguments, config, around, None);
+                return ended.map_err(|failure| restart::ask(requeue, failure.for_all(true)));
             }
             // A launcher on this machine has looked already, for all.
             if !team::variables().contains_key(child::PARENT) {
                 config.check_world(config.workers)?;
                 room::member_fits(&member, &config, arguments.resume.is_some())?;
             }
-            let team = Team::meet(*member, &arguments, &config, &stop)?;
+            let is_first = member.rank.0 == 0;
+            let met = Team::meet(*member, &arguments, &config, &stop);
+            let team = met.map_err(|failure| restart::ask(requeue, failure.for_all(is_first)))?;
             if team.serves() {
                 return team.serve(&config);
             }
@@ -86,9 +103,11 @@ pub fn run(arguments: Train) -> Outcome {
                 watch,
                 folder: team.folder(),
                 hosted: team.is_hosted(),
+                restarts: restart::told(&arguments, requeue),
                 ..surroundings()
             };
-            train(&arguments, config, around, Some(team))
+            let ended = train(&arguments, config, around, Some(team));
+            ended.map_err(|failure| restart::ask(requeue, failure))
         }
     }
 }

@@ -54,6 +54,19 @@ pub struct Surroundings {
     pub cache: Option<PathBuf>,
     /// Whether gradients of GPUs pass through the hosts' memory: then all devices send the same buckets.
     pub hosted: bool,
+    /// How often a launcher has started the run again by itself.
+    pub restarts: Restarts,
+}
+
+/// Of a run that its launcher starts again after failures.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Restarts {
+    /// How often it did.
+    pub number: u64,
+    /// How often it may.
+    pub most: u64,
+    /// How long the processes before took: a limit on time counts them.
+    pub spent_s: f64,
 }
 
 impl Default for Surroundings {
@@ -69,6 +82,7 @@ impl Default for Surroundings {
             folder: FolderBroadcast::default(),
             cache: None,
             hosted: false,
+            restarts: Restarts::default(),
         }
     }
 }
