@@ -373,6 +373,15 @@ pub struct Plan {
     /// Take the statistics of batch-norm layers over the batches of all processes
     #[arg(long)]
     pub sync_batch_norm: bool,
+    /// Compute the batch in so many parts, whose gradients are added up
+    #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = parse::count, allow_negative_numbers = true)]
+    pub accumulate: usize,
+    /// Scale gradients down to this norm, for which all have to be there
+    #[arg(long, value_parser = parse::positive, allow_negative_numbers = true)]
+    pub clip_norm: Option<f64>,
+    /// sgd | momentum | nesterov | adagrad | adam | adamw | lars [default: as `paceline train`]
+    #[arg(long)]
+    pub optimizer: Option<Optimizer>,
     /// Plan the evaluation, which keeps nothing for a backward pass, instead of a training step
     #[arg(long, conflicts_with = "memory")]
     pub eval: bool,

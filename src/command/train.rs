@@ -25,8 +25,8 @@ use crate::train::trainer::Surroundings;
 use crate::train::{Config, Outcome as TrainOutcome, Reason, TrainError, Trainer, gpus};
 
 use super::calibrate::{Calibrate, calibrate, tell};
-use super::team::{self, Role, Team, room};
 use super::restart::{self, Requeue};
+use super::team::{self, Role, Team, room};
 use super::{Outcome, surroundings};
 use crate::arguments::Train;
 use crate::failure::Failure;

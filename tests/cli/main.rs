@@ -17,6 +17,7 @@ mod memory;
 mod place;
 mod ranks;
 mod refusals;
+mod restart;
 mod resume;
 mod saving;
 mod signals;

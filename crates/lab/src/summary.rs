@@ -312,8 +312,7 @@ mod tests {
 
     #[test]
     fn an_evaluation_where_a_limit_ended_the_run_is_the_last_and_no_epoch() {
-        let evaluated =
-            line(9.0, Event::Evaluated { epoch: 1, step: 2, val_loss: 0.5, val_top1: 0.95, val_top5: 1.0 });
+        let evaluated = line(9.0, Event::Evaluated { epoch: 1, step: 2, val_loss: 0.5, val_top1: 0.95, val_top5: 1.0 });
         let summary = Summary::of(&[step(1), epoch(0, 0.9), step(2), evaluated.clone()]);
         assert_eq!((summary.epochs, summary.final_top1, summary.val_loss), (1, Some(0.95), Some(0.5)));
         assert_eq!(summary.best, Some(Best { top1: 0.95, epoch: 1, step: 2 }));

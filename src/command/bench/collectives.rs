@@ -157,7 +157,14 @@ fn core(rank: usize, world: usize) -> Option<usize> {
 fn head() -> String {
     format!(
         "{:<7}{:>5}{:>12}  {:<20}{:>12}{:>12}{:>12}  {}\n",
-        "carry", "ranks", "bytes", "algorithm", "median ms", "least ms", "bus GB/s", "of a copy or stream of as many bytes"
+        "carry",
+        "ranks",
+        "bytes",
+        "algorithm",
+        "median ms",
+        "least ms",
+        "bus GB/s",
+        "of a copy or stream of as many bytes"
     )
 }
 

@@ -39,7 +39,8 @@ impl Requeue {
         let (Some(most @ 1..), None, true) = (arguments.restart, arguments.restarted, by_others) else {
             return Ok(None);
         };
-        let Some(job) = variables.get("SLURM_JOB_ID").filter(|job| job.bytes().all(|byte| byte.is_ascii_digit())) else {
+        let Some(job) = variables.get("SLURM_JOB_ID").filter(|job| job.bytes().all(|byte| byte.is_ascii_digit()))
+        else {
             return Err(Failure::refused(
                 "--restart is for `paceline train --workers` or --hosts, which start the processes, and for jobs of Slurm; \
                  whoever started this process has to start it again: leave --restart out",

@@ -227,7 +227,8 @@ fn conclude(
         return Ok(Ended::Interrupted { in_order: watched.iter().all(ended_in_order) });
     }
     let Some(first) = first else { return Ok(Ended::Done) };
-    let in_vain = |process: &Watched| matches!(&process.status, Some(Ok(status)) if status.code() == Some(IN_VAIN.into()));
+    let in_vain =
+        |process: &Watched| matches!(&process.status, Some(Ok(status)) if status.code() == Some(IN_VAIN.into()));
     if let Some(Start { rank, host, .. }) = watched.iter().position(in_vain).map(|index| &starts[index]) {
         return Err(ClusterError::InVain(format!("rank {rank} on {host} failed; its sentence is above")));
     }

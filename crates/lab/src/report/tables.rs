@@ -255,7 +255,8 @@ pub(crate) fn processes(history: &History) -> String {
         "<p>This run was resumed. Steps that a later process did again are counted once, as the later one did them.</p>\n",
     );
     if history.restarts > 0 {
-        let times = if history.restarts == 1 { "once".to_owned() } else { format!("{} times", count(history.restarts)) };
+        let times =
+            if history.restarts == 1 { "once".to_owned() } else { format!("{} times", count(history.restarts)) };
         let _ = writeln!(out, "<p>Its launcher started it again {times} after a failure.</p>");
     }
     out.push_str(
