@@ -1,6 +1,7 @@
 //! `--restart N`: a run whose process is killed goes on by itself from its last checkpoint, with the bits of one that lost nobody; and
 //! what is not started again.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
 
 use crate::place::{Place, QUICK, has, text};
@@ -17,7 +18,11 @@ fn line(model: &str, steps: u64, way: &str) -> String {
 }
 
 fn start(place: &Place, line: &str) -> Child {
-    place.command(line).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    spawn(&mut place.command(line))
+}
+
+fn spawn(command: &mut Command) -> Child {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// The process that a launcher started as this rank.
@@ -43,8 +48,7 @@ fn count(place: &Place, run: &str, event: &str) -> usize {
 }
 
 /// Kills a rank once something is saved, and waits for the launcher.
-fn kill(place: &Place, line: &str, run: &str, victim: usize) -> Output {
-    let launcher = start(place, &format!("{line} --run {run}"));
+fn kill(place: &Place, launcher: Child, run: &str, victim: usize) -> Output {
     let pid = until("the rank", || rank(launcher.id(), victim));
     until("a checkpoint", || (count(place, run, "checkpoint") > 0).then_some(()));
     tell(pid, "-KILL");
@@ -58,7 +62,7 @@ fn ends_with_the_same_bits(place: &Place, (model, steps): (&str, u64), way: &str
     place.run(&format!("{line} --run {name}-straight"));
     for victim in victims {
         let run = format!("{name}-{victim}");
-        let output = kill(place, &format!("{line} --restart 2"), &run, *victim);
+        let output = kill(place, start(place, &format!("{line} --restart 2 --run {run}")), &run, *victim);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{run}: {said}");
         assert_eq!(said.matches("starting again from step ").count(), 1, "{run}: {said}");
@@ -101,6 +105,27 @@ fn a_server_or_a_process_alone_that_is_killed_costs_no_bit() {
     ends_with_the_same_bits(&place, ("cnn5", 40), "--workers 2 --agree parameter-server --servers 1", &[2]);
     ends_with_the_same_bits(&place, ("lenet5", 120), "--workers 2 --agree parameter-server --servers 1", &[2, 0]);
     ends_with_the_same_bits(&place, ("lenet5", 120), "--workers 1", &[0]);
+}
+
+#[test]
+fn hosts_that_ssh_reaches_are_started_again() {
+    if !has("kill", "hosts_that_ssh_reaches_are_started_again") {
+        return;
+    }
+    let place = Place::new();
+    // Runs its last argument here, as sshd would there.
+    place.write("bin/ssh", "#!/bin/sh\nfor last; do :; done\nexec sh -c \"$last\"\n");
+    std::fs::set_permissions(place.path("bin/ssh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", place.path("bin").display(), std::env::var("PATH").unwrap());
+    let line = line("lenet5", 120, "--carry tcp");
+    place.run(&format!("{line} --workers 2 --run straight"));
+    let port = paceline::cluster::launch::local::free_port().unwrap();
+    let hosts = format!("{line} --hosts 127.0.0.1:2 --port {port} --restart 1 --run run");
+    let output = kill(&place, spawn(place.command(&hosts).env("PATH", path)), "run", 1);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains(" (1 of 1)\n"), "{said}");
+    assert!(place.weights("run", 120) == place.weights("straight", 120), "other weights");
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl Setup {
         match self {
             Self::One => (1, plan.threads, batch),
             Self::Together(workers) | Self::Apart(workers) => (workers, plan.threads, workers * batch),
-            Self::AllCores => (1, threads::available(), plan.most * batch),
+            Self::AllCores => (1, threads::beside_loaders_among(1, 1), plan.most * batch),
         }
     }
 
