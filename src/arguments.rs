@@ -197,6 +197,12 @@ pub struct Train {
     /// Start more than 16 processes for each core of this machine
     #[arg(long, help_heading = "Many processes")]
     pub oversubscribe: bool,
+    /// After a failure, start again from the last checkpoint, by itself, at most so many times; under Slurm, have the job queued again [default: 0]
+    #[arg(long, value_name = "N", value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub restart: Option<u64>,
+    /// Said to the processes of a launcher that starts them again: how often it did, and seconds before
+    #[arg(long, hide = true, value_parser = parse::restarted)]
+    pub restarted: Option<(u64, f64)>,
     /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
     pub hosts: Option<String>,
@@ -370,6 +376,15 @@ pub struct Plan {
     /// Take the statistics of batch-norm layers over the batches of all processes
     #[arg(long)]
     pub sync_batch_norm: bool,
+    /// Compute the batch in so many parts, whose gradients are added up
+    #[arg(long, value_name = "PARTS", default_value_t = 1, value_parser = parse::count, allow_negative_numbers = true)]
+    pub accumulate: usize,
+    /// Scale gradients down to this norm, for which all have to be there
+    #[arg(long, value_parser = parse::positive, allow_negative_numbers = true)]
+    pub clip_norm: Option<f64>,
+    /// sgd | momentum | nesterov | adagrad | adam | adamw | lars [default: as `paceline train`]
+    #[arg(long)]
+    pub optimizer: Option<Optimizer>,
     /// Plan the evaluation, which keeps nothing for a backward pass, instead of a training step
     #[arg(long, conflicts_with = "memory")]
     pub eval: bool,

@@ -55,7 +55,7 @@ pub fn run_with(registry: &Registry) -> ExitCode {
 
 fn dispatch(command: Command, registry: &Registry) -> command::Outcome {
     match command {
-        Command::Train(arguments) => command::train::run(&arguments, registry),
+        Command::Train(arguments) => command::train::run(*arguments, registry),
         Command::Launch(arguments) => command::launch::run(&arguments),
         Command::Evaluate(arguments) => command::evaluate::run(&arguments, registry),
         Command::Predict(arguments) => command::predict::run(&arguments, registry),

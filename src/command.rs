@@ -10,6 +10,7 @@ pub mod models;
 pub mod plan;
 pub mod predict;
 pub mod report;
+pub mod restart;
 pub mod train;
 
 use std::path::Path;

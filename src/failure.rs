@@ -22,22 +22,47 @@ pub struct Failure {
     refused: bool,
     /// What it comes from, as long as nothing was added to it.
     cause: Option<Box<TrainError>>,
+    /// It would come again if the same were done again.
+    in_vain: bool,
+    /// It is said for all processes of a run, by one of them.
+    for_all: bool,
 }
 
 impl Failure {
     /// The user's input cannot work; the sentence says what to type.
     pub fn refused(message: impl Display) -> Self {
-        Self { message: message.to_string(), refused: true, cause: None }
+        Self { message: message.to_string(), refused: true, in_vain: true, for_all: false, cause: None }
     }
 
     /// The input was fine and something broke.
     pub fn failed(message: impl Display) -> Self {
-        Self { message: message.to_string(), refused: false, cause: None }
+        Self { message: message.to_string(), refused: false, in_vain: false, for_all: false, cause: None }
     }
 
     /// Of a run that has begun: whatever ends it is no refusal.
     pub fn after_start(self) -> Self {
         Self { refused: false, ..self }
+    }
+
+    /// Whether the same, done again, would fail again: a refusal, or a loss that is not a number.
+    pub fn is_in_vain(&self) -> bool {
+        // What another rank has found comes as its sentence.
+        self.in_vain || self.says("is not a number")
+    }
+
+    /// Whether it is a refusal.
+    pub fn is_refusal(&self) -> bool {
+        self.refused
+    }
+
+    /// Of several processes that fail together, one speaks for all.
+    pub fn for_all(self, for_all: bool) -> Self {
+        Self { for_all, ..self }
+    }
+
+    /// Whether it is said for all.
+    pub fn is_for_all(&self) -> bool {
+        self.for_all
     }
 
     /// Says more.
@@ -85,7 +110,9 @@ pub fn report_usage(error: clap::Error) -> ExitCode {
 
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
-        Self { refused: error.is_refusal(), message: error.to_string(), cause: Some(Box::new(error)) }
+        let refused = error.is_refusal();
+        let in_vain = refused || matches!(error, TrainError::NotANumber { .. });
+        Self { refused, in_vain, for_all: false, message: error.to_string(), cause: Some(Box::new(error)) }
     }
 }
 
@@ -97,7 +124,9 @@ impl From<CommError> for Failure {
 
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
-        Self { refused: error.is_refusal(), message: error.to_string(), cause: None }
+        let refused = error.is_refusal();
+        let in_vain = refused || matches!(error, ClusterError::InVain(_));
+        Self { refused, in_vain, for_all: false, message: error.to_string(), cause: None }
     }
 }
 

@@ -53,7 +53,8 @@ struct Display {
     epochs: u64,
     steps_per_epoch: u64,
     batch: usize,
-    threads: String,
+    /// How many workers with how many compute threads each.
+    processes: String,
     run: String,
     unit: &'static str,
     /// The current epoch's sums, for the bar.
@@ -68,14 +69,15 @@ impl Terminal {
     /// A display for a run that is about to start.
     pub fn new(style: Style, trainer: &Trainer) -> Self {
         let config = trainer.config();
-        let threads = config.compute_threads();
+        let (workers, threads) = (trainer.replica().world(), trainer.replica().device().pool().threads());
+        let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         Self(Rc::new(RefCell::new(Display {
             style,
             bar: None,
             epochs: config.epochs,
             steps_per_epoch: trainer.steps_per_epoch(),
             batch: config.batch,
-            threads: format!("{threads} thread{}", if threads == 1 { "" } else { "s" }),
+            processes: format!("{} × {}", many(workers, "worker"), many(threads, "thread")),
             run: Shown(trainer.run_dir().path()).to_string(),
             unit: match trainer.replica().options().input {
                 Input::Tokens { .. } => "sequences/s",
@@ -164,7 +166,7 @@ impl Display {
                     "{} ({parameters} parameters) on {}, batch {batch}, {length}, {}{resumed}",
                     printable(model),
                     printable(data),
-                    self.threads
+                    self.processes
                 ));
                 self.say(&format!("run     {}", self.run));
             }
@@ -181,7 +183,12 @@ impl Display {
                 let epoch = *epoch;
                 self.show_epoch(epoch, &line.event);
             }
+            Event::Evaluated { step, val_loss, val_top1, val_top5, .. } => self.say(&format!(
+                "Step {step}  val_loss: {val_loss:.4}  val_accuracy: {val_top1:.4}  val_top5: {val_top5:.4}"
+            )),
             Event::Warning { message } => self.say(&format!("note    {message}")),
+            // The launcher has said it.
+            Event::Restarted { .. } => {}
             Event::Checkpoint { .. } | Event::Gpu(_) | Event::RunFinished { .. } => {}
         }
     }

@@ -86,7 +86,7 @@ fn every_command_of_the_readme_runs() {
             line += " --seconds 0.001";
         }
         if line.starts_with("paceline bench scaling") {
-            line += " --steps 1 --batch 4";
+            line += " --steps 1 --repeats 1 --batch 4";
         }
         if line.starts_with("paceline train") {
             line += if line.contains("--resume") { " --max-steps 3 --quiet" } else { " --max-steps 1 --quiet" };

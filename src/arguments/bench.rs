@@ -27,9 +27,9 @@ pub enum BenchCommand {
     Step(BenchStep),
     /// Time every convolution and matrix product of a training step by itself, with every algorithm that can compute it
     Kernels(BenchKernels),
-    /// Time all-reduces between processes of this machine: algorithm by size by ranks by carry, against the link
+    /// Time all-reduces between processes of this machine: algorithm by size by ranks by carry, against copies or plain streams
     Collectives(BenchCollectives),
-    /// Train with more and more processes of this machine: images per second, speed-up, efficiency
+    /// Train with more and more processes of this machine: images per second, efficiency, and what as many processes reach that know nothing of each other
     Scaling(BenchScaling),
     /// One rank of `bench collectives`, started by it
     #[command(hide = true)]
@@ -39,8 +39,8 @@ pub enum BenchCommand {
 /// `paceline bench scaling`
 #[derive(Debug, Clone, Args)]
 pub struct BenchScaling {
-    /// How many processes, one after the other; the first is what the others are compared with
-    #[arg(long, default_value = "1,2,4", value_delimiter = ',', value_parser = parse::workers, allow_negative_numbers = true)]
+    /// How many processes; a list measures each, in turns with one process, and with as many that know nothing of each other
+    #[arg(long, default_value = "2,4", value_delimiter = ',', value_parser = parse::workers, allow_negative_numbers = true)]
     pub workers: Vec<usize>,
     /// A model that `paceline models` lists
     #[arg(long, short, default_value = "resnet50")]
@@ -54,9 +54,12 @@ pub struct BenchScaling {
     /// Steps to time, after a few that are not
     #[arg(long, default_value_t = 15, value_parser = parse::count, allow_negative_numbers = true)]
     pub steps: usize,
-    /// Let a single process have one thread instead of all cores
-    #[arg(long)]
-    pub one_core: bool,
+    /// How often every set-up has its turn; the median counts
+    #[arg(long, default_value_t = 5, value_parser = parse::count, allow_negative_numbers = true)]
+    pub repeats: usize,
+    /// Compute threads of each process [default: the cores, shared by the most processes]
+    #[arg(long, value_parser = parse::threads, allow_negative_numbers = true)]
+    pub threads: Option<usize>,
     /// How they agree on the weights: all-reduce | parameter-server
     #[arg(long)]
     pub agree: Option<Agree>,
@@ -66,7 +69,7 @@ pub struct BenchScaling {
     /// Start more than 16 processes for each core of this machine
     #[arg(long)]
     pub oversubscribe: bool,
-    /// Print one JSON object for each
+    /// Print one JSON object for each set-up
     #[arg(long)]
     pub json: bool,
 }

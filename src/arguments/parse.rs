@@ -69,6 +69,12 @@ pub fn whole64(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "type 0 or a whole number above".into())
 }
 
+/// How often a launcher has started its processes again, a colon, and the seconds that those before took.
+pub fn restarted(text: &str) -> Result<(u64, f64), String> {
+    let parts = text.split_once(':').and_then(|(number, seconds)| number.parse().ok().zip(self::number(seconds)));
+    parts.ok_or_else(|| "this is said by a launcher; type --restart N".into())
+}
+
 /// A number above 0.
 pub fn positive(text: &str) -> Result<f64, String> {
     number(text).filter(|&number| number > 0.0).ok_or_else(|| "type a number above 0".into())

@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use crate::nn::models::Named;
-use crate::nn::{Input, Mode, Network};
+use crate::nn::{Input, Mode};
 use crate::system::threads;
 use crate::tensor::device::cpu::Cpu;
 use crate::tensor::device::cpu::conv::{Algorithm, ConvPass};
 use crate::tensor::device::cpu::trial::Kernel;
-use crate::tensor::{Graph, MemoryUse, Node, Plan as Planned, Wanted};
-use crate::train::Registry;
+use crate::tensor::{Graph, MemoryUse, Node, Plan as Planned};
 use crate::train::config::SIDE_MAX;
-use crate::train::replica;
+use crate::train::room::{Candidate, Processes};
+use crate::train::{Config, Registry};
 use serde_json::{Value, json};
 
 use messages::Messages;
@@ -27,62 +27,154 @@ use crate::failure::Failure;
 /// Runs the command.
 pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
     let entry = &registry.find_model(&arguments.model)?;
-    let workers = arguments.workers;
-    if !arguments.batch.is_multiple_of(workers) {
-        let more = arguments.batch.next_multiple_of(workers);
-        let sentence =
-            format!("--batch {} cannot be shared equally by {workers} workers; type --batch {more}", arguments.batch);
-        return Err(Failure::refused(sentence));
-    }
-    let (input, batch) = (input(entry, arguments.size)?, arguments.batch / workers);
+    let (input, config) = (input(entry, arguments.size)?, config(arguments));
+    config.check()?;
+    config.check_world(arguments.workers)?;
+    let prepared = Prepared { entry, arguments, input, config };
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
-    let network = Network::new(entry, mode, batch, input, arguments.classes.unwrap_or(entry.classes), 0.0)?;
-    let (precision, shares_statistics) = (arguments.dtype, arguments.sync_batch_norm);
-    let wanted = Wanted { precision, shares_statistics, ..replica::wanted(&network, replica::early(false)) };
-    let planned = |memory| Planned::new(network.graph.clone(), &Wanted { memory, ..wanted.clone() });
-    let plan = planned(arguments.memory);
-    let report = plan.report();
+    let plan = prepared.candidate().plan(mode)?;
     let link = (arguments.link_latency * 1e-6, arguments.link_bandwidth * 1e9 / 8.0);
-    let messages = (workers > 1 && !arguments.eval).then(|| Messages::new(&plan, workers, link));
-    let choices = MemoryUse::ALL.map(|memory| MemoryChoice::new(memory, &planned(memory)));
+    let messages = (arguments.workers > 1 && !arguments.eval).then(|| Messages::new(&plan, arguments.workers, link));
+    let choices = prepared.memory_choices(mode)?;
     let cpu = Cpu::new(threads::available());
     cpu.allow_winograd(arguments.winograd);
     tell(&calibrate(&cpu, [&plan].into_iter(), arguments.calibrate));
     let algorithms = algorithms(&cpu, plan.graph());
+    let found = Found { plan: &plan, choices: &choices, algorithms: &algorithms, messages: messages.as_ref() };
     if arguments.json {
-        let mut value = serde_json::to_value(&report).expect("a report is JSON");
-        value["model"] = json!(entry.name);
-        value["batch"] = json!(batch);
-        value["dtype"] = json!(arguments.dtype);
-        value["memory"] = json!(arguments.memory);
-        value["memory_choices"] = choices.iter().map(MemoryChoice::to_json).collect();
-        value["convolutions"] = algorithms.iter().map(Computed::to_json).collect();
-        if let Some(messages) = &messages {
-            value["messages"] = messages.to_json();
-        }
-        print_json(&value);
-        return Ok(ExitCode::SUCCESS);
-    }
-    let text = report.to_string();
-    let (summary, nodes) = text.split_once("\nnodes, in order").unwrap_or((&text, ""));
-    let (name, input, dtype) = (entry.name, describe(input), arguments.dtype);
-    print(&format!("model            {name} at {input}, batch {batch}, {dtype}\n{summary}"));
-    if !arguments.eval {
-        print("\nmemory of a step\n");
-        choices.iter().for_each(|choice| print(&choice.line(&choices[0])));
-    }
-    print(&summary_of(&algorithms));
-    if let Some(messages) = &messages {
-        print(&messages.text(arguments.nodes));
-    }
-    if arguments.nodes {
-        print("\nconvolutions, in order\n");
-        algorithms.iter().for_each(|computed| print(&computed.line()));
-        print(&format!("\nnodes, in order{nodes}"));
+        print_json(&prepared.to_json(&found)?);
     } else {
-        print(&format!("\n{} nodes (--nodes lists them)\n", report.nodes.len()));
+        prepared.show(&found)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The run that such a step would be of.
+fn config(arguments: &Plan) -> Config {
+    let usual = Config::default();
+    Config {
+        model: arguments.model.clone(),
+        data: "synthetic:8x8x3/10".into(),
+        batch: arguments.batch,
+        accumulate: arguments.accumulate,
+        clip_norm: arguments.clip_norm,
+        optimizer: arguments.optimizer.unwrap_or(usual.optimizer),
+        workers: arguments.workers,
+        dtype: arguments.dtype,
+        memory: arguments.memory,
+        sync_batch_norm: arguments.sync_batch_norm,
+        ..usual
+    }
+}
+
+/// A run that is looked at.
+struct Prepared<'a> {
+    entry: &'a Named<'a>,
+    arguments: &'a Plan,
+    input: Input,
+    config: Config,
+}
+
+/// What was found out about it.
+struct Found<'a> {
+    plan: &'a Planned,
+    choices: &'a [MemoryChoice],
+    algorithms: &'a [Computed],
+    messages: Option<&'a Messages>,
+}
+
+impl Prepared<'_> {
+    /// As the trainer and its check of memory see it; all processes are on this machine.
+    fn candidate(&self) -> Candidate<'_> {
+        let (workers, config) = (self.arguments.workers, &self.config);
+        Candidate {
+            model: self.entry,
+            config,
+            input: self.input,
+            classes: self.arguments.classes.unwrap_or(self.entry.classes),
+            held_bytes: 0,
+            workers,
+            here: Processes::here(config, workers, workers + config.server_count() * usize::from(workers > 1)),
+            resumes: false,
+            hosted: false,
+        }
+    }
+
+    fn memory_choices(&self, mode: Mode) -> Result<Vec<MemoryChoice>, Failure> {
+        let of = |memory| {
+            let config = Config { memory, ..self.config.clone() };
+            let plan = Candidate { config: &config, ..self.candidate() }.plan(mode)?;
+            Ok(MemoryChoice::new(memory, &plan))
+        };
+        MemoryUse::ALL.into_iter().map(of).collect()
+    }
+
+    fn to_json(&self, found: &Found<'_>) -> Result<Value, Failure> {
+        let arguments = self.arguments;
+        let mut value = serde_json::to_value(found.plan.report()).expect("a report is JSON");
+        value["model"] = json!(self.entry.name);
+        value["batch"] = json!(arguments.batch / arguments.workers);
+        value["accumulate"] = json!(arguments.accumulate);
+        value["dtype"] = json!(arguments.dtype);
+        value["memory"] = json!(arguments.memory);
+        value["memory_choices"] = found.choices.iter().map(MemoryChoice::to_json).collect();
+        value["convolutions"] = found.algorithms.iter().map(Computed::to_json).collect();
+        if let Some(messages) = found.messages {
+            value["messages"] = messages.to_json();
+        }
+        if !arguments.eval {
+            value["kept_gradient_bytes"] = json!(self.candidate().kept_gradient_bytes()?);
+            value["needs_bytes"] = json!(self.candidate().bytes()?);
+        }
+        Ok(value)
+    }
+
+    fn show(&self, found: &Found<'_>) -> Result<(), Failure> {
+        let (arguments, report) = (self.arguments, found.plan.report());
+        let text = report.to_string();
+        let (summary, nodes) = text.split_once("\nnodes, in order").unwrap_or((&text, ""));
+        let (name, input, dtype) = (self.entry.name, describe(self.input), arguments.dtype);
+        let batch = arguments.batch / arguments.workers;
+        let parts = match arguments.accumulate {
+            1 => ",".to_owned(),
+            parts => format!(" in {parts} parts, of which this is one,"),
+        };
+        print(&format!("model            {name} at {input}, batch {batch}{parts} {dtype}\n{summary}"));
+        if !arguments.eval {
+            print("\nmemory of a step\n");
+            found.choices.iter().for_each(|choice| print(&choice.line(&found.choices[0])));
+            print(&match self.candidate().kept_gradient_bytes()? {
+                0 => "  gradients are applied as they come, in the arena\n".to_owned(),
+                bytes => format!("  gradients are kept until all are there: {:.1} MiB beside the arena\n", mib(bytes)),
+            });
+        }
+        print(&summary_of(found.algorithms));
+        if let Some(messages) = found.messages {
+            print(&messages.text(arguments.nodes));
+        }
+        if arguments.nodes {
+            print("\nconvolutions, in order\n");
+            found.algorithms.iter().for_each(|computed| print(&computed.line()));
+            print(&format!("\nnodes, in order{nodes}"));
+        } else {
+            print(&format!("\n{} nodes (--nodes lists them)\n", report.nodes.len()));
+        }
+        if !arguments.eval {
+            let (gib, optimizer) = (mib(self.candidate().bytes()?) / 1024.0, self.config.optimizer);
+            let processes = match arguments.workers {
+                1 => "one process".to_owned(),
+                workers => format!("{workers} workers on this machine"),
+            };
+            print(&format!(
+                "\nneeds {gib:.2} GiB in all: {processes} with {optimizer}, besides samples held in memory\n"
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / 1024.0 / 1024.0
 }
 
 /// What a use of memory comes to.
@@ -107,7 +199,6 @@ impl MemoryChoice {
 
     /// Its figures, and what they are of those of `normal`.
     fn line(&self, normal: &Self) -> String {
-        let mib = |bytes: u64| bytes as f64 / 1024.0 / 1024.0;
         let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
         format!(
             "  {:<8} arena {:.1} MiB ({:.0}%), activations {:.1} MiB ({:.0}%), {:.3} GFLOP ({:.1}%)\n",

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::cluster::launch::child;
 use crate::nn::schedule::WarmUp;
 use crate::system::disk::Disk;
 use crate::system::printable::Shown;
@@ -11,6 +12,7 @@ use crate::train::run::{self as run_folder, ResumeFrom};
 use crate::train::trainer::Surroundings;
 use crate::train::{Config, Registry, TrainError};
 
+use super::restart::{self, Requeue};
 use super::team::{self, Meeting, Role};
 use super::{Outcome, surroundings};
 use crate::arguments::Train;
@@ -20,7 +22,16 @@ use crate::run::make_absolute;
 use crate::terminal::Style;
 
 /// Runs the command: alone, as the launcher of others, or as one of several.
-pub fn run(arguments: &Train, registry: &Registry) -> Outcome {
+pub fn run(arguments: Train, registry: &Registry) -> Outcome {
+    let variables = team::variables();
+    let arguments = restart::resumed(arguments, &variables)?;
+    let requeue = Requeue::find(&arguments, &variables)?;
+    let is_restarted = arguments.restarted.is_some();
+    let ended = take_part(&arguments, registry, requeue.as_ref());
+    restart::answer(ended, is_restarted)
+}
+
+fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) -> Outcome {
     let config = resolve(arguments)?;
     let member = match team::role(arguments, &config, &team::variables())? {
         Role::Launcher(starts) => {
@@ -31,12 +42,19 @@ pub fn run(arguments: &Train, registry: &Registry) -> Outcome {
                 config.check()?;
                 config.check_world(config.workers)?;
             }
-            return team::launch(&starts);
+            return if restart::is_asked(arguments) {
+                restart::launch(arguments, &config)
+            } else {
+                team::launch(&starts)
+            };
         }
         Role::Alone => None,
         Role::Member(member) => Some(*member),
     };
     let stop = Stop::on_signals().map_err(Failure::failed)?;
+    if arguments.restarted.is_some() && member.as_ref().is_some_and(|member| member.world == 1) {
+        child::begin(&team::variables(), &stop)?;
+    }
     let change = |config: &mut Config| apply(arguments, config);
     let begin = match &arguments.resume {
         Some(run) => Begin::Resume(run.clone(), &change),
@@ -44,10 +62,12 @@ pub fn run(arguments: &Train, registry: &Registry) -> Outcome {
     };
     let (quiet, bind, tls) = (arguments.quiet, arguments.bind, arguments.tls.clone());
     let meeting = Meeting { quiet, bind, tls, registry: registry.clone(), ..Meeting::default() };
-    let around = Surroundings { stop: stop.clone(), ..surroundings(registry) };
+    let restarts = restart::told(arguments, requeue);
+    let around = Surroundings { stop: stop.clone(), restarts, ..surroundings(registry) };
     let (calibrate, style) = (arguments.calibrate, Style::choose(arguments.quiet, arguments.json));
     let execution = Execution { begin, calibrate, style, observers: Vec::new(), meeting, around, met: &|| () };
-    Ok(execution.take_part(member, config)?.exit_code(&stop).into())
+    let part = execution.take_part(member, config).map_err(|failure| restart::ask(requeue, failure))?;
+    Ok(part.exit_code(&stop).into())
 }
 
 /// The configuration that was asked for, of a new run or of one that goes on.

@@ -123,14 +123,16 @@ impl Execution<'_> {
         let config = Config { workers: member.workers(), ..config };
         config.check()?;
         if member.world == 1 {
-            return self.train(config, None).map(Part::Trained);
+            return self.train(config, None).map(Part::Trained).map_err(|failure| failure.for_all(true));
         }
         // A launcher on this machine has looked already, for all; so has a program that starts the others itself.
         if self.meeting.token.is_none() && !team::variables().contains_key(child::PARENT) {
             config.check_world(config.workers)?;
             room::member_fits(&registry, &member, &config, self.resumes())?;
         }
-        let team = Team::meet(member, &self.meeting, &config, &self.around.stop)?;
+        let is_first = member.rank.0 == 0;
+        let met = Team::meet(member, &self.meeting, &config, &self.around.stop);
+        let team = met.map_err(|failure| failure.for_all(is_first))?;
         (self.met)();
         if team.serves() {
             return team.serve(&config).map(|_| Part::Served);

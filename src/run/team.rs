@@ -36,6 +36,7 @@ use crate::train::{Config, Registry, TrainError, Trainer};
 
 use crate::arguments::Train;
 use crate::command::Outcome;
+use crate::command::restart;
 use crate::failure::Failure;
 use crate::output::note;
 
@@ -80,11 +81,24 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
             "--carry mpi is for processes that mpirun starts; type: mpirun -n {workers} paceline train --carry mpi …"
         )));
     }
-    let program = std::env::current_exe().map_err(Failure::failed)?;
+    if arguments.hosts.is_none() && config.workers < 2 && !restart::is_asked(arguments) {
+        return Ok(Role::Alone);
+    }
+    Ok(Role::Launcher(starts(arguments, config, words(arguments, config))?))
+}
+
+/// What the processes of a launcher are started with: what this one was.
+pub fn words(arguments: &Train, config: &Config) -> Vec<String> {
     let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     if arguments.workers.is_none() && arguments.resume.is_none() && arguments.hosts.is_none() {
         words.extend(["--workers".to_owned(), config.workers.to_string()]);
     }
+    words
+}
+
+/// The processes of a run, started with these words.
+pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<Vec<Start>, Failure> {
+    let program = std::env::current_exe().map_err(Failure::failed)?;
     let mut starts = if let Some(hosts) = &arguments.hosts {
         let (hosts, folder) = (Hosts::parse(hosts)?, std::env::current_dir().map_err(Failure::failed)?);
         ssh::Ssh {
@@ -97,10 +111,7 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
         }
         .starts()?
     } else {
-        let workers = config.workers + config.server_count();
-        if config.workers < 2 {
-            return Ok(Role::Alone);
-        }
+        let workers = if config.workers > 1 { config.workers + config.server_count() } else { 1 };
         // Files that all processes would refuse are refused once.
         arguments.tls.as_deref().map(|files| secrecy(files, &Token::random())).transpose()?;
         local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
@@ -112,7 +123,7 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
             start.arguments.push("--quiet".into());
         }
     }
-    Ok(Role::Launcher(starts))
+    Ok(starts)
 }
 
 /// The member that a launcher says this process is, if there is one.
@@ -410,8 +421,11 @@ impl Team {
         };
         let suspect = if let TrainError::Comm(error) = &error { error.peer() } else { None };
         let verdict = self.control.fail(&error.to_string(), suspect);
-        let (TrainError::Comm(_), Some(verdict)) = (&error, verdict) else { return Err(error.into()) };
-        Err(Failure::failed(verdict))
+        let failure = match (&error, verdict) {
+            (TrainError::Comm(_), Some(verdict)) => Failure::failed(verdict),
+            _ => error.into(),
+        };
+        Err(failure.for_all(self.speaks_at_the_end()))
     }
 
     /// Tells everybody why a run fails, and hears whose fault it is. Where another rank was lost, rank 0 saves the last whole step, or
@@ -438,6 +452,12 @@ impl Team {
             }
             Err(error) => format!("; {error}"),
         })
+    }
+
+    /// Whether this is the process that speaks for a run that has failed: the first of those that are left.
+    pub fn speaks_at_the_end(&self) -> bool {
+        let lost = self.control.verdict().map(|verdict| verdict.rank);
+        self.member.rank.index() == usize::from(lost == Some(0))
     }
 
     /// Ends together with the others.

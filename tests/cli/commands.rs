@@ -1,5 +1,7 @@
 //! The commands around training, on a run that was made a moment ago.
 
+use serde_json::Value;
+
 use crate::place::{Place, QUICK};
 
 #[test]
@@ -65,6 +67,42 @@ fn a_plan_of_resnet50_has_the_published_parameters() {
     assert!(half["arena_bytes"].as_u64() < plan["arena_bytes"].as_u64());
     let eval = place.json("plan --model resnet50 --batch 32 --eval --json");
     assert!(eval["arena_bytes"].as_u64() < half["arena_bytes"].as_u64());
+}
+
+#[test]
+fn a_scaling_is_compared_with_processes_apart_in_the_same_turns() {
+    let place = Place::new();
+    let bench = "bench scaling --workers 2 --threads 1 --model lenet5 --batch 4 --steps 2 --repeats 2 --carry shm";
+    let said = place.run(&format!("{bench} --json"));
+    let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kinds: Vec<&str> = rows.iter().map(|row| row["setup"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["one", "together", "apart", "all-cores"]);
+    for row in &rows {
+        assert_eq!(row["images_per_s"]["turns"].as_array().unwrap().len(), 2, "{row}");
+    }
+    let number = |row: usize, key: &str, turn: usize| rows[row][key]["turns"][turn].as_f64().unwrap();
+    for turn in [0, 1] {
+        let ratio = number(1, "images_per_s", turn) / number(2, "images_per_s", turn);
+        assert!((number(1, "of_apart", turn) - ratio).abs() < 1e-9);
+        let efficiency = number(0, "step_s", turn) / number(1, "step_s", turn);
+        assert!((number(1, "efficiency", turn) - efficiency).abs() < 1e-9);
+    }
+    let said = place.run(&bench.replace("--repeats 2", "--repeats 1"));
+    for word in ["1 process × 1 thread", "2 workers × 1 thread", "2 apart × 1 thread", "all cores, batch 8"] {
+        assert!(said.contains(word), "`{word}` is missing: {said}");
+    }
+}
+
+#[test]
+fn a_collective_is_compared_with_as_many_bytes_that_are_only_moved() {
+    let place = Place::new();
+    let bench = "bench collectives --carry shm,tcp --workers 2 --bytes 100000 --algorithm direct";
+    let found = place.json(&format!("{bench} --json"));
+    let bounds: Vec<&str> =
+        found["rows"].as_array().unwrap().iter().map(|row| row["bound"].as_str().unwrap()).collect();
+    assert_eq!(bounds, ["copy", "copy", "stream"]);
+    let said = place.run(bench);
+    assert!(said.contains("% of a copy at ") && said.contains("% of a stream at "), "{said}");
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod own;
 mod place;
 mod ranks;
 mod refusals;
+mod restart;
 mod resume;
 mod samples;
 mod saving;

@@ -114,6 +114,34 @@ fn memory_that_ends_half_way_is_an_error_and_no_signal() {
     assert!(sentence.contains("no memory for ") && sentence.contains("paceline doctor"), "{sentence}");
 }
 
+/// The need that a plan names is what a run is checked against: never less than it takes, and not a fifth more (a third more for several
+/// processes, of which each is given what only one takes).
+#[test]
+fn a_plan_names_the_memory_that_a_run_takes() {
+    let place = Place::new();
+    let shape = "--model cnn5 --batch 512 --calibrate off";
+    for (number, way) in ["", "--clip-norm 1", "--accumulate 4", "--workers 2"].into_iter().enumerate() {
+        let plan = place.json(&format!("plan {shape} --size 32 --classes 10 --json {way}"));
+        let needed = plan["needs_bytes"].as_f64().unwrap();
+        let run = format!("run{number}");
+        place.run(&format!("train {shape} --data synthetic:32x32x3/10/1024 --max-steps 2 --quiet --run {run} {way}"));
+        let peak = |rank: usize| {
+            let events = std::fs::read_to_string(place.path(&format!("{run}/events/rank-{rank}.jsonl"))).ok()?;
+            let last: serde_json::Value = serde_json::from_str(events.lines().next_back()?).ok()?;
+            last["peak_memory_bytes"].as_f64()
+        };
+        let taken: f64 = (0..2).filter_map(peak).sum();
+        let least = if way.contains("workers") { 0.67 } else { 0.8 };
+        assert!(taken <= needed && taken >= least * needed, "{way}: {taken} of {needed}");
+        let said = place.run(&format!("plan {shape} --size 32 --classes 10 {way}"));
+        assert!(said.ends_with(", besides samples held in memory\n") && said.contains("\nneeds 0."), "{said}");
+        let kept = plan["kept_gradient_bytes"].as_u64().unwrap();
+        assert_eq!(kept > 0, way.contains("clip") || way.contains("accumulate"), "{way}: {kept}");
+    }
+    let said = place.run(&format!("plan {shape} --workers 2 --clip-norm 1"));
+    assert!(said.contains("after the backward pass"), "{said}");
+}
+
 /// A control group with a limit, where this test may make one; it goes with this value.
 struct Group(PathBuf);
 

@@ -92,3 +92,42 @@ fn an_interrupt_finishes_the_step_saves_and_says_how_to_resume() {
     // One thread and two, stopped and not: the same bits.
     assert!(place.weights("run", 40) == place.weights("straight", 40));
 }
+
+/// A limit ends a run inside an epoch: it is evaluated there, once, and goes on as if it had never stopped.
+#[test]
+fn a_run_that_a_limit_ends_is_evaluated_and_goes_on_with_the_same_bits() {
+    let place = Place::new();
+    for (model, workers) in [("cnn5", 1), ("lenet5", 2), ("cnn5", 2)] {
+        let line = format!(
+            "train --model {model} --data synthetic:32x32x3/10/160 --batch 16 --epochs 3 --workers {workers} --threads 1 \
+             --calibrate off --lr 0.01 --checkpoint-every 5"
+        );
+        let (straight, run) = (format!("straight-{model}{workers}"), format!("{model}{workers}"));
+        place.run(&format!("{line} --max-steps 25 --quiet --run {straight}"));
+        let said = place.run(&format!("{line} --max-steps 15 --run {run}"));
+        assert!(
+            said.contains("\nStep 15  val_loss: ") && said.contains("stopped at step 15 as asked, accuracy "),
+            "{said}"
+        );
+        let kinds = |run: &str| -> Vec<String> {
+            let kinds = ["epoch", "evaluated"];
+            let events = place.events(run).into_iter().filter(|event| kinds.iter().any(|kind| event["event"] == *kind));
+            events.map(|event| format!("{} {}", event["event"].as_str().unwrap(), event["step"])).collect()
+        };
+        assert_eq!(kinds(&run), ["epoch 10", "evaluated 15"]);
+        place.run(&format!("train --resume {run} --max-steps 25 --calibrate off --quiet"));
+        assert_eq!(kinds(&run), ["epoch 10", "evaluated 15", "epoch 20", "evaluated 25"]);
+        assert_eq!(kinds(&straight), ["epoch 10", "epoch 20", "evaluated 25"]);
+        assert!(place.weights(&run, 25) == place.weights(&straight, 25), "{run}: other weights");
+        let evaluated = |run: &str| place.events(run).into_iter().rfind(|event| event["event"] == "evaluated").unwrap();
+        assert_eq!(evaluated(&run)["val_loss"], evaluated(&straight)["val_loss"]);
+        let epoch = |run: &str| place.events(run).into_iter().rfind(|event| event["event"] == "epoch").unwrap();
+        assert_eq!(
+            epoch(&run)["train_loss"],
+            epoch(&straight)["train_loss"],
+            "the epoch's figures are of all its steps"
+        );
+        let alone = place.json(&format!("evaluate {run}/checkpoints/step-00000025 --json"));
+        assert_eq!(alone["top1"], evaluated(&run)["val_top1"], "{alone}");
+    }
+}

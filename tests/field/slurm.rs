@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::ground::{Ground, Running, TRAIN, free_port, has, skip};
+use crate::ground::{Ground, PATIENCE, Running, TRAIN, free_port, has, signal, skip, within};
 
 /// How long the daemons may take until the node takes jobs.
 const START_MAX: Duration = Duration::from_secs(20);
@@ -47,11 +47,16 @@ impl<'a> Slurm<'a> {
         }
     }
 
-    /// Runs a command as a job, which must succeed.
-    fn run(&self, words: &str) {
+    fn command(&self, words: &str) -> Command {
         let mut command = self.ground.command(words);
         command.env("SLURM_CONF", self.ground.path("slurm.conf"));
-        let done = self.ground.start(&mut command, "said.txt").ends(crate::ground::PATIENCE);
+        command
+    }
+
+    /// Runs a command as a job, which must succeed.
+    fn run(&self, words: &str) {
+        let mut command = self.command(words);
+        let done = self.ground.start(&mut command, "said.txt").ends(PATIENCE);
         assert!(done.status.success(), "{words}: {}\n{}", done.status, done.said);
     }
 }
@@ -105,7 +110,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket=FOLDER/munge.socket
+AuthInfo=socket=FOLDER/munge.socket,cred_expire=3
 StateSaveLocation=FOLDER/state
 SlurmdSpoolDir=FOLDER/spool
 SlurmctldPidFile=FOLDER/slurmctld.pid
@@ -145,4 +150,57 @@ fn two_tasks_of_srun_train_as_one_process() {
     ground.same_as_one_process(&ground.unnamed_run(), 2);
     slurm.run(&format!("srun -n 3 PACELINE {TRAIN} --agree parameter-server --servers 1 --run served"));
     ground.same_as_one_process("served", 2);
+}
+
+/// The process of a job's task that works in a folder.
+fn task(folder: &Path, number: usize) -> Option<u32> {
+    let folder = std::fs::canonicalize(folder).ok()?;
+    let is_task = |pid: &u32| {
+        let there = std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd == folder);
+        let program = std::fs::read_link(format!("/proc/{pid}/exe"));
+        let ours = program.is_ok_and(|program| program == Path::new(env!("CARGO_BIN_EXE_paceline")));
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let word = format!("SLURM_PROCID={number}");
+        there && ours && environment.split(|byte| *byte == 0).any(|found| found == word.as_bytes())
+    };
+    let entries = std::fs::read_dir("/proc").ok()?;
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).find(is_task)
+}
+
+#[test]
+fn a_job_whose_task_is_killed_is_queued_again_and_goes_on() {
+    let test = "a_job_whose_task_is_killed_is_queued_again_and_goes_on";
+    if !has(&["munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo"], test) {
+        return;
+    }
+    let ground = Ground::new();
+    let slurm = match Slurm::start(&ground) {
+        Ok(slurm) => slurm,
+        Err(reason) => return skip(test, &reason),
+    };
+    let train = TRAIN.replace("--max-steps 6", "--max-steps 300 --epochs 3 --calibrate off --checkpoint-every 4");
+    let script = ground.run(&format!("PACELINE launch --slurm --workers 2 -- {train} --restart 1 --run run"));
+    std::fs::write(ground.path("job.sh"), script).unwrap();
+    slurm.run("sbatch job.sh");
+    let said = || {
+        let files = std::fs::read_dir(ground.path("")).unwrap().filter_map(|entry| Some(entry.ok()?.path()));
+        let outputs = files.filter(|path| path.extension().is_some_and(|extension| extension == "out"));
+        outputs.map(|path| std::fs::read_to_string(path).unwrap_or_default()).collect::<String>()
+    };
+    let events = || std::fs::read_to_string(ground.path("run/events/rank-0.jsonl")).unwrap_or_default();
+    within(PATIENCE, || events().contains("\"event\":\"checkpoint\""), || format!("nothing was saved: {}", said()));
+    let victim = task(&ground.path(""), 0).expect("the first task");
+    signal("KILL", &victim.to_string());
+    let ended = || events().contains("\"reason\":\"max-steps\"");
+    within(PATIENCE, ended, || {
+        let queue = slurm.command("scontrol show job").output().unwrap();
+        format!("it did not go on: {}\n{}", said(), String::from_utf8_lossy(&queue.stdout))
+    });
+    assert_eq!(events().matches("\"event\":\"restarted\"").count(), 1, "{}", said());
+    assert!(said().contains("(1 of 1): job ") && said().contains("is queued again"), "{}", said());
+    ground.run(&format!("PACELINE {train} --workers 2 --run straight"));
+    let weights = |run: &str| {
+        std::fs::read(ground.path(&format!("{run}/checkpoints/step-00000300/weights.safetensors"))).unwrap()
+    };
+    assert!(weights("run") == weights("straight"), "other weights");
 }

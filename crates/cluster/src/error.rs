@@ -11,6 +11,9 @@ pub enum ClusterError {
     /// The input was fine and something broke; the sentence names who and where.
     #[error("{0}")]
     Failed(String),
+    /// Something broke, and would again if everything were started again.
+    #[error("{0}")]
+    InVain(String),
     /// The disk refused.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -21,7 +24,7 @@ impl ClusterError {
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Refused(_) | Self::Disk(_) => true,
-            Self::Failed(_) => false,
+            Self::Failed(_) | Self::InVain(_) => false,
         }
     }
 }

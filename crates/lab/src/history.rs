@@ -45,6 +45,24 @@ pub(crate) struct Epoch {
     pub data_wait_s: f64,
 }
 
+impl Epoch {
+    /// What its evaluation found.
+    pub fn evaluation(&self) -> Evaluation {
+        let Self { epoch, step, val_loss, val_top1, val_top5, .. } = *self;
+        Evaluation { epoch, step, loss: val_loss, top1: val_top1, top5: val_top5 }
+    }
+}
+
+/// An evaluation, at an epoch's end or where a limit ended the run.
+#[derive(Clone, Debug)]
+pub(crate) struct Evaluation {
+    pub epoch: u64,
+    pub step: u64,
+    pub loss: Option<f64>,
+    pub top1: Option<f64>,
+    pub top5: Option<f64>,
+}
+
 /// How a process began.
 #[derive(Clone, Debug)]
 pub(crate) struct Start {
@@ -109,6 +127,10 @@ pub(crate) struct History {
     pub processes: Vec<Process>,
     pub steps: Vec<Step>,
     pub epochs: Vec<Epoch>,
+    /// Those between the ends of epochs.
+    pub evaluations: Vec<Evaluation>,
+    /// How often the launcher started the run again.
+    pub restarts: u64,
     pub checkpoints: Vec<Checkpoint>,
     pub warnings: Vec<Warning>,
     /// Warnings beyond [`WARNINGS_MAX`] different ones.
@@ -144,6 +166,12 @@ impl History {
                 self.push_step(&line.event);
             }
             Event::Epoch { .. } => self.push_epoch(&line.event),
+            &Event::Evaluated { epoch, step, val_loss, val_top1, val_top5 } => {
+                self.evaluations.truncate(self.evaluations.partition_point(|known| known.step < step));
+                let (loss, top1, top5) = (Some(val_loss), Some(val_top1), Some(val_top5));
+                self.evaluations.push(Evaluation { epoch, step, loss, top1, top5 });
+            }
+            Event::Restarted { .. } => self.restarts += 1,
             Event::Checkpoint { step, path, best, seconds } => {
                 self.checkpoints.retain(|known| known.path != *path);
                 self.checkpoints.push(Checkpoint { step: *step, path: path.clone(), best: *best, seconds: *seconds });
@@ -175,6 +203,7 @@ impl History {
         }
         self.steps.truncate(self.steps.partition_point(|known| known.step < *step));
         self.epochs.truncate(self.epochs.partition_point(|known| known.step < *step));
+        self.evaluations.truncate(self.evaluations.partition_point(|known| known.step < *step));
         self.steps.push(Step {
             step: *step,
             loss: *loss,
@@ -224,6 +253,14 @@ impl History {
             return Some(self.phase_names.len() - 1);
         }
         known
+    }
+
+    /// Every evaluation, in order.
+    pub fn all_evaluations(&self) -> Vec<Evaluation> {
+        let of_epochs = self.epochs.iter().map(Epoch::evaluation).filter(|found| found.top1.is_some());
+        let mut all: Vec<Evaluation> = of_epochs.chain(self.evaluations.iter().cloned()).collect();
+        all.sort_by_key(|evaluation| evaluation.step);
+        all
     }
 
     /// The start of the latest process that said how it began.

@@ -136,7 +136,9 @@ fn header(history: &History, summary: &Summary, title: &str) -> String {
 fn tiles(summary: &Summary) -> Vec<(&'static str, String, String)> {
     let mut tiles = Vec::new();
     if let Some(best) = summary.best {
-        tiles.push(("Best top-1", percent(best.top1), format!("epoch {} of {}", best.epoch + 1, summary.epochs)));
+        tiles.push(("Best top-1", percent(best.top1), {
+            format!("epoch {} of {}", best.epoch + 1, summary.epochs.max(best.epoch + 1))
+        }));
     }
     if let Some(top1) = summary.final_top1 {
         let top5 = summary.final_top5.map_or_else(String::new, |top5| format!("top-5 {}", percent(top5)));

@@ -4,7 +4,7 @@ use std::fmt;
 
 use paceline_system::event::{Event, Line};
 
-use crate::history::{Epoch, History, PHASES_MAX, Process, Step};
+use crate::history::{Epoch, Evaluation, History, PHASES_MAX, Process, Step};
 
 /// The name under which time that no phase claims is shown.
 pub const OTHER_PHASE: &str = "other";
@@ -67,6 +67,8 @@ pub struct Best {
     pub top1: f64,
     /// The epoch that reached it first, from 0.
     pub epoch: u64,
+    /// Updates done by then.
+    pub step: u64,
 }
 
 /// A run in a dozen numbers.
@@ -84,6 +86,8 @@ pub struct Summary {
     pub steps_total: u64,
     /// Epochs that ended.
     pub epochs: u64,
+    /// How often it was started again by its launcher.
+    pub restarts: u64,
     /// How it ended.
     pub outcome: Outcome,
     /// Mean training loss of the last epoch, or the last step's loss before the first epoch ended.
@@ -123,6 +127,7 @@ impl Summary {
         let mut totals = Totals::default();
         history.steps.iter().for_each(|step| totals.add_step(step));
         history.epochs.iter().for_each(|epoch| totals.add_epoch(epoch));
+        history.all_evaluations().iter().for_each(|evaluation| totals.add_evaluation(evaluation));
         Self::of_totals(history, &totals)
     }
 
@@ -141,12 +146,13 @@ impl Summary {
             steps: last_step.map_or(0, |step| step.step).max(finish.map_or(0, |finish| finish.step)),
             steps_total: start.map_or(0, |start| start.steps_total),
             epochs,
+            restarts: history.restarts,
             outcome: Outcome::of(history.processes.last()),
             train_loss: last_epoch.map(|epoch| epoch.train_loss).or(last_step.map(|step| step.loss)),
             train_accuracy: last_epoch.map(|epoch| epoch.train_accuracy).or(last_step.map(|step| step.accuracy)),
-            val_loss: last_evaluation.and_then(|epoch| epoch.val_loss),
-            final_top1: last_evaluation.and_then(|epoch| epoch.val_top1),
-            final_top5: last_evaluation.and_then(|epoch| epoch.val_top5),
+            val_loss: last_evaluation.and_then(|found| found.loss),
+            final_top1: last_evaluation.and_then(|found| found.top1),
+            final_top5: last_evaluation.and_then(|found| found.top5),
             best: totals.best,
             samples,
             samples_per_s: (step_seconds > 0.0).then(|| samples as f64 / step_seconds),
@@ -186,7 +192,11 @@ impl SummaryBuilder {
         }
         self.history.push(line);
         self.history.steps.drain(..).for_each(|step| self.totals.add_step(&step));
-        self.history.epochs.drain(..).for_each(|epoch| self.totals.add_epoch(&epoch));
+        self.history.epochs.drain(..).for_each(|epoch| {
+            self.totals.add_epoch(&epoch);
+            self.totals.add_evaluation(&epoch.evaluation());
+        });
+        self.history.evaluations.drain(..).for_each(|evaluation| self.totals.add_evaluation(&evaluation));
         self.history.checkpoints.clear();
     }
 
@@ -206,7 +216,7 @@ struct Totals {
     epochs: u64,
     last_step: Option<Step>,
     last_epoch: Option<Epoch>,
-    last_evaluation: Option<Epoch>,
+    last_evaluation: Option<Evaluation>,
     best: Option<Best>,
 }
 
@@ -223,10 +233,14 @@ impl Totals {
     fn add_epoch(&mut self, epoch: &Epoch) {
         self.epochs += 1;
         self.last_epoch = Some(epoch.clone());
-        let Some(top1) = epoch.val_top1 else { return };
-        self.last_evaluation = Some(epoch.clone());
+    }
+
+    /// In the order of steps; of an epoch without one, nothing.
+    fn add_evaluation(&mut self, evaluation: &Evaluation) {
+        let Some(top1) = evaluation.top1 else { return };
+        self.last_evaluation = Some(evaluation.clone());
         if top1.is_finite() && self.best.is_none_or(|known| top1 > known.top1) {
-            self.best = Some(Best { top1, epoch: epoch.epoch });
+            self.best = Some(Best { top1, epoch: evaluation.epoch, step: evaluation.step });
         }
     }
 }
@@ -289,11 +303,24 @@ mod tests {
     #[test]
     fn best_is_not_last_and_time_without_a_phase_is_other() {
         let summary = Summary::of(&[step(1), epoch(0, 0.9), step(2), epoch(1, 0.8)]);
-        assert_eq!(summary.best, Some(Best { top1: 0.9, epoch: 0 }));
+        assert_eq!(summary.best, Some(Best { top1: 0.9, epoch: 0, step: 1 }));
         assert_eq!(summary.final_top1, Some(0.8));
         assert_eq!(summary.samples_per_s, Some(10.0));
         assert_eq!(summary.phases, [("compute".to_owned(), 2.0), ("data".to_owned(), 1.0), ("other".to_owned(), 1.0)]);
         assert_eq!((summary.seconds, summary.outcome), (4.5, Outcome::Unfinished));
+    }
+
+    #[test]
+    fn an_evaluation_where_a_limit_ended_the_run_is_the_last_and_no_epoch() {
+        let evaluated = line(9.0, Event::Evaluated { epoch: 1, step: 2, val_loss: 0.5, val_top1: 0.95, val_top5: 1.0 });
+        let summary = Summary::of(&[step(1), epoch(0, 0.9), step(2), evaluated.clone()]);
+        assert_eq!((summary.epochs, summary.final_top1, summary.val_loss), (1, Some(0.95), Some(0.5)));
+        assert_eq!(summary.best, Some(Best { top1: 0.95, epoch: 1, step: 2 }));
+        // Resumed, it was at a step that still counts; done again from before, it was not.
+        let resumed = Summary::of(&[step(1), epoch(0, 0.9), step(2), evaluated.clone(), step(3)]);
+        assert_eq!((resumed.final_top1, resumed.epochs), (Some(0.95), 1));
+        let again = Summary::of(&[step(1), epoch(0, 0.9), step(2), evaluated, step(2)]);
+        assert_eq!(again.final_top1, Some(0.9));
     }
 
     #[test]

@@ -97,7 +97,16 @@ impl TensorBoard {
                     self.push(line.time_s, *step, What::Summary(proto::Summary { value }));
                 }
             }
-            Event::Checkpoint { .. } | Event::Gpu(_) | Event::Warning { .. } | Event::RunFinished { .. } => {}
+            Event::Evaluated { step, val_loss, val_top1, val_top5, .. } => {
+                let values = [("loss/val", val_loss), ("accuracy/val_top1", val_top1), ("accuracy/val_top5", val_top5)];
+                let value = values.map(|(tag, number)| scalar(tag, *number)).to_vec();
+                self.push(line.time_s, *step, What::Summary(proto::Summary { value }));
+            }
+            Event::Restarted { .. }
+            | Event::Checkpoint { .. }
+            | Event::Gpu(_)
+            | Event::Warning { .. }
+            | Event::RunFinished { .. } => {}
         }
         let is_step = matches!(line.event, Event::Step { .. });
         let is_due = self.buffer.len() >= BUFFER_BYTES_MAX || line.time_s - self.flushed_s >= BUFFER_SECONDS_MAX;

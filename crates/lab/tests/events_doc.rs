@@ -44,6 +44,8 @@ fn all_events() -> Vec<Event> {
             samples_per_s: 0.0,
             data_wait_s: 0.0,
         },
+        Event::Evaluated { epoch: 0, step: 0, val_loss: 0.0, val_top1: 0.0, val_top5: 0.0 },
+        Event::Restarted { step: 0, number: 0, most: 0 },
         Event::Checkpoint { step: 0, path: String::new(), best: false, seconds: 0.0 },
         Event::Gpu(GpuUse {
             busy: Some(0.0),
@@ -67,6 +69,8 @@ fn all_events() -> Vec<Event> {
             Event::RunStarted { .. }
             | Event::Step { .. }
             | Event::Epoch { .. }
+            | Event::Evaluated { .. }
+            | Event::Restarted { .. }
             | Event::Checkpoint { .. }
             | Event::Gpu(_)
             | Event::Warning { .. }

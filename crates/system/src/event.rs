@@ -100,6 +100,28 @@ pub enum Event {
         /// Seconds that training waited for the loader.
         data_wait_s: f64,
     },
+    /// The run was evaluated where a limit ended it, and not at the end of an epoch that is evaluated anyway.
+    Evaluated {
+        /// The epoch under way, from 0.
+        epoch: u64,
+        /// Updates done.
+        step: u64,
+        /// Validation loss.
+        val_loss: f64,
+        /// Share of the validation set whose best guess was right.
+        val_top1: f64,
+        /// Share of the validation set with the truth among the five best guesses.
+        val_top5: f64,
+    },
+    /// The run was started again by its launcher after a failure (`--restart`); follows `run_started`.
+    Restarted {
+        /// Updates done where it goes on.
+        step: u64,
+        /// How often this was done, this time included.
+        number: u64,
+        /// How often it may be done.
+        most: u64,
+    },
     /// A checkpoint is on the disk.
     Checkpoint {
         /// Updates it contains.

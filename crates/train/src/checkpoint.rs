@@ -13,7 +13,7 @@ pub mod manifest;
 
 use std::path::{Path, PathBuf};
 
-pub use card::{Card, Position};
+pub use card::{Card, Evaluated, Position};
 pub use checked_weights::{CheckedWeights, find_weights, read_card};
 pub use contents::{Contents, Label, Snapshot};
 use paceline_system::disk::{Disk, DiskError};

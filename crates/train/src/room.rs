@@ -5,17 +5,19 @@
 //! an upper bound: buffers are counted to the byte, and what is beside them by what was measured (see `engine/sizes.rs`).
 
 use paceline_data::order::Shard;
-use paceline_nn::{Input, Model};
+use paceline_nn::{Input, Mode, Model, Network};
 use paceline_system::cores;
 use paceline_system::limits::{Limits, Memory, in_words};
-use paceline_tensor::{MemoryUse, Precision};
+use paceline_tensor::plan::Updates;
+use paceline_tensor::{MemoryUse, Plan, Precision};
 
 use crate::compute::Compute;
 use crate::config::Config;
+use crate::engine::Planned;
 use crate::engine::sizes::{BASE, Sizes};
 use crate::error::TrainError;
 use crate::micro_batch::MicroBatchSizes;
-use crate::replica::BUCKET_BYTES_MAX;
+use crate::replica::{self, BUCKET_BYTES_MAX, ReplicaOptions};
 use crate::together::{Carry, Overlap, Squeeze};
 use crate::trainer::options;
 
@@ -116,12 +118,45 @@ impl Candidate<'_> {
         Err(TrainError::Refused(format!("{complaint}; {}", self.advice(limits))))
     }
 
+    /// Bytes that all processes here take, as [`Candidate::check`] counts them.
+    ///
+    /// # Errors
+    /// When a layer does not fit the input.
+    pub fn bytes(&self) -> Result<u64, TrainError> {
+        Ok(self.need(self.config)?.total(self.here))
+    }
+
+    /// Bytes of a worker's gradients that are kept beside the arena, to be looked at or added up before they are applied.
+    ///
+    /// # Errors
+    /// As [`Candidate::bytes`].
+    pub fn kept_gradient_bytes(&self) -> Result<u64, TrainError> {
+        let sizes = Sizes::plan(self.model, &self.options(self.config)?)?;
+        Ok(sizes.gradients * sizes.parameters)
+    }
+
+    /// The plan by which a worker of this run makes a step, or evaluates.
+    ///
+    /// # Errors
+    /// As [`Candidate::bytes`].
+    pub fn plan(&self, mode: Mode) -> Result<Plan, TrainError> {
+        let options = self.options(self.config)?;
+        if mode == Mode::Train {
+            return Ok(replica::plan(self.model, &options)?.0);
+        }
+        let network = Network::new(self.model, mode, options.micro_batch, self.input, self.classes, 0.0)?;
+        Ok(Planned::new(network, Updates::AtEnd, &options, false).plan)
+    }
+
+    fn options(&self, config: &Config) -> Result<ReplicaOptions, TrainError> {
+        // The last worker has one sample more than others, where shares are not equal.
+        let sizes = MicroBatchSizes::of(config, Shard { rank: self.workers - 1, world: self.workers }, None);
+        options(config, sizes, (self.workers, self.hosted), (self.input, self.classes))
+    }
+
     /// What the processes of a run like this would take.
     fn need(&self, config: &Config) -> Result<Need, TrainError> {
-        // The last worker has one sample more than others, where shares are not equal.
-        let largest = MicroBatchSizes::of(config, Shard { rank: self.workers - 1, world: self.workers }, None);
-        let options = options(config, largest, (self.workers, self.hosted), (self.input, self.classes))?;
-        let sizes = Sizes::plan(self.model, &options)?;
+        let sizes = Sizes::plan(self.model, &self.options(config)?)?;
         let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
         let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
         let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;
@@ -137,7 +172,9 @@ impl Candidate<'_> {
         // One worker keeps a copy of all that is saved beside training.
         let copy = config.checkpoint_seconds(self.workers).map_or(0, |_| parameters + optimizer + states);
         let once = largest + copy + if self.here.count() > 1 { BASE / 2 } else { 0 };
-        let (message, mapped) = (2 * BUCKET_BYTES_MAX as u64, ADDRESSES[usize::from(self.workers > 1)]);
+        // A small model is one message.
+        let message = 2 * (BUCKET_BYTES_MAX as u64).min(parameters);
+        let mapped = ADDRESSES[usize::from(self.workers > 1)];
         let shared = config.carry == Carry::SHM || config.carry == Carry::AUTO && self.here.all;
         let recipe = config.agree.recipe();
         let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;

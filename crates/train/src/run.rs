@@ -230,7 +230,10 @@ pub fn read_config(disk: &Disk, path: &Path) -> Result<Config, TrainError> {
 }
 
 /// Makes the first folder whose name is free: of two runs that begin in the same second, one gets it, and the other the next.
-fn reserve(disk: &Disk, model: &str) -> Result<PathBuf, TrainError> {
+///
+/// # Errors
+/// When it cannot be made.
+pub fn reserve(disk: &Disk, model: &str) -> Result<PathBuf, TrainError> {
     disk.create_dir(Path::new(RUNS)).map_err(|error| cannot_write(&error))?;
     for path in free_names(model) {
         match disk.create_dir_inside(&path) {

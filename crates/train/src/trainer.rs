@@ -33,7 +33,8 @@ use crate::step::{Rules, Stepped, step};
 
 pub(crate) use setup::options;
 pub use setup::{
-    Examined, FolderBroadcast, Prepared, RunFolder, Surroundings, Watch, prepare, prepare_evaluation, prepare_with,
+    Examined, FolderBroadcast, Prepared, Restarts, RunFolder, Surroundings, Watch, prepare, prepare_evaluation,
+    prepare_with,
 };
 
 /// Why a run ended without failing.
@@ -248,33 +249,20 @@ impl Trainer {
             self.journal.record_damage(&self.train.dataset().damaged())?;
             self.settle()?;
             if let Some(reason) = ended {
-                self.journal.save(&mut self.replica, false)?;
-                return Ok((reason, evaluation));
+                return self.end_between(reason, evaluation);
             }
             if !self.journal.is_evaluation_due() {
                 self.journal.end_epoch(None)?;
                 match self.journal.ends_after_epoch(self.replica.votes()) {
                     None => continue,
-                    Some(reason) => {
-                        self.journal.save(&mut self.replica, false)?;
-                        return Ok((reason, evaluation));
-                    }
+                    Some(reason) => return self.end_between(reason, evaluation),
                 }
             }
-            let stop = self.journal.stop.clone();
-            self.journal.watch.enter("evaluate", self.journal.position.step);
-            let mirrored = self.journal.config.evaluate_mirrored;
-            let tally = match evaluate(&mut self.replica, &mut self.val, mirrored, |_, _| !stop.requested()) {
-                Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
-                tally => tally?,
-            };
-            self.replica.vote(self.journal.votes());
-            let tally = self.replica.total(tally)?;
-            if self.replica.votes().interrupted > 0 {
-                // Half an evaluation is no evaluation. The epoch's end is saved, and a resumed run evaluates first.
+            let Some(tally) = self.evaluate()? else {
+                // The epoch's end is saved, and a resumed run evaluates first.
                 self.journal.save(&mut self.replica, false)?;
                 return Ok((Reason::Interrupted, evaluation));
-            }
+            };
             let best = self.journal.end_epoch(Some(&tally))?;
             evaluation = Some(tally);
             self.journal.save(&mut self.replica, best)?;
@@ -282,6 +270,37 @@ impl Trainer {
                 return Ok((reason, evaluation));
             }
         }
+    }
+
+    /// Ends a run that does not stand at an evaluation. One that a limit ends is evaluated there; it is saved before, since whoever set
+    /// the limit may not wait for that.
+    fn end_between(
+        &mut self,
+        reason: Reason,
+        evaluation: Option<Tally>,
+    ) -> Result<(Reason, Option<Tally>), TrainError> {
+        self.journal.save(&mut self.replica, false)?;
+        if !matches!(reason, Reason::MaxSteps | Reason::TimeLimit) {
+            return Ok((reason, evaluation));
+        }
+        let Some(tally) = self.evaluate()? else { return Ok((Reason::Interrupted, evaluation)) };
+        let best = self.journal.end_between(&tally)?;
+        self.journal.save(&mut self.replica, best)?;
+        Ok((reason, Some(tally)))
+    }
+
+    /// Evaluates, together with the other ranks; none if somebody was asked to stop meanwhile: half an evaluation is no evaluation.
+    fn evaluate(&mut self) -> Result<Option<Tally>, TrainError> {
+        let stop = self.journal.stop.clone();
+        self.journal.watch.enter("evaluate", self.journal.position.step);
+        let mirrored = self.journal.config.evaluate_mirrored;
+        let tally = match evaluate(&mut self.replica, &mut self.val, mirrored, |_, _| !stop.requested()) {
+            Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
+            tally => tally?,
+        };
+        self.replica.vote(self.journal.votes());
+        let tally = self.replica.total(tally)?;
+        Ok((self.replica.votes().interrupted == 0).then_some(tally))
     }
 
     /// Trains to the end of the current epoch; a reason says that the run ends inside it.

@@ -156,22 +156,33 @@ fn core(rank: usize, world: usize) -> Option<usize> {
 
 fn head() -> String {
     format!(
-        "{:<7}{:>5}{:>12}  {:<20}{:>12}{:>12}{:>12}{:>8}\n",
-        "carry", "ranks", "bytes", "algorithm", "median ms", "least ms", "bus GB/s", "link"
+        "{:<7}{:>5}{:>12}  {:<20}{:>12}{:>12}{:>12}  {}\n",
+        "carry",
+        "ranks",
+        "bytes",
+        "algorithm",
+        "median ms",
+        "least ms",
+        "bus GB/s",
+        "of a copy or stream of as many bytes"
     )
 }
 
 fn line(row: &Row) -> String {
     let name = if row.shared { format!("{}, shared", row.algorithm) } else { row.algorithm.clone() };
+    let share = 100.0 * row.bus_bytes_per_s() / row.bound_bytes_per_s;
+    let bound = match row.workers {
+        1 => String::new(),
+        _ => format!("{share:>4.0}% of a {} at {:.3} GB/s", row.bound.name(), row.bound_bytes_per_s / 1e9),
+    };
     format!(
-        "{:<7}{:>5}{:>12}  {name:<20}{:>12.4}{:>12.4}{:>12.3}{:>7.0}%\n",
+        "{:<7}{:>5}{:>12}  {name:<20}{:>12.4}{:>12.4}{:>12.3}  {bound}\n",
         row.carry,
         row.workers,
         row.bytes,
         row.median_s * 1e3,
         row.least_s * 1e3,
-        row.bus_bytes_per_s() / 1e9,
-        100.0 * row.bus_bytes_per_s() / row.link_bytes_per_s
+        row.bus_bytes_per_s() / 1e9
     )
 }
 

@@ -1,98 +1,157 @@
-//! `paceline bench scaling`: the same training by more and more processes of this machine, each run by `paceline train` itself.
+//! `paceline bench scaling`: the same training by more and more processes of this machine, each started by `paceline train` itself.
+//!
+//! A machine that others use too is not the same from one minute to the next, so all set-ups take turns, and what is compared was
+//! measured in the same turn: efficiency against one process with the same threads, and the run of n against n processes that know
+//! nothing of each other, at the same time, which is what the machine can give to n trainings.
 
-use std::process::{Command, ExitCode, Stdio};
+mod setup;
+mod spread;
 
-use crate::system::disk::Disk;
-use crate::system::event::{Event, Line};
-use serde_json::json;
+use std::process::ExitCode;
 
+use crate::system::signal::Stop;
+use crate::system::threads;
+use serde_json::{Value, json};
+
+use self::setup::{Measured, Setup};
+use self::spread::Spread;
 use crate::arguments::BenchScaling;
 use crate::command::team::room;
-use crate::command::{Outcome, print, print_json};
+use crate::command::{Outcome, note, print, print_json};
 use crate::failure::Failure;
 
-/// Steps that are not counted: caches, links and algorithms are warmed up and messages put in order.
-const WARM_UP: usize = 5;
+/// What is measured, and how.
+pub(crate) struct Plan<'a> {
+    arguments: &'a BenchScaling,
+    /// Compute threads of each process.
+    threads: usize,
+    /// The largest number of workers.
+    most: usize,
+    stop: Stop,
+}
 
-/// What one run came to.
-struct Measured {
-    workers: usize,
-    images_per_s: f64,
-    step_s: f64,
-    wait_s: f64,
+/// A set-up with what each turn found.
+struct Series {
+    setup: Setup,
+    turns: Vec<Measured>,
 }
 
 /// Runs the command.
 pub fn run(arguments: &BenchScaling) -> Outcome {
-    room::cores_suffice(arguments.workers.iter().copied().max().unwrap_or(0), arguments.oversubscribe)?;
-    let mut all: Vec<Measured> = Vec::new();
-    if !arguments.json {
-        print("workers  images/s  step ms  waiting ms  speed-up  efficiency\n");
-    }
-    for &workers in &arguments.workers {
-        let measured = measure(arguments, workers)?;
-        let first = all.first().unwrap_or(&measured);
-        let speed_up = measured.images_per_s / first.images_per_s;
-        let efficiency = speed_up * first.workers as f64 / workers as f64;
-        if arguments.json {
-            let (images_per_s, step_s, wait_s) = (measured.images_per_s, measured.step_s, measured.wait_s);
-            let value = json!({ "workers": workers, "images_per_s": images_per_s, "step_s": step_s, "wait_s": wait_s,
-                "speed_up": speed_up, "efficiency": efficiency });
-            print_json(&value);
-        } else {
-            print(&format!(
-                "{workers:>7}  {:>8.1}  {:>7.1}  {:>10.1}  {speed_up:>8.2}  {:>9.0}%\n",
-                measured.images_per_s,
-                measured.step_s * 1e3,
-                measured.wait_s * 1e3,
-                100.0 * efficiency
-            ));
+    let mut workers = arguments.workers.clone();
+    workers.sort_unstable();
+    workers.dedup();
+    let most = workers.last().copied().unwrap_or(1);
+    room::cores_suffice(most, arguments.oversubscribe)?;
+    let threads = arguments.threads.unwrap_or_else(|| (threads::available() / most).max(1));
+    let plan = Plan { arguments, threads, most, stop: Stop::on_signals().map_err(Failure::failed)? };
+    let several = workers.into_iter().filter(|&workers| workers > 1);
+    let pairs = several.flat_map(|workers| [Setup::Together(workers), Setup::Apart(workers)]);
+    let setups = std::iter::once(Setup::One).chain(pairs).chain([Setup::AllCores]);
+    let mut all: Vec<Series> = setups.map(|setup| Series { setup, turns: Vec::new() }).collect();
+    // Algorithms are measured once, by one process at a time; from then on all take what was found.
+    setup::warm_up(&plan)?;
+    for turn in 0..arguments.repeats {
+        if !arguments.json {
+            note(&format!("turn {} of {}", turn + 1, arguments.repeats));
         }
-        all.push(measured);
+        // There and back, so that a machine that grows slower does not favour the first.
+        let order: Vec<usize> = (0..all.len()).collect();
+        let order: Vec<usize> = if turn % 2 == 0 { order } else { order.into_iter().rev().collect() };
+        for index in order {
+            let measured = setup::measure(&plan, all[index].setup)?;
+            all[index].turns.push(measured);
+        }
     }
+    show(&plan, &all);
     Ok(ExitCode::SUCCESS)
 }
 
-fn measure(arguments: &BenchScaling, workers: usize) -> Result<Measured, Failure> {
-    let folder = std::env::temp_dir().join(format!("paceline-scaling-{}-{workers}", std::process::id()));
-    let BenchScaling { model, size, batch, steps, agree, carry, .. } = arguments;
-    let mut command = Command::new(std::env::current_exe().map_err(Failure::failed)?);
-    let batch_of_all = batch * workers;
-    let line = format!(
-        "train --model {model} --data synthetic:{size}x{size}x3/10 --augment none --batch {batch_of_all} --optimizer momentum --lr 0.001 \
-         --max-steps {} --workers {workers} --quiet",
-        steps + WARM_UP
-    );
-    command.args(line.split_whitespace()).arg("--run").arg(&folder).stdin(Stdio::null());
-    if let Some(agree) = agree {
-        command.args(["--agree", agree.name()]);
+impl Series {
+    fn spread(&self, of: impl Fn(&Measured) -> f64) -> Spread {
+        Spread::of(self.turns.iter().map(of).collect())
     }
-    if let Some(carry) = carry {
-        command.args(["--carry", carry.name()]);
+
+    /// Turn by turn, compared with another.
+    fn against(&self, other: &Self, of: impl Fn(&Measured, &Measured) -> f64) -> Spread {
+        Spread::of(self.turns.iter().zip(&other.turns).map(|(own, other)| of(own, other)).collect())
     }
-    if arguments.oversubscribe {
-        command.arg("--oversubscribe");
-    }
-    if workers == 1 && arguments.one_core {
-        command.args(["--threads", "1"]);
-    }
-    let status = command.status().map_err(Failure::failed)?;
-    let disk = Disk::real();
-    let events = disk.read_text(&folder.join("events/rank-0.jsonl"));
-    let _ = std::fs::remove_dir_all(&folder);
-    if !status.success() {
-        return Err(Failure::failed(format!("training with {workers} workers failed; its sentence is above")));
-    }
-    let mut found: Vec<(f64, f64)> = events?
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Line>(line).ok())
-        .filter_map(|line| match line.event {
-            Event::Step { seconds, phases, .. } => Some((seconds, phases.get("wait").copied().unwrap_or(0.0))),
+}
+
+/// What a series is compared with.
+struct Compared {
+    efficiency: Option<Spread>,
+    overhead_s: Option<Spread>,
+    of_apart: Option<Spread>,
+}
+
+impl Compared {
+    fn new(series: &Series, all: &[Series]) -> Self {
+        let found = |setup: Setup| all.iter().find(|other| other.setup == setup);
+        let one = found(Setup::One).filter(|_| matches!(series.setup, Setup::Together(_) | Setup::Apart(_)));
+        let apart = match series.setup {
+            Setup::Together(workers) => found(Setup::Apart(workers)),
             _ => None,
-        })
-        .skip(WARM_UP)
-        .collect();
-    found.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let &(step_s, wait_s) = found.get(found.len() / 2).ok_or_else(|| Failure::failed("the run logged no steps"))?;
-    Ok(Measured { workers, images_per_s: batch_of_all as f64 / step_s, step_s, wait_s })
+        };
+        Self {
+            efficiency: one.map(|one| series.against(one, |own, one| one.step_s / own.step_s)),
+            overhead_s: one.map(|one| series.against(one, |own, one| own.step_s - one.step_s)),
+            of_apart: apart.map(|apart| series.against(apart, |own, apart| own.images_per_s / apart.images_per_s)),
+        }
+    }
+}
+
+fn show(plan: &Plan<'_>, all: &[Series]) {
+    let BenchScaling { model, size, batch, steps, repeats, .. } = plan.arguments;
+    if !plan.arguments.json {
+        print(&format!(
+            "{model} {size}×{size}, batch {batch} of each process, {steps} steps, median of {repeats} (least–most)\n\
+             {:<28}{:>22}{:>20}{:>9}{:>18}{:>20}{:>18}\n",
+            "", "images/s", "step ms", "wait ms", "efficiency", "overhead ms", "of apart"
+        ));
+    }
+    for series in all {
+        let compared = Compared::new(series, all);
+        if plan.arguments.json {
+            print_json(&to_json(plan, series, &compared));
+        } else {
+            print(&line(plan, series, &compared));
+        }
+    }
+    if !plan.arguments.json {
+        print(
+            "efficiency and overhead: against one process with the same threads; apart: as many processes that know nothing of each \
+             other, at the same time\n",
+        );
+    }
+}
+
+fn line(plan: &Plan<'_>, series: &Series, compared: &Compared) -> String {
+    let share = |spread: &Option<Spread>| spread.as_ref().map_or(String::new(), |spread| spread.text(100.0, 0, "%"));
+    let wait = series.spread(|turn| turn.wait_s).median * 1e3;
+    format!(
+        "{:<28}{:>22}{:>20}{wait:>9.1}{:>18}{:>20}{:>18}\n",
+        series.setup.name(plan),
+        series.spread(|turn| turn.images_per_s).text(1.0, 1, ""),
+        series.spread(|turn| turn.step_s).text(1e3, 1, ""),
+        share(&compared.efficiency),
+        compared.overhead_s.as_ref().map_or(String::new(), |spread| spread.text(1e3, 1, "")),
+        share(&compared.of_apart)
+    )
+}
+
+fn to_json(plan: &Plan<'_>, series: &Series, compared: &Compared) -> Value {
+    let (workers, threads, batch) = series.setup.shape(plan);
+    json!({
+        "setup": series.setup.kind(),
+        "workers": workers,
+        "threads": threads,
+        "batch": batch,
+        "images_per_s": series.spread(|turn| turn.images_per_s).to_json(),
+        "step_s": series.spread(|turn| turn.step_s).to_json(),
+        "wait_s": series.spread(|turn| turn.wait_s).to_json(),
+        "efficiency": compared.efficiency.as_ref().map(Spread::to_json),
+        "overhead_s": compared.overhead_s.as_ref().map(Spread::to_json),
+        "of_apart": compared.of_apart.as_ref().map(Spread::to_json),
+    })
 }

@@ -13,7 +13,10 @@ use crate::command::grouped;
 pub struct Messages {
     workers: usize,
     link: (f64, f64),
+    /// Each with the node after which it leaves.
     buckets: Vec<(usize, CollectivePlan)>,
+    /// Whether all gradients are kept, and leave when the whole batch is computed.
+    at_end: bool,
     /// Sums that the step waits for: the node that makes each.
     sums: Vec<(usize, CollectivePlan)>,
 }
@@ -22,16 +25,20 @@ impl Messages {
     /// Between so many workers, over links of so many seconds of latency and bytes per second.
     pub fn new(planned: &Planned, workers: usize, (latency_s, bytes_per_s): (f64, f64)) -> Self {
         let choice = Choice::by_cost(Links::uniform(workers, Link::new(latency_s, bytes_per_s)));
+        let at_end = planned.stores_gradients();
+        let last = planned.graph().nodes().len().saturating_sub(1);
         let of = |bucket: &crate::tensor::plan::Bucket| {
             let elements = bucket.elements.len();
-            (bucket.ready_after, plan(Collective::AllReduce, &choice, elements, size_of::<f32>()))
+            let leaves_after = if at_end { last } else { bucket.ready_after };
+            (leaves_after, plan(Collective::AllReduce, &choice, elements, size_of::<f32>()))
         };
         let sum = |node, elements| (node, plan(Collective::AllReduce, &choice, elements, size_of::<f32>()));
         let of_node = |(node, sums): (usize, [usize; 2])| {
             sums.into_iter().filter(|&elements| elements > 0).map(move |elements| (node, elements))
         };
         let sums = planned.nodes_with_sums().flat_map(of_node).map(|(node, elements)| sum(node, elements)).collect();
-        Self { workers, link: (latency_s, bytes_per_s), buckets: planned.buckets().iter().map(of).collect(), sums }
+        let buckets = planned.buckets().iter().map(of).collect();
+        Self { workers, link: (latency_s, bytes_per_s), buckets, at_end, sums }
     }
 
     fn all(&self) -> impl Iterator<Item = &CollectivePlan> {
@@ -60,13 +67,14 @@ impl Messages {
             bytes_per_s * 8.0 / 1e9,
             self.seconds() * 1e3
         );
-        for (index, (ready_after, plan)) in self.buckets.iter().enumerate() {
+        for (index, (leaves_after, plan)) in self.buckets.iter().enumerate() {
             let bytes = grouped((plan.length * plan.element_bytes) as u64);
             let (algorithm, ms) = (plan.algorithm, plan.seconds() * 1e3);
-            let _ = writeln!(
-                text,
-                "  bucket {index:>3}  ready after node {ready_after:>4}  {bytes:>14} bytes  {algorithm}  {ms:.2} ms"
-            );
+            let when = match self.at_end {
+                true => "after the backward pass".to_owned(),
+                false => format!("ready after node {leaves_after:>4}"),
+            };
+            let _ = writeln!(text, "  bucket {index:>3}  {when}  {bytes:>14} bytes  {algorithm}  {ms:.2} ms");
             if details {
                 plan.text(true).lines().skip(1).for_each(|line| {
                     let _ = writeln!(text, "    {line}");
@@ -96,9 +104,9 @@ impl Messages {
 
     /// For programs.
     pub fn to_json(&self) -> Value {
-        let bucket = |(ready_after, plan): &(usize, CollectivePlan)| {
+        let bucket = |(leaves_after, plan): &(usize, CollectivePlan)| {
             json!({
-                "ready_after": ready_after,
+                "ready_after": leaves_after,
                 "bytes": plan.length * plan.element_bytes,
                 "algorithm": plan.algorithm.to_string(),
                 "forecast_s": plan.seconds(),
@@ -115,6 +123,7 @@ impl Messages {
         let sums: Vec<Value> = self.sums.iter().map(sum).collect();
         json!({
             "workers": self.workers,
+            "after_backward": self.at_end,
             "forecast_s": self.seconds(),
             "buckets": buckets,
             "sums": sums,

@@ -24,6 +24,9 @@ const GRACE: Duration = Duration::from_secs(120);
 /// After being told to end, before being killed.
 const TERMINATE: Duration = Duration::from_secs(3);
 
+/// What a process answers whose failure would come again if it were started again; for launchers that do.
+pub const IN_VAIN: u8 = 3;
+
 /// Variables of launchers around this one, which would contradict what the started processes are told.
 const FOREIGN: [&str; 6] =
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
@@ -224,6 +227,11 @@ fn conclude(
         return Ok(Ended::Interrupted { in_order: watched.iter().all(ended_in_order) });
     }
     let Some(first) = first else { return Ok(Ended::Done) };
+    let in_vain =
+        |process: &Watched| matches!(&process.status, Some(Ok(status)) if status.code() == Some(IN_VAIN.into()));
+    if let Some(Start { rank, host, .. }) = watched.iter().position(in_vain).map(|index| &starts[index]) {
+        return Err(ClusterError::InVain(format!("rank {rank} on {host} failed; its sentence is above")));
+    }
     // Of several, one that was stopped or killed is likelier to be the cause than those that ended because of it.
     let killed =
         |process: &Watched| !process.told && matches!(&process.status, Some(Ok(status)) if status.signal().is_some());

@@ -69,7 +69,7 @@ impl Local {
 
 /// The cores in equal parts that follow each other, so that neighbours share caches; the first parts get what is left over.
 /// With more processes than cores nobody is pinned: the scheduler shares better than a table.
-fn share(cores: &[usize], parts: usize) -> Vec<Vec<usize>> {
+pub fn share(cores: &[usize], parts: usize) -> Vec<Vec<usize>> {
     if cores.len() < parts {
         return vec![Vec::new(); parts];
     }

@@ -37,6 +37,11 @@ impl Slurm {
             "--signal=INT@60".to_owned(),
         ];
         options.extend(self.cores.map(|cores| format!("--cpus-per-task={cores}")));
+        // A run that asks to be queued again may be, and what it said before is kept. Whoever is left has to have the time to ask.
+        let restarts = self.command.iter().any(|word| word == "--restart" || word.starts_with("--restart="));
+        if restarts {
+            options.extend(["--requeue".to_owned(), "--open-mode=append".to_owned()]);
+        }
         for (name, value) in [("time", &self.time), ("partition", &self.partition)] {
             if let Some(value) = value {
                 let sound = |byte: u8| byte.is_ascii_alphanumeric() || b":-_.,".contains(&byte);
@@ -49,12 +54,16 @@ impl Slurm {
             }
         }
         let options: String = options.iter().map(|option| format!("#SBATCH {option}\n")).collect();
+        let (kill, end) = match restarts {
+            true => (0, "When a task fails, the others end by themselves, and one of them has the job queued again"),
+            false => (1, "The first task that fails ends the others"),
+        };
         Ok(format!(
             "#!/bin/bash\n{options}\nset -euo pipefail\n\
              # The token of this run: random, known to this job alone, never in an argument.\n\
              PACELINE_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')\nexport PACELINE_TOKEN\n\n\
-             # The first task that fails ends the others; every line begins with its rank.\n\
-             exec srun --kill-on-bad-exit=1 --label {}\n",
+             # {end}; every line begins with its rank.\n\
+             exec srun --kill-on-bad-exit={kill} --label {}\n",
             line(&self.command)
         ))
     }
@@ -86,6 +95,15 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert!(paceline_comm::Token::from_hex(lines[0]).is_some(), "{text}");
         assert_eq!(&lines[1..], ["--kill-on-bad-exit=1", "--label", "paceline", "train", "--data", "folder:my photos"]);
+    }
+
+    #[test]
+    fn a_run_that_may_be_started_again_is_a_job_that_may() {
+        assert!(!slurm().script().unwrap().contains("--requeue"));
+        let mut again = slurm();
+        again.command.extend(["--restart".to_owned(), "2".to_owned()]);
+        assert!(again.script().unwrap().contains("#SBATCH --requeue\n#SBATCH --open-mode=append\n"));
+        assert!(again.script().unwrap().contains("exec srun --kill-on-bad-exit=0 --label"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::chart::{Chart, Look, Series};
 use super::curve::{Point, smooth, window};
-use crate::history::{Epoch, History, Step};
+use crate::history::{Evaluation, History, Step};
 use crate::summary::OTHER_PHASE;
 
 /// Columns of the step-time chart: enough to see a change, wide enough to be a mean.
@@ -19,7 +19,7 @@ pub(crate) fn loss(history: &History) -> Chart {
         name: "validation".into(),
         colour: TOP1,
         look: Look::Dotted,
-        points: epochs(history, |epoch| epoch.val_loss),
+        points: evaluations(history, |found| found.loss),
     });
     chart(history, "loss", "Loss", "", series)
 }
@@ -28,8 +28,8 @@ pub(crate) fn loss(history: &History) -> Chart {
 pub(crate) fn accuracy(history: &History) -> Chart {
     let percent = |share: Option<f64>| share.map(|share| share * 100.0);
     let mut series = noisy("train", TRAIN, steps(history, |step| step.accuracy * 100.0));
-    let top1 = epochs(history, |epoch| percent(epoch.val_top1));
-    let top5 = epochs(history, |epoch| percent(epoch.val_top5));
+    let top1 = evaluations(history, |found| percent(found.top1));
+    let top5 = evaluations(history, |found| percent(found.top5));
     series.push(Series { name: "validation top-1".into(), colour: TOP1, look: Look::Dotted, points: top1 });
     series.push(Series { name: "validation top-5".into(), colour: TOP5, look: Look::Dotted, points: top5 });
     Chart { ceiling: Some(100.0), may_be_log: false, ..chart(history, "accuracy", "Accuracy", "%", series) }
@@ -114,8 +114,8 @@ fn steps(history: &History, value: impl Fn(&Step) -> f64) -> Vec<Point> {
     history.steps.iter().map(|step| (step.step as f64, value(step))).collect()
 }
 
-fn epochs(history: &History, value: impl Fn(&Epoch) -> Option<f64>) -> Vec<Point> {
-    history.epochs.iter().filter_map(|epoch| Some((epoch.step as f64, value(epoch)?))).collect()
+fn evaluations(history: &History, value: impl Fn(&Evaluation) -> Option<f64>) -> Vec<Point> {
+    history.all_evaluations().iter().filter_map(|found| Some((found.step as f64, value(found)?))).collect()
 }
 
 /// A noisy curve: pale as it is, and a line through it.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::charts::phase_colour;
 use super::markup::{escape, section};
-use crate::history::{Epoch, History, Process};
+use crate::history::{Epoch, Evaluation, History, Process};
 use crate::quantity::{bytes, count, percent, percent_short, seconds, significant};
 use crate::summary::{Outcome, Summary};
 use paceline_system::clock::format_utc;
@@ -88,9 +88,13 @@ fn findings(history: &History, summary: &Summary) -> Vec<String> {
     findings
 }
 
-/// One row for each epoch; the best is marked.
+/// One row for each epoch, and for an evaluation between them; the best is marked.
 pub(crate) fn epochs(history: &History, summary: &Summary) -> String {
-    if history.epochs.is_empty() {
+    let of_epochs = history.epochs.iter().map(|epoch| (epoch.step, epoch_cells(epoch)));
+    let between = history.evaluations.iter().map(|found| (found.step, evaluation_cells(found)));
+    let mut rows: Vec<(u64, [String; 10])> = of_epochs.chain(between).collect();
+    rows.sort_by_key(|(step, _)| *step);
+    if rows.is_empty() {
         return String::new();
     }
     let mut out = String::from(
@@ -99,10 +103,10 @@ pub(crate) fn epochs(history: &History, summary: &Summary) -> String {
          <th class=\"n\">Top-1</th><th class=\"n\">Top-5</th><th class=\"n\">Samples/s</th><th class=\"n\">Time</th>\
          <th class=\"n\">Data wait</th></tr></thead>\n<tbody>\n",
     );
-    for epoch in &history.epochs {
-        let is_best = summary.best.is_some_and(|best| best.epoch == epoch.epoch);
+    for (step, cells) in rows {
+        let is_best = summary.best.is_some_and(|best| best.step == step);
         out.push_str(if is_best { "<tr class=\"best\">" } else { "<tr>" });
-        for cell in epoch_cells(epoch) {
+        for cell in cells {
             let _ = write!(out, "<td class=\"n\">{cell}</td>");
         }
         out.push_str("</tr>\n");
@@ -111,8 +115,19 @@ pub(crate) fn epochs(history: &History, summary: &Summary) -> String {
     section("epochs", "Epochs", &out)
 }
 
+fn or_dash(value: Option<f64>, show: fn(f64) -> String) -> String {
+    value.map_or_else(|| "–".to_owned(), show)
+}
+
+/// An evaluation where a limit ended the run, inside an epoch that has no figures yet.
+fn evaluation_cells(found: &Evaluation) -> [String; 10] {
+    let loss = or_dash(found.loss, |loss| significant(loss, 4));
+    let (top1, top5) = (or_dash(found.top1, percent), or_dash(found.top5, percent));
+    let none = || or_dash(None, percent);
+    [count(found.epoch + 1), count(found.step), none(), none(), loss, top1, top5, none(), none(), none()]
+}
+
 fn epoch_cells(epoch: &Epoch) -> [String; 10] {
-    let or_dash = |value: Option<f64>, show: fn(f64) -> String| value.map_or_else(|| "–".to_owned(), show);
     [
         count(epoch.epoch + 1),
         count(epoch.step),
@@ -237,8 +252,15 @@ pub(crate) fn processes(history: &History) -> String {
         return String::new();
     }
     let mut out = String::from(
-        "<p>This run was resumed. Steps that a later process did again are counted once, as the later one did them.</p>\n\
-         <div class=\"scroll\"><table>\n<thead><tr><th>Started (UTC)</th><th class=\"n\">From step</th>\
+        "<p>This run was resumed. Steps that a later process did again are counted once, as the later one did them.</p>\n",
+    );
+    if history.restarts > 0 {
+        let times =
+            if history.restarts == 1 { "once".to_owned() } else { format!("{} times", count(history.restarts)) };
+        let _ = writeln!(out, "<p>Its launcher started it again {times} after a failure.</p>");
+    }
+    out.push_str(
+        "<div class=\"scroll\"><table>\n<thead><tr><th>Started (UTC)</th><th class=\"n\">From step</th>\
          <th class=\"n\">To step</th><th class=\"n\">Time</th><th>Machine</th><th>Ended</th></tr></thead>\n<tbody>\n",
     );
     for process in &history.processes {

@@ -22,14 +22,40 @@ pub struct Position {
     pub epoch_s: f64,
     /// The current epoch's seconds of waiting for data so far.
     pub data_wait_s: f64,
-    /// The best validation accuracy so far.
+    /// The best validation accuracy at an epoch's end so far.
     pub best_top1: Option<f64>,
     /// The step whose checkpoint reached it.
     pub best_step: Option<u64>,
+    /// A better one where a limit had ended the run between two of those evaluations. By itself, so that when to stop early does not
+    /// depend on where a run was stopped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best_between: Option<Evaluated>,
     /// Samples in the training set: another number would be another order.
     pub samples: u64,
     /// Epochs since it rose.
     pub stale_epochs: u64,
+}
+
+/// An accuracy, and the step that has it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluated {
+    /// The share of the validation set whose best guess was right.
+    pub top1: f64,
+    /// Updates done.
+    pub step: u64,
+}
+
+impl Position {
+    /// The best evaluation so far, wherever it was.
+    pub fn best(&self) -> Option<Evaluated> {
+        let at_epoch = self.best_top1.zip(self.best_step).map(|(top1, step)| Evaluated { top1, step });
+        [at_epoch, self.best_between].into_iter().flatten().reduce(|a, b| if b.top1 > a.top1 { b } else { a })
+    }
+
+    /// Whether an accuracy is better than all so far.
+    pub fn is_best(&self, top1: f64) -> bool {
+        self.best().is_none_or(|best| top1 > best.top1)
+    }
 }
 
 /// What somebody who finds a weights file needs to use it.

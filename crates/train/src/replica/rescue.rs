@@ -55,6 +55,11 @@ impl Replica {
         }
     }
 
+    /// Whether it keeps running statistics that differ from other replicas' until the mean is taken.
+    pub fn has_own_statistics(&self) -> bool {
+        !self.states.is_empty() && !self.plan().shares_statistics()
+    }
+
     /// Goes back to where `step` steps had ended, after another replica was lost, if the weights and the
     /// optimizer are still those: then they may be saved, with this replica's own running statistics. Nothing
     /// more can be trained.

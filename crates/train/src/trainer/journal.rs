@@ -17,8 +17,8 @@ use paceline_tensor::device::cuda::Cuda;
 
 use super::gauge::Gauge;
 use super::saving::{Saver, Written};
-use super::{Observer, Reason, Surroundings, Watch};
-use crate::checkpoint::{Card, Checkpoints, Contents, Label, Position, Purpose};
+use super::{Observer, Reason, Restarts, Surroundings, Watch};
+use crate::checkpoint::{Card, Checkpoints, Contents, Evaluated, Label, Position, Purpose};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -65,6 +65,8 @@ pub(super) struct Journal {
     saved_at_s: f64,
     /// The file or folder that the weights came from, and the step at which they did.
     loaded: Option<(PathBuf, u64)>,
+    /// How often the run was started again.
+    restarts: Restarts,
     /// Damaged samples that were told of already.
     damage_told: usize,
     /// The name of the GPU, and what looks at it.
@@ -79,7 +81,7 @@ impl Journal {
         run: RunDir,
         (length, samples): (RunLength, u64),
     ) -> Result<Self, TrainError> {
-        let Surroundings { disk, clock, stop, shard, watch, .. } = around;
+        let Surroundings { disk, clock, stop, shard, watch, restarts, .. } = around;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
         // The folder is made, so this is no refusal any more.
         let log = EventLog::open(&disk, clock.clone(), run.path(), shard.rank as u32).map_err(|source| {
@@ -108,6 +110,7 @@ impl Journal {
             card,
             log,
             saved: None,
+            restarts,
             damage_told: 0,
             gpu: None,
         })
@@ -158,8 +161,8 @@ impl Journal {
                 }),
             );
         }
-        if let Some(step) = self.position.best_step {
-            self.checkpoints.mark_best(step)?;
+        if let Some(best) = self.position.best() {
+            self.checkpoints.mark_best(best.step)?;
         }
         self.disk.write(&self.run.config_path(), self.config.to_toml().as_bytes())?;
         Ok(notes)
@@ -248,6 +251,10 @@ impl Journal {
             host: Host { gpu: self.gpu.as_ref().map(|(name, _)| name.clone()), ..Host::look() },
             config: self.config.to_toml(),
         })?;
+        let (step, Restarts { number, most, .. }) = (self.position.step, self.restarts);
+        if number > 0 {
+            self.record(Event::Restarted { step, number, most })?;
+        }
         notes.into_iter().try_for_each(|message| self.record(Event::Warning { message }))
     }
 
@@ -283,7 +290,8 @@ impl Journal {
         let whole = self.length.steps_per_epoch * self.config.batch as u64;
         let samples = whole.min(self.position.samples) as f64;
         let top1 = evaluation.map(Tally::accuracy);
-        let best = top1.is_some_and(|top1| best_top1.is_none_or(|best| top1 > best));
+        let rises = top1.is_some_and(|top1| best_top1.is_none_or(|best| top1 > best));
+        let best = top1.is_some_and(|top1| self.position.is_best(top1));
         self.record(Event::Epoch {
             epoch: step / self.length.steps_per_epoch - 1,
             step,
@@ -298,9 +306,10 @@ impl Journal {
         })?;
         self.position = Position {
             step,
-            best_top1: if best { top1 } else { best_top1 },
-            best_step: if best { Some(step) } else { self.position.best_step },
-            stale_epochs: if best { 0 } else { self.position.stale_epochs + u64::from(top1.is_some()) },
+            best_top1: if rises { top1 } else { best_top1 },
+            best_step: if rises { Some(step) } else { self.position.best_step },
+            best_between: self.position.best_between,
+            stale_epochs: if rises { 0 } else { self.position.stale_epochs + u64::from(top1.is_some()) },
             samples: self.position.samples,
             ..Position::default()
         };
@@ -314,6 +323,24 @@ impl Journal {
         Ok(best)
     }
 
+    /// Tells of an evaluation where a limit ends the run between those of epochs; whether the accuracy is the best so far. The epoch's
+    /// figures go on from here when the run does.
+    pub fn end_between(&mut self, evaluation: &Tally) -> Result<bool, TrainError> {
+        let (step, top1) = (self.position.step, evaluation.accuracy());
+        self.record(Event::Evaluated {
+            epoch: step.saturating_sub(1) / self.length.steps_per_epoch,
+            step,
+            val_loss: evaluation.mean_loss(),
+            val_top1: top1,
+            val_top5: evaluation.top5_accuracy(),
+        })?;
+        let best = self.position.is_best(top1);
+        if best {
+            self.position.best_between = Some(Evaluated { top1, step });
+        }
+        Ok(best)
+    }
+
     /// Tells of damaged samples that were skipped since the last time.
     pub fn record_damage(&mut self, damaged: &[Damage]) -> Result<(), TrainError> {
         for (index, damage) in damaged.iter().enumerate().skip(self.damage_told) {
@@ -322,6 +349,11 @@ impl Journal {
         }
         self.damage_told = self.damage_told.max(damaged.len());
         Ok(())
+    }
+
+    /// Whether the run is started again by itself after a failure.
+    pub fn starts_again(&self) -> bool {
+        self.restarts.number < self.restarts.most
     }
 
     /// Whether an epoch is trained and not evaluated: where a run stands that was interrupted at just that moment.
@@ -452,7 +484,8 @@ impl Journal {
 
     /// What this rank would end the run for, or save it.
     pub fn votes(&self) -> Votes {
-        let over = self.config.time_limit_s.is_some_and(|seconds| self.clock.seconds() >= seconds);
+        let spent_s = self.restarts.spent_s + self.clock.seconds();
+        let over = self.config.time_limit_s.is_some_and(|seconds| spent_s >= seconds);
         let unsaved_s = self.clock.seconds() - self.saved_at_s;
         let due = self.rank == 0 && !self.saver.is_busy() && self.save_every_s.is_some_and(|most| unsaved_s >= most);
         let interrupted = self.stop.requested();

@@ -57,6 +57,19 @@ pub struct Surroundings {
     pub hosted: bool,
     /// The models and data that can be named.
     pub registry: Registry,
+    /// How often a launcher has started the run again by itself.
+    pub restarts: Restarts,
+}
+
+/// Of a run that its launcher starts again after failures.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Restarts {
+    /// How often it did.
+    pub number: u64,
+    /// How often it may.
+    pub most: u64,
+    /// How long the processes before took: a limit on time counts them.
+    pub spent_s: f64,
 }
 
 impl Default for Surroundings {
@@ -73,6 +86,7 @@ impl Default for Surroundings {
             cache: None,
             hosted: false,
             registry: Registry::default(),
+            restarts: Restarts::default(),
         }
     }
 }

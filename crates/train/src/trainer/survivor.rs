@@ -12,6 +12,10 @@ impl Trainer {
     /// # Errors
     /// When the disk refuses.
     pub fn save_after_loss(&mut self) -> Result<Result<u64, &'static str>, TrainError> {
+        // A run that goes on by itself ends with the bits of one that lost nobody.
+        if self.journal.starts_again() && self.replica.world() > 1 && self.replica.has_own_statistics() {
+            return Ok(Err("the running statistics of the others are lost with it"));
+        }
         // The update of the last step may not have come back yet; then the one before is the last whole one.
         for position in [Some(self.journal.position.clone()), self.journal.previous.clone()].into_iter().flatten() {
             if self.replica.rescue(position.step) {

@@ -1,0 +1,190 @@
+//! One turn of one set-up: starts its processes, each a whole `paceline train`, and reads from their events how fast they were.
+
+use std::path::{Path, PathBuf};
+
+use crate::cluster::launch::group::{self, Start};
+use crate::cluster::launch::{Ended, Output, local};
+use crate::comm::Token;
+use crate::system::disk::Disk;
+use crate::system::event::{Event, Line};
+use crate::system::{process, threads};
+
+use super::Plan;
+use crate::arguments::BenchScaling;
+use crate::failure::Failure;
+
+/// Steps that are not counted: caches and links are warmed up and messages put in order.
+const WARM_UP: usize = 5;
+
+/// What is measured in turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setup {
+    /// One process, on the cores that one of the most would have.
+    One,
+    /// So many processes that train together.
+    Together(usize),
+    /// So many processes that know nothing of each other, at the same time.
+    Apart(usize),
+    /// One process with all cores and the batch of the most.
+    AllCores,
+}
+
+/// What a turn came to.
+pub struct Measured {
+    /// Of all processes.
+    pub images_per_s: f64,
+    /// The mean of a step: what disturbed single steps counts as it does in a training.
+    pub step_s: f64,
+    /// Of that, waiting for others.
+    pub wait_s: f64,
+}
+
+impl Setup {
+    /// For programs.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::One => "one",
+            Self::Together(_) => "together",
+            Self::Apart(_) => "apart",
+            Self::AllCores => "all-cores",
+        }
+    }
+
+    /// Processes that compute, compute threads of each, and samples of all in a step.
+    pub fn shape(self, plan: &Plan<'_>) -> (usize, usize, usize) {
+        let batch = plan.arguments.batch;
+        match self {
+            Self::One => (1, plan.threads, batch),
+            Self::Together(workers) | Self::Apart(workers) => (workers, plan.threads, workers * batch),
+            Self::AllCores => (1, threads::beside_loaders_among(1, 1), plan.most * batch),
+        }
+    }
+
+    /// For people.
+    pub fn name(self, plan: &Plan<'_>) -> String {
+        let (workers, threads, batch) = self.shape(plan);
+        let plural = |count: usize| if count == 1 { "" } else { "s" };
+        let threads = format!("{threads} thread{}", plural(threads));
+        match self {
+            Self::One => format!("1 process × {threads}"),
+            Self::Together(_) => format!("{workers} workers × {threads}"),
+            Self::Apart(_) => format!("{workers} apart × {threads}"),
+            Self::AllCores => format!("all cores, batch {batch}"),
+        }
+    }
+}
+
+/// Folders of runs, which go with this value.
+struct Runs(Vec<PathBuf>);
+
+impl Runs {
+    fn new(count: usize) -> Self {
+        let name = |number| format!("paceline-scaling-{}-{number}", std::process::id());
+        Self((0..count).map(|number| std::env::temp_dir().join(name(number))).collect())
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
+    }
+}
+
+/// Has the algorithms measured that the set-ups use, by single steps that are not counted.
+pub fn warm_up(plan: &Plan<'_>) -> Result<(), Failure> {
+    let all = if plan.most > 1 || plan.threads < threads::available() { Some(Setup::AllCores) } else { None };
+    for setup in std::iter::once(Setup::One).chain(all) {
+        let runs = Runs::new(1);
+        start(plan, setup, &runs, (1, "on"))?;
+    }
+    Ok(())
+}
+
+/// One turn.
+pub fn measure(plan: &Plan<'_>, setup: Setup) -> Result<Measured, Failure> {
+    let runs = Runs::new(if let Setup::Apart(workers) = setup { workers } else { 1 });
+    start(plan, setup, &runs, (plan.arguments.steps + WARM_UP, "known"))?;
+    let (workers, _, batch) = setup.shape(plan);
+    let batch = if let Setup::Apart(_) = setup { batch / workers } else { batch } as f64;
+    let mut found = Vec::new();
+    for folder in &runs.0 {
+        found.push(steps(folder)?);
+    }
+    let mean = |of: fn(&(f64, f64)) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
+    let images_per_s = found.iter().map(|(step_s, _)| batch / step_s).sum();
+    Ok(Measured { images_per_s, step_s: mean(|found| found.0), wait_s: mean(|found| found.1) })
+}
+
+/// Runs the processes of a set-up to their end.
+fn start(plan: &Plan<'_>, setup: Setup, runs: &Runs, (steps, calibrate): (usize, &str)) -> Result<(), Failure> {
+    let program = std::env::current_exe().map_err(Failure::failed)?;
+    let cores = process::cores();
+    // Those that train together share the cores by themselves, in the same way.
+    let shares = match setup {
+        Setup::One => local::share(&cores, plan.most).into_iter().take(1).collect(),
+        Setup::Apart(workers) => local::share(&cores, workers),
+        Setup::Together(_) | Setup::AllCores => vec![Vec::new()],
+    };
+    let process = |(rank, (cores, folder)): (usize, (Vec<usize>, &PathBuf))| Start {
+        rank,
+        host: "this machine".into(),
+        program: program.clone(),
+        arguments: words(plan, setup, (steps, calibrate), folder),
+        variables: Vec::new(),
+        token: Token::random(),
+        cores,
+        inherits: false,
+        signals: true,
+    };
+    let starts: Vec<Start> = shares.into_iter().zip(&runs.0).enumerate().map(process).collect();
+    let ended = group::run(&starts, &plan.stop, &Output::to(std::io::stdout()), &Output::to(std::io::stderr()));
+    let name = setup.name(plan);
+    match ended {
+        Ok(Ended::Done) => Ok(()),
+        Ok(Ended::Interrupted { .. }) => Err(Failure::failed(format!("interrupted while {name} was measured"))),
+        Err(error) => Err(Failure::failed(format!("{name}: {error}"))),
+    }
+}
+
+/// What a process is started with.
+fn words(plan: &Plan<'_>, setup: Setup, (steps, calibrate): (usize, &str), folder: &Path) -> Vec<String> {
+    let BenchScaling { model, size, agree, carry, oversubscribe, .. } = plan.arguments;
+    let (workers, threads, batch) = setup.shape(plan);
+    let (processes, batch) = if let Setup::Apart(_) = setup { (1, batch / workers) } else { (workers, batch) };
+    // An epoch that does not end before, and so has one small evaluation, after the last step.
+    let samples = (steps + 1) * batch;
+    let line = format!(
+        "train --model {model} --data synthetic:{size}x{size}x3/10/{samples} --augment none --batch {batch} --optimizer momentum \
+         --lr 0.001 --max-steps {steps} --workers {processes} --calibrate {calibrate} --checkpoint-minutes 0 --quiet --run"
+    );
+    let mut words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    words.push(folder.display().to_string());
+    if setup != Setup::AllCores {
+        words.extend(["--threads".to_owned(), threads.to_string()]);
+    }
+    if let Setup::Together(_) = setup {
+        words.extend(agree.iter().flat_map(|agree| ["--agree".to_owned(), agree.name().to_owned()]));
+        words.extend(carry.iter().flat_map(|carry| ["--carry".to_owned(), carry.name().to_owned()]));
+    }
+    words.extend(oversubscribe.then(|| "--oversubscribe".to_owned()));
+    words
+}
+
+/// The mean step of a run, and how long it waited for others, without the first steps.
+fn steps(folder: &Path) -> Result<(f64, f64), Failure> {
+    let events = Disk::real().read_text(&folder.join("events/rank-0.jsonl"))?;
+    let found: Vec<(f64, f64)> = events
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Line>(line).ok())
+        .filter_map(|line| match line.event {
+            Event::Step { seconds, phases, .. } => Some((seconds, phases.get("wait").copied().unwrap_or(0.0))),
+            _ => None,
+        })
+        .skip(WARM_UP)
+        .collect();
+    if found.is_empty() {
+        return Err(Failure::failed("the run logged no steps"));
+    }
+    let mean = |of: fn(&(f64, f64)) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
+    Ok((mean(|step| step.0), mean(|step| step.1)))
+}
