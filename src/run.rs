@@ -283,7 +283,8 @@ pub(crate) fn make_absolute(config: &mut Config) {
     config.weights = config.weights.as_deref().map(absolute);
 }
 
-/// Ends a process that is not rank 0: nothing behind the run is for it.
+/// Ends a process that is not rank 0: nothing behind the run is for it. All that the run has opened is closed by now.
+#[expect(clippy::disallowed_methods, reason = "the caller's code must not go on in this process")]
 fn leave(ended: Result<Part, Failure>, stop: &Stop) -> ! {
     let code = match ended {
         Ok(part) => part.exit_code(stop),

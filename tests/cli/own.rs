@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use paceline::prelude::{Calibrate, Config, GraphError, Net, OwnData, Run, Stop, TrainError, Value};
 
-use crate::place::{Place, skip, text};
+use crate::place::{Place, has, skip, text};
 
 /// An example that cargo has built beside this test's binary; none where it was told to build this test alone.
 fn example(name: &str) -> Option<PathBuf> {
@@ -181,6 +181,19 @@ fn a_program_joins_where_a_launcher_has_set_its_variables() {
 }
 
 #[test]
+fn a_program_joins_under_mpirun() {
+    let test = "a_program_joins_under_mpirun";
+    let Some(binary) = example("together").filter(|_| has("mpirun.openmpi", test)) else { return };
+    let place = Place::new();
+    let launcher = Path::new("mpirun.openmpi");
+    let words = "--allow-run-as-root --oversubscribe -n 2";
+    let said = Program(launcher, &place).run(&format!("{words} {}", binary.display()));
+    assert_eq!(said.matches("100.0% after 32 steps").count(), 1, "{said}");
+    let runs = std::fs::read_dir(place.path("runs")).unwrap().count();
+    assert!(runs == 1 && said.contains("mine (1,122 parameters)"), "{said}");
+}
+
+#[test]
 fn what_a_run_returns_predicts_saves_and_exports() {
     let Some(binary) = example("use_it") else { return };
     for workers in ["1", "2"] {
@@ -267,10 +280,10 @@ fn inside(workers: usize, place: &Place) -> Run {
         agree: "parameter-server".parse().unwrap(),
         ..Config::default()
     };
-    let model = |net: &mut Net, x: Value, classes: usize| {
+    fn model(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
         let x = net.flatten(x)?;
-        Ok::<_, GraphError>(net.linear("fc", x, classes)?)
-    };
+        net.linear("fc", x, classes)
+    }
     let run = Run::new(config).model("mine", model).data("numbers", OwnData::values([1, 2, 2], half(96), half(30)));
     run.folder(place.path(&format!("run-{workers}"))).calibrate(Calibrate::Off).stop(Stop::new()).quiet()
 }

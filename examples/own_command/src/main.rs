@@ -26,8 +26,8 @@ fn plain(net: &mut Net, x: Value, classes: usize) -> Result<Value, GraphError> {
 
 /// Grey images of 8×8 pixels, striped across or down at one of four phases, and which of both they are.
 fn stripes(count: usize) -> (Vec<u8>, Vec<usize>) {
-    let shade = |image: usize, pixel: usize| if image % 2 == 0 { pixel / 8 } else { pixel % 8 } + image / 2;
-    let pixels = (0..count * 64).map(|at| if shade(at / 64, at % 64) & 2 == 0 { 20 + (at % 97) as u8 } else { 230 });
+    let line = |image: usize, pixel: usize| [pixel / 8, pixel % 8][image % 2] + image / 2;
+    let pixels = (0..count * 64).map(|at| if line(at / 64, at % 64) & 2 == 0 { 20 + (at % 97) as u8 } else { 230 });
     (pixels.collect(), (0..count).map(|image| image % 2).collect())
 }
 

@@ -21,12 +21,7 @@ fn batches(set: Own, shard: Shard, from: usize) -> Vec<Batch> {
     let batch = 4 / shard.world;
     let options = LoaderOptions { shard, ..LoaderOptions::training(batch, 7) };
     let mut loader = Loader::new(Arc::new(Dataset::Own(set)), augment, options, Clock::real()).unwrap();
-    let mut epoch = loader.epoch(3, from);
-    let mut all = Vec::new();
-    while let Some(batch) = epoch.next() {
-        all.push(batch.unwrap());
-    }
-    all
+    loader.epoch(3, from).map(Result::unwrap).collect()
 }
 
 #[test]
@@ -54,7 +49,8 @@ fn shards_and_resumed_epochs_see_the_samples_of_the_whole() {
     for (step, batch) in whole.iter().enumerate() {
         let mut both: Vec<usize> = shares.iter().flat_map(|share| share[step].samples.clone()).collect();
         let mut all = batch.samples.clone();
-        (both.sort_unstable(), all.sort_unstable());
+        both.sort_unstable();
+        all.sort_unstable();
         assert_eq!(both, all);
     }
 }
