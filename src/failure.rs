@@ -20,22 +20,29 @@ use crate::arguments::Cli;
 pub struct Failure {
     message: String,
     refused: bool,
+    /// Another process says it.
+    silent: bool,
 }
 
 impl Failure {
     /// The user's input cannot work; the sentence says what to type.
     pub fn refused(message: impl Display) -> Self {
-        Self { message: message.to_string(), refused: true }
+        Self { message: message.to_string(), refused: true, silent: false }
     }
 
     /// The input was fine and something broke.
     pub fn failed(message: impl Display) -> Self {
-        Self { message: message.to_string(), refused: false }
+        Self { message: message.to_string(), refused: false, silent: false }
     }
 
     /// Of a run that has begun: whatever ends it is no refusal.
     pub fn after_start(self) -> Self {
         Self { refused: false, ..self }
+    }
+
+    /// Ends without a word: another process of the run tells the user.
+    pub fn silently(self) -> Self {
+        Self { silent: true, ..self }
     }
 
     /// Says more.
@@ -51,8 +58,10 @@ impl Failure {
 
     /// Says it.
     pub fn report(self) -> ExitCode {
-        // Names of files and classes stand in sentences, and a terminal would obey what is in them.
-        eprintln!("error: {}", printable_lines(&self.message));
+        if !self.silent {
+            // Names of files and classes stand in sentences, and a terminal would obey what is in them.
+            eprintln!("error: {}", printable_lines(&self.message));
+        }
         ExitCode::from(if self.refused { 2 } else { 1 })
     }
 }
@@ -68,7 +77,7 @@ pub fn report_usage(error: clap::Error) -> ExitCode {
 
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
-        Self { refused: error.is_refusal(), message: error.to_string() }
+        Self { refused: error.is_refusal(), message: error.to_string(), silent: false }
     }
 }
 
@@ -80,7 +89,7 @@ impl From<CommError> for Failure {
 
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
-        Self { refused: error.is_refusal(), message: error.to_string() }
+        Self { refused: error.is_refusal(), message: error.to_string(), silent: false }
     }
 }
 

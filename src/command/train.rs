@@ -78,12 +78,13 @@ pub fn run(arguments: Train) -> Outcome {
             if team.serves() {
                 return team.serve(&config);
             }
-            let (shard, local, watch) = (team.shard(), team.local(), team.watch());
+            let (shard, local, progress, inbox) = (team.shard(), team.local(), team.progress(), team.inbox());
             let around = Surroundings {
                 stop,
                 shard,
                 local,
-                watch,
+                progress,
+                inbox,
                 folder: team.folder(),
                 hosted: team.is_hosted(),
                 ..surroundings()
@@ -126,7 +127,7 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
     if let Some(team) = &team {
         team.join(&mut trainer).map_err(Failure::after_start)?;
     } else if trainer.config().carry == Carry::NCCL {
-        let joined = trainer.join_gpus(None, &[], &team::gpu_limits(&comm::Stop::new()));
+        let joined = trainer.join_gpus(None, &[], &team::gpu_limits(&trainer.config().deadlines, &comm::Stop::new()));
         joined.map_err(|error| Failure::from(error).after_start())?;
     }
     let how = if trainer.replica().engine.gpu().is_some() { Calibrate::Off } else { arguments.calibrate };
@@ -142,7 +143,8 @@ fn train(arguments: &Train, config: Config, around: Surroundings, team: Option<T
     let board = TensorBoard::create(&disk, &run, clock::unix_seconds(), &Host::look().name);
     let mut board = board.map_err(|error| Failure::from(error).after_start())?;
     trainer.observe(Box::new(move |line| board.record(line)));
-    let terminal = Terminal::new(Style::choose(arguments.quiet, arguments.json), &trainer);
+    let notes = team.as_ref().map(Team::notes).unwrap_or_default();
+    let terminal = Terminal::new(Style::choose(arguments.quiet, arguments.json), &trainer, notes);
     trainer.observe(terminal.observer());
     let ended = whole(|| trainer.run());
     terminal.close();
@@ -269,6 +271,9 @@ fn apply(arguments: &Train, config: &mut Config) {
     set_some(&mut config.checkpoint_every, &arguments.checkpoint_every);
     set_some(&mut config.checkpoint_minutes, &arguments.checkpoint_minutes);
     set(&mut config.keep, &arguments.keep);
+    set(&mut config.deadlines.late, &arguments.late);
+    set(&mut config.deadlines.silent, &arguments.silent);
+    set(&mut config.deadlines.gather, &arguments.gather);
     set_some(&mut config.clip_norm, &arguments.clip_norm);
     set(&mut config.label_smoothing, &arguments.label_smoothing.map(|value| value as f32));
     apply_learning_rate(arguments, config);

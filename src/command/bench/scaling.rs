@@ -4,6 +4,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use crate::system::disk::Disk;
 use crate::system::event::{Event, Line};
+use crate::system::phase::Phase;
 use serde_json::json;
 
 use crate::arguments::BenchScaling;
@@ -87,7 +88,7 @@ fn measure(arguments: &BenchScaling, workers: usize) -> Result<Measured, Failure
         .lines()
         .filter_map(|line| serde_json::from_str::<Line>(line).ok())
         .filter_map(|line| match line.event {
-            Event::Step { seconds, phases, .. } => Some((seconds, phases.get("wait").copied().unwrap_or(0.0))),
+            Event::Step { seconds, phases, .. } => Some((seconds, phases.get(Phase::Exchange).unwrap_or(0.0))),
             _ => None,
         })
         .skip(WARM_UP)
