@@ -6,6 +6,7 @@ pub mod launch;
 mod parse;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::cluster::Job;
 use crate::data::{AugmentChoice, LastBatch};
@@ -221,6 +222,16 @@ pub struct Train {
     /// The address or interface that rank 0 listens on, such as eth1 [default: loopback, or what the other machines have to reach]
     #[arg(long, value_name = "ADDRESS", value_parser = parse::bind, help_heading = "Many processes")]
     pub bind: Option<std::net::IpAddr>,
+
+    /// Name a rank that others have waited for so long, such as 500ms; the run goes on [default: 1s]
+    #[arg(long, value_name = "TIME", value_parser = parse::span, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub late: Option<Duration>,
+    /// End the run when nothing was heard of a rank for so long [default: 15s]
+    #[arg(long, value_name = "TIME", value_parser = parse::span, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub silent: Option<Duration>,
+    /// Give up when not all ranks have come for so long [default: 2m]
+    #[arg(long, value_name = "TIME", value_parser = parse::span, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub gather: Option<Duration>,
 
     /// Encrypt what processes send each other over sockets, by keys that follow from the run's token, or by certificates
     #[arg(long, value_name = "CERT,KEY,CA", num_args = 0..=1, require_equals = true, default_missing_value = "")]

@@ -26,17 +26,31 @@ pub struct Failure {
     in_vain: bool,
     /// It is said for all processes of a run, by one of them.
     for_all: bool,
+    /// Another process says it.
+    silent: bool,
 }
 
 impl Failure {
     /// The user's input cannot work; the sentence says what to type.
     pub fn refused(message: impl Display) -> Self {
-        Self { message: message.to_string(), refused: true, in_vain: true, for_all: false, cause: None }
+        Self { message: message.to_string(), refused: true, in_vain: true, for_all: false, silent: false, cause: None }
     }
 
     /// The input was fine and something broke.
     pub fn failed(message: impl Display) -> Self {
-        Self { message: message.to_string(), refused: false, in_vain: false, for_all: false, cause: None }
+        Self {
+            message: message.to_string(),
+            refused: false,
+            in_vain: false,
+            for_all: false,
+            silent: false,
+            cause: None,
+        }
+    }
+
+    /// Of processes that have said what is wrong themselves.
+    pub fn said(refused: bool, in_vain: bool) -> Self {
+        Self { refused, in_vain, silent: true, ..Self::failed("what is wrong is said above") }
     }
 
     /// Of a run that has begun: whatever ends it is no refusal.
@@ -63,6 +77,11 @@ impl Failure {
     /// Whether it is said for all.
     pub fn is_for_all(&self) -> bool {
         self.for_all
+    }
+
+    /// Ends without a word: another process of the run tells the user.
+    pub fn silently(self) -> Self {
+        Self { silent: true, ..self }
     }
 
     /// Says more.
@@ -93,8 +112,10 @@ impl Failure {
 
     /// Says it.
     pub fn report(self) -> ExitCode {
-        // Names of files and classes stand in sentences, and a terminal would obey what is in them.
-        eprintln!("error: {}", printable_lines(&self.message));
+        if !self.silent {
+            // Names of files and classes stand in sentences, and a terminal would obey what is in them.
+            eprintln!("error: {}", printable_lines(&self.message));
+        }
         ExitCode::from(self.code())
     }
 }
@@ -112,7 +133,8 @@ impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
         let refused = error.is_refusal();
         let in_vain = refused || matches!(error, TrainError::NotANumber { .. });
-        Self { refused, in_vain, for_all: false, message: error.to_string(), cause: Some(Box::new(error)) }
+        let (message, cause) = (error.to_string(), Some(Box::new(error)));
+        Self { refused, in_vain, for_all: false, silent: false, message, cause }
     }
 }
 
@@ -125,8 +147,7 @@ impl From<CommError> for Failure {
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
         let refused = error.is_refusal();
-        let in_vain = refused || matches!(error, ClusterError::InVain(_));
-        Self { refused, in_vain, for_all: false, message: error.to_string(), cause: None }
+        Self { refused, in_vain: refused, for_all: false, silent: false, message: error.to_string(), cause: None }
     }
 }
 

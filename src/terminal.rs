@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::lab::SummaryBuilder;
 use crate::nn::Input;
@@ -16,7 +17,7 @@ use crate::train::trainer::Observer;
 use crate::train::{Outcome, Reason, Trainer};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::output::{grouped, print, print_json};
+use crate::output::{grouped, note, print, print_json};
 
 /// How much is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +44,31 @@ impl Style {
     }
 }
 
+/// Where other threads say something to people: on standard error, above the bar while there is one.
+#[derive(Clone, Default)]
+pub struct Notes(Arc<Mutex<Option<ProgressBar>>>);
+
+impl Notes {
+    /// Says it.
+    pub fn say(&self, text: &str) {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(bar) => bar.suspend(|| note(text)),
+            None => note(text),
+        }
+    }
+
+    fn stay_above(&self, bar: Option<ProgressBar>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = bar;
+    }
+}
+
 /// The display of one run.
 #[derive(Clone)]
 pub struct Terminal(Rc<RefCell<Display>>);
 
 struct Display {
     style: Style,
+    notes: Notes,
     bar: Option<ProgressBar>,
     epochs: u64,
     steps_per_epoch: u64,
@@ -67,12 +87,13 @@ struct Display {
 
 impl Terminal {
     /// A display for a run that is about to start.
-    pub fn new(style: Style, trainer: &Trainer) -> Self {
+    pub fn new(style: Style, trainer: &Trainer, notes: Notes) -> Self {
         let config = trainer.config();
         let (workers, threads) = (trainer.replica().world(), trainer.replica().device().pool().threads());
         let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
         Self(Rc::new(RefCell::new(Display {
             style,
+            notes,
             bar: None,
             epochs: config.epochs,
             steps_per_epoch: trainer.steps_per_epoch(),
@@ -102,7 +123,9 @@ impl Terminal {
 
     /// Takes the bar away.
     pub fn close(&self) {
-        if let Some(bar) = self.0.borrow_mut().bar.take() {
+        let mut display = self.0.borrow_mut();
+        display.notes.stay_above(None);
+        if let Some(bar) = display.bar.take() {
             bar.finish_and_clear();
         }
     }
@@ -187,9 +210,14 @@ impl Display {
                 "Step {step}  val_loss: {val_loss:.4}  val_accuracy: {val_top1:.4}  val_top5: {val_top5:.4}"
             )),
             Event::Warning { message } => self.say(&format!("note    {message}")),
-            // The launcher has said it.
-            Event::Restarted { .. } => {}
-            Event::Checkpoint { .. } | Event::Gpu(_) | Event::RunFinished { .. } => {}
+            // The launcher has said it; and who is late was said when it was.
+            Event::Restarted { .. }
+            | Event::Checkpoint { .. }
+            | Event::Gpu(_)
+            | Event::Served { .. }
+            | Event::Late { .. }
+            | Event::CaughtUp { .. }
+            | Event::RunFinished { .. } => {}
         }
     }
 
@@ -231,7 +259,9 @@ impl Display {
         let bar = self.bar.get_or_insert_with(|| {
             let style = ProgressStyle::with_template("{prefix} {bar:28.cyan/dim} {pos}/{len} {msg} eta {eta}")
                 .expect("the template is valid");
-            ProgressBar::new(steps).with_style(style.progress_chars("━╸─"))
+            let bar = ProgressBar::new(steps).with_style(style.progress_chars("━╸─"));
+            self.notes.stay_above(Some(bar.clone()));
+            bar
         });
         let in_epoch = step - epoch * steps;
         if in_epoch == 1 || bar.position() > in_epoch {

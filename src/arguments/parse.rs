@@ -1,5 +1,7 @@
 //! From a typed word to a checked value. Each refusal says what to type.
 
+use std::time::Duration;
+
 use crate::comm::Algorithm;
 use crate::data::AugmentChoice;
 use crate::nn::schedule::Schedule;
@@ -89,17 +91,14 @@ fn number(text: &str) -> Option<f64> {
     text.parse().ok().filter(|number: &f64| number.is_finite())
 }
 
-/// Seconds, or a number with s, m or h behind it.
+/// Seconds, or a number with ms, s, m or h behind it.
 pub fn duration(text: &str) -> Result<f64, String> {
-    let (digits, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
-    let seconds = match unit {
-        "" | "s" => Some(1.0),
-        "m" | "min" => Some(60.0),
-        "h" => Some(3600.0),
-        _ => None,
-    };
-    let seconds = number(digits).zip(seconds).map(|(number, unit)| number * unit);
-    seconds.filter(|&seconds| seconds > 0.0).ok_or_else(|| "type a time such as 90s, 10m or 2h".into())
+    span(text).map(|span| span.as_secs_f64())
+}
+
+/// The same as a span.
+pub fn span(text: &str) -> Result<Duration, String> {
+    crate::system::span::parse(text)
 }
 
 /// `none` or `standard`.

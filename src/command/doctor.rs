@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use super::{Outcome, note, print, print_json, team};
 use crate::arguments::doctor::Doctor;
 use crate::failure::Failure;
+use crate::train::deadlines::Deadlines;
 use links::{Found, Mesh};
 
 /// Runs the command: on this machine alone, as the launcher of others, or as one of several.
@@ -74,7 +75,7 @@ fn together(member: Member, arguments: &Doctor) -> Outcome {
     let stop = Stop::on_signals().map_err(Failure::failed)?;
     let token = child::begin(&host::variables(), &stop)?;
     let mut options = JoinOptions::new(member.clone(), token.clone(), "doctor".into());
-    (options.interrupt, options.bind, options.limits.behind) = (stop, arguments.bind, None);
+    (options.interrupt, options.bind) = (stop, arguments.bind);
     options.log = Log::new(|notice| {
         if notice.warning {
             note(&notice.text);
@@ -101,6 +102,6 @@ fn together(member: Member, arguments: &Doctor) -> Outcome {
         let machines: Vec<Value> = machines.into_iter().filter(|machine| !machine.is_null()).collect();
         tell(&machines, &found, arguments.hosts.as_deref(), arguments);
     }
-    control.finish(team::FAREWELL)?;
+    control.finish(Deadlines::default().farewell)?;
     Ok(ExitCode::SUCCESS)
 }

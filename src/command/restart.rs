@@ -9,7 +9,8 @@ mod slurm;
 
 use std::path::PathBuf;
 
-use crate::cluster::launch::{Output, group};
+use crate::cluster::launch::Output;
+use crate::cluster::launch::group::{self, Ended};
 use crate::cluster::spec::Variables;
 use crate::system::clock::Clock;
 use crate::system::disk::Disk;
@@ -134,6 +135,7 @@ pub fn launch(arguments: &Train, config: &Config) -> Outcome {
         let restarts = Restarts { number, most, spent_s: clock.seconds() };
         let starts = team::starts(arguments, config, folder.words(arguments, config, restarts))?;
         let failure = match group::run(&starts, &stop, &out, &err) {
+            Ok(Ended::Failed { refused, in_vain }) => Failure::said(refused, in_vain),
             Ok(ended) => return Ok(team::exit_code(ended, &stop)),
             Err(error) => Failure::from(error),
         };
@@ -141,9 +143,11 @@ pub fn launch(arguments: &Train, config: &Config) -> Outcome {
             return Err(failure);
         }
         if failure.is_in_vain() || stop.requested() || number == most {
-            let times = if number == 1 { "once".to_owned() } else { format!("{number} times") };
-            let after = if number > 0 { format!("; it was started again {times}") } else { String::new() };
-            return Err(failure.after_start().and(&after));
+            if number > 0 {
+                let times = if number == 1 { "once".to_owned() } else { format!("{number} times") };
+                note(&format!("the run was started again {times}, and has failed again"));
+            }
+            return Err(failure.after_start());
         }
         failure.report();
         note(&format!("starting again from step {} ({} of {most})", folder.step(), number + 1));

@@ -155,6 +155,9 @@ fn apply(arguments: &Train, config: &mut Config) {
     set_some(&mut config.checkpoint_every, &arguments.checkpoint_every);
     set_some(&mut config.checkpoint_minutes, &arguments.checkpoint_minutes);
     set(&mut config.keep, &arguments.keep);
+    set(&mut config.deadlines.late, &arguments.late);
+    set(&mut config.deadlines.silent, &arguments.silent);
+    set(&mut config.deadlines.gather, &arguments.gather);
     set_some(&mut config.clip_norm, &arguments.clip_norm);
     set(&mut config.label_smoothing, &arguments.label_smoothing.map(|value| value as f32));
     apply_learning_rate(arguments, config);

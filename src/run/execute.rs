@@ -137,9 +137,9 @@ impl Execution<'_> {
         if team.serves() {
             return team.serve(&config).map(|_| Part::Served);
         }
-        let (shard, local, watch) = (team.shard(), team.local(), team.watch());
+        let (shard, local, progress, inbox) = (team.shard(), team.local(), team.progress(), team.inbox());
         let (folder, hosted) = (team.folder(), team.is_hosted());
-        let around = Surroundings { shard, local, watch, folder, hosted, ..self.around };
+        let around = Surroundings { shard, local, progress, inbox, folder, hosted, ..self.around };
         Self { around, ..self }.train(config, Some(team)).map(Part::Trained)
     }
 
@@ -159,7 +159,8 @@ impl Execution<'_> {
         if let Some(team) = &team {
             team.join(&mut trainer).map_err(Failure::after_start)?;
         } else if trainer.config().carry == Carry::NCCL {
-            let joined = trainer.join_gpus(None, &[], &team::gpu_limits(&comm::Stop::new()));
+            let joined =
+                trainer.join_gpus(None, &[], &team::gpu_limits(&trainer.config().deadlines, &comm::Stop::new()));
             joined.map_err(|error| Failure::from(error).after_start())?;
         }
         let how = if trainer.replica().engine.gpu().is_some() { Calibrate::Off } else { self.calibrate };
@@ -175,7 +176,8 @@ impl Execution<'_> {
         let board = TensorBoard::create(&disk, &run, clock::unix_seconds(), &Host::look().name);
         let mut board = board.map_err(|error| Failure::from(error).after_start())?;
         trainer.observe(Box::new(move |line| board.record(line)));
-        let terminal = Terminal::new(style, &trainer);
+        let notes = team.as_ref().map(Team::notes).unwrap_or_default();
+        let terminal = Terminal::new(style, &trainer, notes);
         trainer.observe(terminal.observer());
         self.observers.into_iter().for_each(|observer| trainer.observe(observer));
         let ended = whole(|| trainer.run());

@@ -82,9 +82,16 @@ impl Others {
         let others =
             self.watch.join().map_err(|_| Failure::failed("the thread that watches other ranks has failed"))?;
         match ended {
-            Err(_) if came_to_nothing => Err(others.err().map_or_else(unreached, Failure::from)),
+            Err(_) if came_to_nothing => Err(match others {
+                Ok(Ended::Failed { refused, in_vain }) => Failure::said(refused, in_vain),
+                Ok(_) => unreached(),
+                Err(error) => error.into(),
+            }),
             Err(failure) => Err(failure),
-            Ok(part) => others.map(|_| part).map_err(Failure::from),
+            Ok(part) => match others? {
+                Ended::Failed { refused, in_vain } => Err(Failure::said(refused, in_vain)),
+                _ => Ok(part),
+            },
         }
     }
 }

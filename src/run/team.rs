@@ -8,13 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::cluster::launch::Output;
 use crate::cluster::launch::group::{self, Ended, Start};
 use crate::cluster::launch::{child, local, ssh};
+use crate::cluster::speaker::{shares_output, speaker};
 use crate::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
-use crate::cluster::{Control, Folder, Job, JoinOptions, Log, Member, Phase, join};
+use crate::cluster::{ClusterError, Control, Folder, Job, JoinOptions, Log, Member, Verdict, join};
+use crate::cluster::{Limits as ClusterLimits, Progress};
 use crate::comm::transport::{Membership, Transport, shm, tcp};
 use crate::comm::wire::Tls;
 use crate::comm::{
@@ -25,29 +26,22 @@ use crate::parallel::agree::{Join, Roles};
 use crate::parallel::mesh::{Extent, Mesh};
 use crate::system::clock::Clock;
 use crate::system::disk::Disk;
+use crate::system::inbox::Inbox;
 use crate::system::shell::resume_line;
 use crate::system::signal::Stop;
 use crate::train::compute::Compute;
+use crate::train::deadlines::Deadlines;
 use crate::train::engine::guard::Limits;
-use crate::train::serve::{Serving, serve_parameters};
+use crate::train::serve::{ServerJournal, Serving, serve_parameters};
 use crate::train::together::{Carry, Overlap, Squeeze};
-use crate::train::trainer::{FolderBroadcast, RunFolder, Watch};
+use crate::train::trainer::{FolderBroadcast, RunFolder};
 use crate::train::{Config, Registry, TrainError, Trainer};
 
 use crate::arguments::Train;
 use crate::command::Outcome;
 use crate::command::restart;
 use crate::failure::Failure;
-use crate::output::note;
-
-/// How long ranks wait to be connected, once all have arrived.
-pub const CONNECT_MAX: Duration = Duration::from_secs(60);
-
-/// How long one message may take. A rank that dies is named by the heartbeats long before.
-pub const MESSAGE_MAX: Duration = Duration::from_secs(600);
-
-/// How long the others may take to end.
-pub const FAREWELL: Duration = Duration::from_secs(60);
+use crate::terminal::Notes;
 
 /// The longest cluster file, certificate or key: a thousand addresses take 30 kB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -156,6 +150,7 @@ pub fn launch(starts: &[Start]) -> Outcome {
 pub fn exit_code(ended: Ended, stop: &Stop) -> ExitCode {
     match ended {
         Ended::Done => ExitCode::SUCCESS,
+        Ended::Failed { refused, .. } => ExitCode::from(if refused { 2 } else { 1 }),
         Ended::Interrupted { in_order: true } => stop.signal().exit_code().into(),
         Ended::Interrupted { in_order: false } => ExitCode::FAILURE,
     }
@@ -179,6 +174,12 @@ pub struct Team {
     urgent: Cell<Option<Communicator>>,
     /// Where gradients are added up.
     sums: Cell<Sums>,
+    deadlines: Deadlines,
+    /// What the control thread says, on the terminal and for the event log.
+    notes: Notes,
+    inbox: Inbox,
+    /// Whether all ranks write to where this one does.
+    shares_output: bool,
     /// The models that can be named.
     registry: Registry,
 }
@@ -226,24 +227,42 @@ impl Team {
         options.interrupt = arguments.interrupt.as_ref().unwrap_or(stop).clone();
         options.bind = arguments.bind;
         options.tls = arguments.tls.as_deref().map(|files| secrecy(files, &token)).transpose()?;
-        options.log = Log::new(move |notice| {
-            if notice.warning && !(quiet && rank.0 == 0) {
-                note(&notice.text);
+        let (notes, inbox) = (Notes::default(), Inbox::default());
+        options.log = Log::new({
+            let (notes, inbox) = (notes.clone(), inbox.clone());
+            move |notice| {
+                notice.event.into_iter().for_each(|event| inbox.push(event));
+                if notice.warning && !(quiet && rank.0 == 0) {
+                    notes.say(&notice.text);
+                }
             }
         });
-        // Ranks that do not wait for each other may be far apart.
-        if config.staleness.0 != Some(0) {
-            options.limits.behind = None;
-        }
+        let Deadlines { gather, late, silent, .. } = config.deadlines;
+        options.limits = ClusterLimits::new(gather, late, silent);
+        // So do the processes that a program has started itself.
+        let shares_output = shares_output(&variables()) || arguments.token.is_some();
         let (sockets, report) = (config.sockets as u16, tcp::Report::new(options.log.refusals()));
         let sockets = tcp::Config { sockets, tls: options.tls.clone(), report, ..tcp::Config::default() };
-        let (control, listener) = arrive(options)?;
+        let arrived = arrive(options).map_err(|error| once(error, shares_output.then_some(rank)));
+        let (control, listener) = arrived?;
         let control = Arc::new(control);
         let (communicator, urgent) = (Cell::new(None), Cell::new(None));
         let (workers, servers) = (member.workers(), member.servers);
         let mesh = Mesh::new(Extent { workers, stages: 1, parts: 1, servers }, control.table().nodes());
-        let registry = arguments.registry.clone();
-        let team = Self { member, mesh, control, communicator, urgent, sums: Cell::new(Sums::Cpu), registry };
+        let (sums, deadlines, registry) = (Cell::new(Sums::Cpu), config.deadlines, arguments.registry.clone());
+        let team = Self {
+            member,
+            mesh,
+            control,
+            communicator,
+            urgent,
+            sums,
+            deadlines,
+            notes,
+            inbox,
+            shares_output,
+            registry,
+        };
         let connected = team.connect(listener, token, config, sockets);
         let (mut communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
         let sums = team.compare_devices(&mut communicator, config);
@@ -263,7 +282,7 @@ impl Team {
         let (rank, world, table) = (self.member.rank, self.member.world, self.control.table());
         let one_machine = table.nodes().iter().all(|&node| node == 0);
         let membership = Membership { token, run: self.control.run(), rank, world, generation: Generation::default() };
-        let wait = Wait::new(CONNECT_MAX, self.control.stop());
+        let wait = Wait::new(self.deadlines.connect, self.control.stop());
         let by_memory =
             config.carry == Carry::SHM || (matches!(config.carry, Carry::AUTO | Carry::NCCL) && one_machine);
         // The sums of batch-norms are waited for, and come at other points of a step on other devices: they do not travel behind
@@ -282,7 +301,8 @@ impl Team {
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
         };
         let nodes = Nodes::new(table.nodes().iter().map(|&node| node as u32).collect());
-        let options = Options { timeout: MESSAGE_MAX, stop: self.control.stop().clone(), choice: guess(nodes.clone()) };
+        let (timeout, stop) = (self.deadlines.message, self.control.stop().clone());
+        let options = Options { timeout, stop, choice: guess(nodes.clone()) };
         let mut communicator = Communicator::new(transport, options);
         let algorithm = config.algorithm.as_deref().and_then(Algorithm::from_name);
         let links = probe::links(&mut communicator, nodes)?;
@@ -339,22 +359,28 @@ impl Team {
     }
 
     /// Says in heartbeats how far this process is.
-    pub fn watch(&self) -> Watch {
-        let progress = self.control.progress().clone();
-        Watch::new(move |phase, step| {
-            let known = Phase::ALL.into_iter().find(|known| known.name() == phase);
-            progress.enter(known.unwrap_or(Phase::Compute), step);
-        })
+    pub fn progress(&self) -> Progress {
+        self.control.progress().clone()
+    }
+
+    /// What the control thread tells for the event log.
+    pub fn inbox(&self) -> Inbox {
+        self.inbox.clone()
+    }
+
+    /// Where the control thread says something to people.
+    pub fn notes(&self) -> Notes {
+        self.notes.clone()
     }
 
     /// Tells all workers where rank 0 has made the run's folder.
     pub fn folder(&self) -> FolderBroadcast {
-        let (control, rank) = (Arc::downgrade(&self.control), self.member.rank);
+        let (control, rank, limit) = (Arc::downgrade(&self.control), self.member.rank, self.deadlines.message);
         let stopped = move |reason: String| CommError::Stopped { rank, phase: "begin", reason };
         FolderBroadcast::new(move |own| {
             let control = control.upgrade().ok_or_else(|| stopped("the run is over".into()))?;
             let Some(own) = own else {
-                let told = control.folder(MESSAGE_MAX).map_err(|error| stopped(error.to_string()))?;
+                let told = control.folder(limit).map_err(|error| stopped(error.to_string()))?;
                 return Ok(RunFolder { path: PathBuf::from(told.path), id: told.id });
             };
             let path = absolute(&own.path);
@@ -369,17 +395,28 @@ impl Team {
 
     /// Serves parameters until all workers have ended.
     pub fn serve(self, config: &Config) -> Outcome {
+        let journal = self.guard(self.server_journal(config))?;
         let serving = Serving {
+            journal,
             recipe: config.agree.recipe(),
             options: config.agreement(false),
             roles: self.roles(),
             communicator: self.communicator.take().expect("a team has met"),
-            deadline: MESSAGE_MAX,
+            deadline: self.deadlines.message,
             clock: Clock::real(),
         };
         self.guard(serve_parameters(config, &self.registry, serving, self.is_hosted()))?;
         self.finish()?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// What a server tells: in heartbeats, and in an event file of its own.
+    fn server_journal(&self, config: &Config) -> Result<ServerJournal, TrainError> {
+        let Some(folder) = self.folder().receive()? else { return Ok(ServerJournal::new(self.control.progress())) };
+        let control = Arc::downgrade(&self.control);
+        let waited = move || control.upgrade().map(|control| control.waited()).unwrap_or_default();
+        let journal = ServerJournal::new(self.control.progress());
+        journal.write_to((&Disk::real(), &folder), self.member.rank.0, config, waited)
     }
 
     fn roles(&self) -> Roles {
@@ -393,7 +430,7 @@ impl Team {
         let mut communicator = self.communicator.take().expect("a team has met");
         if self.sums.get() == Sums::Devices {
             let hosts: Vec<String> = self.control.table().entries().iter().map(|entry| entry.host.clone()).collect();
-            let limits = gpu_limits(self.control.stop());
+            let limits = gpu_limits(&self.deadlines, self.control.stop());
             self.guard(trainer.join_gpus(Some(&mut communicator), &hosts, &limits))?;
             // Gradients stay on the GPUs; what else ranks tell each other goes the usual way.
             shape.buckets.clear();
@@ -406,7 +443,7 @@ impl Team {
             roles: self.roles(),
             shape: &shape,
             options: config.agreement(one_copy),
-            deadline: MESSAGE_MAX,
+            deadline: self.deadlines.message,
             clock: Clock::real(),
         };
         let agreement = config.agree.recipe().join(join).map_err(TrainError::from);
@@ -421,11 +458,13 @@ impl Team {
         };
         let suspect = if let TrainError::Comm(error) = &error { error.peer() } else { None };
         let verdict = self.control.fail(&error.to_string(), suspect);
-        let failure = match (&error, verdict) {
+        let failure = match (&error, &verdict) {
             (TrainError::Comm(_), Some(verdict)) => Failure::failed(verdict),
             _ => error.into(),
         };
-        Err(failure.for_all(self.speaks_at_the_end()))
+        let rank = self.shares_output.then_some(self.member.rank);
+        let failure = failure.for_all(self.speaks_at_the_end());
+        Err(if is_told_elsewhere(verdict.as_ref(), rank) { failure.silently() } else { failure })
     }
 
     /// Tells everybody why a run fails, and hears whose fault it is. Where another rank was lost, rank 0 saves the last whole step, or
@@ -464,13 +503,26 @@ impl Team {
     pub fn finish(self) -> Result<(), Failure> {
         // Only whoever tells of the folder borrows it, and that is long over.
         let control = Arc::into_inner(self.control).ok_or_else(|| Failure::failed("the run is still being told of"))?;
-        Ok(control.finish(FAREWELL)?)
+        let rank = self.shares_output.then_some(self.member.rank);
+        control.finish(self.deadlines.farewell).map_err(|error| once(error, rank))
     }
 }
 
 /// How long GPUs may wait for each other: to meet (connections of many take a while), and in a step, as any message.
-pub fn gpu_limits(stop: &crate::comm::Stop) -> Limits {
-    Limits { stop: stop.clone(), meeting: 2 * CONNECT_MAX, step: MESSAGE_MAX }
+pub fn gpu_limits(deadlines: &Deadlines, stop: &crate::comm::Stop) -> Limits {
+    Limits { stop: stop.clone(), meeting: 2 * deadlines.connect, step: deadlines.message }
+}
+
+/// Whether another rank tells the user of a verdict; `rank` is this one, where all share their output.
+fn is_told_elsewhere(verdict: Option<&Verdict>, rank: Option<Rank>) -> bool {
+    verdict.zip(rank).is_some_and(|(verdict, rank)| speaker(verdict) != rank)
+}
+
+/// A failure to meet or to part, told by one rank.
+fn once(error: ClusterError, rank: Option<Rank>) -> Failure {
+    let elsewhere = matches!(&error, ClusterError::Ended(verdict) if is_told_elsewhere(Some(verdict), rank));
+    let failure = Failure::from(error);
+    if elsewhere { failure.silently() } else { failure }
 }
 
 /// How connections are kept secret: by the token, or by these files.
@@ -490,7 +542,7 @@ fn secrecy(files: &str, token: &Token) -> Result<Tls, Failure> {
 }
 
 /// Meets the others, with a listener for data where they can reach this process.
-pub fn arrive(options: JoinOptions) -> Result<(Control, Option<tcp::Listener>), Failure> {
+pub fn arrive(options: JoinOptions) -> Result<(Control, Option<tcp::Listener>), ClusterError> {
     let rank = options.member.rank;
     let mut listener = None;
     let control = join(options, |address: SocketAddr| -> std::io::Result<Option<SocketAddr>> {

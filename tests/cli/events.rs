@@ -21,7 +21,7 @@ fn json_prints_the_lines_of_the_event_log() {
     let steps: Vec<_> = events.iter().filter(|event| event["event"] == "step").collect();
     let numbers: Vec<_> = steps.iter().map(|event| event["step"].as_u64().unwrap()).collect();
     assert_eq!(numbers, (1..=16).collect::<Vec<_>>());
-    assert!(steps.iter().all(|event| event["loss"].is_f64() && event["phases"]["compute"].is_f64()));
+    assert!(steps.iter().all(|event| event["loss"].is_f64() && event["phases"]["backward"].is_f64()));
     let times: Vec<_> = events.iter().map(|event| event["time_s"].as_f64().unwrap()).collect();
     assert!(times.is_sorted());
     assert_eq!(events[0]["schema"], 1);

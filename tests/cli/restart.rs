@@ -134,7 +134,7 @@ fn a_run_that_fails_again_and_again_is_started_as_often_as_was_asked_for() {
         return;
     }
     let place = Place::new();
-    for (most, times) in [(0, ""), (1, "; it was started again once"), (2, "; it was started again 2 times")] {
+    for (most, times) in [(0, ""), (1, "the run was started again once, "), (2, "the run was started again 2 times, ")] {
         let run = format!("run{most}");
         let launcher = start(&place, &format!("train {LONG} --workers 2 --restart {most} --quiet --run {run}"));
         for number in 0..=most {
@@ -146,7 +146,7 @@ fn a_run_that_fails_again_and_again_is_started_as_often_as_was_asked_for() {
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert_eq!(said.matches("starting again from step ").count(), most, "{said}");
-        assert!(said.trim_end().ends_with(times), "{said}");
+        assert!(said.contains(times), "{said}");
     }
 }
 

@@ -15,19 +15,20 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_comm::{Rank, RunId, Stop};
+use paceline_system::progress::{Position, Progress};
 use paceline_system::threads;
 
 use crate::ClusterError;
 use crate::connection::Connection;
 use crate::membership::Verdict;
 use crate::message::Folder;
-use crate::phase::{Position, Progress};
 use crate::rendezvous::{JoinOptions, door::Door};
 use crate::table::Table;
 use desk::Desk;
 
-/// How long a process that failed waits for the verdict: rank 0 answers at once, and its own silence shows after 3 s.
-const VERDICT_MAX: Duration = Duration::from_secs(6);
+/// How long a process that failed waits for the verdict, beyond the time after which rank 0 itself counts as silent: rank 0
+/// answers at once if it is alive.
+const VERDICT_MAX: Duration = Duration::from_secs(3);
 
 /// What the training loop tells the control thread.
 #[derive(Debug)]
@@ -44,6 +45,8 @@ struct State {
     folder: Option<Folder>,
     /// What the last heartbeats carried.
     positions: BTreeMap<Rank, Position>,
+    /// How long this process has waited for whom.
+    waited: BTreeMap<u32, Duration>,
     ended: Option<Result<(), Verdict>>,
     /// The end had nothing to do with other ranks: a mismatch found at the rendezvous.
     refused: Option<String>,
@@ -81,6 +84,8 @@ pub struct Control {
     table: Table,
     progress: Progress,
     stop: Stop,
+    /// How long a process that failed waits for the verdict.
+    verdict_max: Duration,
     shared: Arc<Shared>,
     commands: SyncSender<Command>,
     wake: UnixStream,
@@ -100,7 +105,7 @@ impl Control {
         let interrupt = options.interrupt.clone();
         // Rank 0's thread ends the wait at the limit of these options; this is only in case the thread is
         // stuck.
-        let limit = options.limits.gather + VERDICT_MAX;
+        let limit = options.limits.gather + options.limits.silent + VERDICT_MAX;
         let mut control = Self::start(&options, Table::new(Vec::new()), wake, |shared, commands| {
             Desk::hub(&options, door, data, woken, shared, commands)
         })?;
@@ -112,7 +117,7 @@ impl Control {
                 return Err(ClusterError::Refused(why.clone()));
             }
             if let Some(Err(verdict)) = &state.ended {
-                return Err(ClusterError::Failed(verdict.to_string()));
+                return Err(ClusterError::Ended(verdict.clone()));
             }
             if let Some(table) = state.table.clone() {
                 drop(state);
@@ -149,7 +154,8 @@ impl Control {
         let progress = desk.progress();
         let thread = threads::spawn("control", move || desk.run()).map_err(cannot)?;
         let (rank, run, stop) = (options.member.rank, options.run, options.stop.clone());
-        Ok(Self { rank, run, table, progress, stop, shared, commands, wake, thread: Some(thread) })
+        let verdict_max = options.limits.silent + VERDICT_MAX;
+        Ok(Self { rank, run, table, progress, stop, verdict_max, shared, commands, wake, thread: Some(thread) })
     }
 
     /// This process's rank.
@@ -175,7 +181,7 @@ impl Control {
         let state = self.shared.wait(limit, |state| state.folder.is_some() || state.ended.is_some());
         match (&state.folder, &state.ended) {
             (Some(folder), _) => Ok(folder.clone()),
-            (None, Some(Err(verdict))) => Err(ClusterError::Failed(verdict.to_string())),
+            (None, Some(Err(verdict))) => Err(ClusterError::Ended(verdict.clone())),
             (None, _) => {
                 Err(ClusterError::Failed(format!("rank 0 did not say within {limit:?} where the run is kept")))
             }
@@ -198,6 +204,11 @@ impl Control {
         self.shared.lock().positions.get(&rank).copied()
     }
 
+    /// How long this process has waited for whom and done nothing else, as far as its control thread saw.
+    pub fn waited(&self) -> BTreeMap<u32, Duration> {
+        self.shared.lock().waited.clone()
+    }
+
     /// The flag that is set with the verdict.
     pub fn stop(&self) -> &Stop {
         &self.stop
@@ -212,7 +223,7 @@ impl Control {
     /// verdict that everybody gets. None if there is none within a few seconds.
     pub fn fail(&self, why: &str, suspect: Option<Rank>) -> Option<Verdict> {
         self.send(Command::Fail { why: why.to_owned(), suspect });
-        let state = self.shared.wait(VERDICT_MAX, |state| state.ended.is_some());
+        let state = self.shared.wait(self.verdict_max, |state| state.ended.is_some());
         state.ended.clone().and_then(Result::err)
     }
 
@@ -228,7 +239,7 @@ impl Control {
                 self.end();
                 Ok(())
             }
-            Some(Err(verdict)) => Err(ClusterError::Failed(verdict.to_string())),
+            Some(Err(verdict)) => Err(ClusterError::Ended(verdict)),
             None => Err(ClusterError::Failed(format!("the other ranks were not through within {limit:?}"))),
         }
     }

@@ -2,6 +2,8 @@
 
 use paceline_system::disk::DiskError;
 
+use crate::membership::Verdict;
+
 /// Why a process could not join its run, or a run could not go on.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
@@ -11,9 +13,9 @@ pub enum ClusterError {
     /// The input was fine and something broke; the sentence names who and where.
     #[error("{0}")]
     Failed(String),
-    /// Something broke, and would again if everything were started again.
+    /// Everybody ends, for the same reason.
     #[error("{0}")]
-    InVain(String),
+    Ended(Verdict),
     /// The disk refused.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -24,7 +26,7 @@ impl ClusterError {
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Refused(_) | Self::Disk(_) => true,
-            Self::Failed(_) | Self::InVain(_) => false,
+            Self::Failed(_) | Self::Ended(_) => false,
         }
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! Rank 0 is the hub: it hears from everybody, decides, and tells everybody. The others hear from rank 0 alone, so they
 //! watch only it; what they decide themselves is that rank 0 is gone. The first verdict stands: a survivor that ends
-//! because of it closes its connections too, and must not be blamed for that.
+//! because of it closes its connections too, and must not be blamed for that. Who is late is told by the account in
+//! `membership/late.rs`.
 
+mod late;
 mod verdict;
 
 use std::borrow::Cow;
@@ -11,9 +13,11 @@ use std::time::Duration;
 
 use paceline_comm::Rank;
 
-pub use verdict::{Cause, Late, Verdict};
+use late::{Account, Finding};
+use paceline_system::progress::Position;
+pub use verdict::{CaughtUp, Cause, Late, Verdict};
 
-use crate::phase::Position;
+use crate::waiting::Waiting;
 
 /// How long what may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,29 +26,30 @@ pub struct Limits {
     pub gather: Duration,
     /// Between two heartbeats.
     pub beat: Duration,
-    /// Silence after which a rank is called late.
+    /// Others wait for a rank for so long before it is called late.
     pub late: Duration,
     /// Silence after which a rank is taken for stalled and everybody ends.
     pub silent: Duration,
-    /// Others wait for so long before a rank that is alive is called late; none where ranks do not wait for each other.
-    pub behind: Option<Duration>,
-    /// Others wait for so long before a rank that is alive is taken for stalled.
-    pub stalled: Option<Duration>,
+}
+
+impl Limits {
+    /// With heartbeats that come often enough for these: twice within the time after which a rank is late, and four times
+    /// within that after which it is silent.
+    pub fn new(gather: Duration, late: Duration, silent: Duration) -> Self {
+        let beat = (late / 2).min(silent / 4).clamp(Duration::from_millis(50), Duration::from_millis(500));
+        Self { gather, beat, late, silent }
+    }
 }
 
 impl Default for Limits {
-    /// A fault is named within 5 s: 3 s of silence, and the rest to spare for a busy machine.
+    /// A machine that swaps, or a debugger, may keep a process silent for seconds: that ends no run.
     fn default() -> Self {
-        Self {
-            gather: Duration::from_secs(120),
-            beat: Duration::from_millis(500),
-            late: Duration::from_millis(1500),
-            silent: Duration::from_secs(3),
-            behind: Some(Duration::from_secs(10)),
-            stalled: None,
-        }
+        Self::new(Duration::from_secs(120), Duration::from_secs(1), Duration::from_secs(15))
     }
 }
+
+/// A gap in the events of this process after which it must have been stopped itself.
+const SLEPT: Duration = Duration::from_secs(1);
 
 /// How long the verdict on a rank that blames another waits for the other's end: it shows within two heartbeats.
 const BLAME: Duration = Duration::from_secs(1);
@@ -65,6 +70,8 @@ pub enum Event {
         rank: Rank,
         /// Where it is.
         position: Position,
+        /// Whom it waits for.
+        waiting: Waiting,
     },
     /// A connection ended without a goodbye.
     Lost {
@@ -99,7 +106,9 @@ pub enum Action {
     /// Everybody has arrived: send the table.
     Start,
     /// Say that somebody is late.
-    Warn(Late),
+    Late(Late),
+    /// Say that it is not any more.
+    CaughtUp(CaughtUp),
     /// Tell the hub that this process cannot go on.
     Complain {
         /// What is wrong.
@@ -142,18 +151,15 @@ enum Standing {
 
 /// What is known of a rank.
 #[derive(Clone, Debug)]
-struct Peer {
+struct Member {
     host: String,
     standing: Standing,
     /// When it was last heard.
     heard: Duration,
     position: Position,
-    /// When it reached its position.
-    since: Duration,
-    /// Called late in this silence.
-    silence_told: bool,
-    /// After how long a wait it is called late (again).
-    behind_next: Duration,
+    waiting: Waiting,
+    /// When it was last known to wait for somebody itself.
+    waited: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +178,8 @@ pub struct Membership {
     began: Duration,
     /// When the last event was handled: a long gap means that this process itself was stopped.
     seen: Duration,
-    peers: Vec<Peer>,
+    members: Vec<Member>,
+    account: Account,
     /// A verdict on a rank that blames another, and when it is spoken.
     held: Option<(Verdict, Duration)>,
 }
@@ -182,7 +189,7 @@ impl Membership {
     pub fn hub(world: usize, host: &str, limits: Limits, now: Duration) -> Self {
         let mut state = Self::new(Rank::at(0), vec![String::new(); world], limits, now);
         state.stage = Stage::Gathering;
-        state.peers[0] = Peer { host: host.to_owned(), standing: Standing::Present, ..state.peers[0].clone() };
+        state.members[0] = Member { host: host.to_owned(), standing: Standing::Present, ..state.members[0].clone() };
         state
     }
 
@@ -190,24 +197,23 @@ impl Membership {
     pub fn spoke(me: Rank, hosts: Vec<String>, limits: Limits, now: Duration) -> Self {
         assert!(me.index() > 0, "rank 0 is the hub");
         let mut state = Self::new(me, hosts, limits, now);
-        state.peers[0].standing = Standing::Present;
-        state.peers[me.index()].standing = Standing::Present;
+        state.members[0].standing = Standing::Present;
+        state.members[me.index()].standing = Standing::Present;
         state
     }
 
     fn new(me: Rank, hosts: Vec<String>, limits: Limits, now: Duration) -> Self {
-        let behind_next = limits.behind.unwrap_or(Duration::MAX);
-        let peer = |host| Peer {
+        let account = Account::new(hosts.len(), limits.late, limits.beat);
+        let member = |host| Member {
             host,
             standing: Standing::Awaited,
             heard: now,
             position: Position::default(),
-            since: now,
-            silence_told: false,
-            behind_next,
+            waiting: Waiting::default(),
+            waited: now,
         };
-        let peers = hosts.into_iter().map(peer).collect();
-        Self { me, limits, stage: Stage::Running, began: now, seen: now, peers, held: None }
+        let members = hosts.into_iter().map(member).collect();
+        Self { me, limits, stage: Stage::Running, began: now, seen: now, members, account, held: None }
     }
 
     /// Whether the run is over, well or badly.
@@ -217,12 +223,12 @@ impl Membership {
 
     /// Whether a rank has arrived and not left.
     pub fn is_present(&self, rank: Rank) -> bool {
-        self.peers[rank.index()].standing == Standing::Present
+        self.members[rank.index()].standing == Standing::Present
     }
 
     /// The ranks that have not arrived.
     pub fn missing(&self) -> Vec<usize> {
-        (0..self.peers.len()).filter(|&rank| self.peers[rank].standing == Standing::Awaited).collect()
+        (0..self.members.len()).filter(|&rank| self.members[rank].standing == Standing::Awaited).collect()
     }
 
     /// Handles an event. After the end, events are ignored.
@@ -233,7 +239,7 @@ impl Membership {
         self.forgive_own_sleep(now);
         match event {
             Event::Arrived { rank, host } => self.arrived(rank, host, now),
-            Event::Beat { rank, position } => self.beat(rank, position, now),
+            Event::Beat { rank, position, waiting } => self.beat(rank, position, waiting, now),
             Event::Lost { rank, why } => self.lost(rank, why),
             Event::Failed { rank, why, suspect } => self.failed(rank, why, suspect, now),
             Event::Goodbye { rank } => self.goodbye(rank),
@@ -245,55 +251,50 @@ impl Membership {
     /// A process that was stopped itself has heard nobody; that is not their fault.
     fn forgive_own_sleep(&mut self, now: Duration) {
         let gap = now.saturating_sub(self.seen);
-        if gap > self.limits.late {
-            for peer in &mut self.peers {
-                peer.heard += gap;
-                peer.since += gap;
-            }
+        if gap > SLEPT {
+            self.members.iter_mut().for_each(|member| member.heard += gap);
             self.held = self.held.take().map(|(verdict, at)| (verdict, at + gap));
         }
         self.seen = self.seen.max(now);
     }
 
     fn arrived(&mut self, rank: Rank, host: String, now: Duration) -> Decision {
-        if self.stage != Stage::Gathering || self.peers[rank.index()].standing != Standing::Awaited {
+        if self.stage != Stage::Gathering || self.members[rank.index()].standing != Standing::Awaited {
             return Decision::default();
         }
-        let world = self.peers.len();
-        let peer = &mut self.peers[rank.index()];
-        (peer.standing, peer.heard, peer.since) = (Standing::Present, now, now);
+        let world = self.members.len();
+        let peer = &mut self.members[rank.index()];
+        (peer.standing, peer.heard) = (Standing::Present, now);
         let reason = format!("{rank} arrived from {host}");
         peer.host = host;
         match self.missing().len() {
             0 => {
                 self.stage = Stage::Running;
-                for peer in &mut self.peers {
-                    (peer.heard, peer.since) = (now, now);
-                }
+                self.members.iter_mut().for_each(|member| member.heard = now);
                 Decision::because(format!("{reason}; all {world} are there")).and(Action::Start)
             }
             missing => Decision::because(format!("{reason}; {} of {world} are there", world - missing)),
         }
     }
 
-    fn beat(&mut self, rank: Rank, position: Position, now: Duration) -> Decision {
-        let behind = self.limits.behind.unwrap_or(Duration::MAX);
-        let peer = &mut self.peers[rank.index()];
-        if peer.standing != Standing::Present {
+    fn beat(&mut self, rank: Rank, position: Position, waiting: Waiting, now: Duration) -> Decision {
+        let member = &mut self.members[rank.index()];
+        if member.standing != Standing::Present {
             return Decision::default();
         }
-        peer.heard = now;
-        if position != peer.position {
-            (peer.position, peer.since, peer.behind_next) = (position, now, behind);
+        if waiting.peer.is_some() || !waiting.lately_ms.is_empty() {
+            member.waited = now;
         }
-        if std::mem::take(&mut peer.silence_told) {
-            return Decision::because(format!("{rank} on {} is heard again", peer.host));
+        (member.heard, member.position, member.waiting) = (now, position, waiting);
+        if self.me.index() > 0 || self.stage != Stage::Running {
+            return Decision::default();
         }
-        Decision::default()
+        self.account.hear(&self.members, rank.index(), now);
+        self.look_who_is_late(now)
     }
 
     fn lost(&mut self, rank: Rank, why: String) -> Decision {
-        let peer = &mut self.peers[rank.index()];
+        let peer = &mut self.members[rank.index()];
         if peer.standing != Standing::Present {
             return Decision::default();
         }
@@ -310,12 +311,12 @@ impl Membership {
     }
 
     fn failed(&mut self, rank: Rank, why: String, suspect: Option<Rank>, now: Duration) -> Decision {
-        if self.peers[rank.index()].standing != Standing::Present && rank != self.me {
+        if self.members[rank.index()].standing != Standing::Present && rank != self.me {
             return Decision::default();
         }
         let hub = self.me.index() == 0;
         let verdict = self.verdict(rank, Cause::Failed { why: why.clone() });
-        match suspect.filter(|suspect| *suspect != rank && suspect.index() < self.peers.len()) {
+        match suspect.filter(|suspect| *suspect != rank && suspect.index() < self.members.len()) {
             None if hub => self.end(verdict),
             suspect => {
                 // The hub decides; a rank without one, if rank 0 is gone as well, decides when that shows.
@@ -333,8 +334,8 @@ impl Membership {
 
     fn goodbye(&mut self, rank: Rank) -> Decision {
         let hub = self.me.index() == 0;
-        self.peers[rank.index()].standing = Standing::Left;
-        let all = self.peers.iter().all(|peer| peer.standing == Standing::Left);
+        self.members[rank.index()].standing = Standing::Left;
+        let all = self.members.iter().all(|member| member.standing == Standing::Left);
         // The hub is the last to say goodbye, so to the others its goodbye is everybody's.
         if (hub && all) || (!hub && rank.index() == 0) {
             self.stage = Stage::Ended;
@@ -356,69 +357,49 @@ impl Membership {
         if let Some((verdict, _)) = self.held.take_if(|(_, at)| now >= *at) {
             return self.end(verdict);
         }
-        let watched = if self.me.index() == 0 { 1..self.peers.len() } else { 0..1 };
+        let watched = if self.me.index() == 0 { 1..self.members.len() } else { 0..1 };
         for rank in watched.map(Rank::at) {
             let decision = self.listen(rank, now);
             if decision != Decision::default() {
                 return decision;
             }
         }
-        if self.me.index() == 0 { self.look_who_is_behind(now) } else { Decision::default() }
+        if self.me.index() == 0 { self.look_who_is_late(now) } else { Decision::default() }
     }
 
-    /// Late or stalled by silence.
+    /// Stalled by silence.
     fn listen(&mut self, rank: Rank, now: Duration) -> Decision {
-        let Limits { late, silent, .. } = self.limits;
-        let peer = &mut self.peers[rank.index()];
-        let silence = now.saturating_sub(peer.heard);
-        if peer.standing != Standing::Present || silence < late {
+        let member = &self.members[rank.index()];
+        let silence = now.saturating_sub(member.heard);
+        if member.standing != Standing::Present || silence < self.limits.silent {
             return Decision::default();
         }
-        if silence >= silent {
-            return self.blame(rank, Cause::Silent { silent_ms: milliseconds(silence) });
-        }
-        if std::mem::replace(&mut peer.silence_told, true) {
-            return Decision::default();
-        }
-        self.warn(rank, silence, true)
+        self.blame(rank, Cause::Silent { silent_ms: milliseconds(silence) })
     }
 
-    /// Late or stalled although alive: others are ahead of it and have waited long. Warned of again after twice the wait.
-    fn look_who_is_behind(&mut self, now: Duration) -> Decision {
-        let present = |peer: &&Peer| peer.standing == Standing::Present;
-        let Some(front) = self.peers.iter().filter(present).map(|peer| peer.position).max() else {
-            return Decision::default();
-        };
-        // Since when somebody stands at the front.
-        let reached =
-            self.peers.iter().filter(present).filter(|peer| peer.position == front).map(|peer| peer.since).min();
-        let waited = now.saturating_sub(reached.unwrap_or(now));
-        let last = |rank: &usize| {
-            let peer = &self.peers[*rank];
-            peer.standing == Standing::Present && peer.position < front
-        };
-        let Some(rank) = (0..self.peers.len()).filter(last).min_by_key(|&rank| self.peers[rank].position) else {
-            return Decision::default();
-        };
-        if self.limits.stalled.is_some_and(|limit| waited >= limit) {
-            return self.blame(Rank::at(rank), Cause::Stalled { waited_ms: milliseconds(waited) });
+    fn look_who_is_late(&mut self, now: Duration) -> Decision {
+        let Some(finding) = self.account.look(&self.members, now) else { return Decision::default() };
+        let (Finding::Late { rank, .. } | Finding::CaughtUp { rank, .. }) = finding;
+        let Member { host, position, heard, .. } = &self.members[rank];
+        let (host, position) = (host.clone(), *position);
+        match finding {
+            Finding::Late { message, waited, lately, .. } => {
+                let unheard = now.saturating_sub(*heard);
+                let window = lately.then(|| self.account.window());
+                let ends_after = (unheard >= self.account.unheard()).then_some(self.limits.silent);
+                let rank = Rank::at(rank);
+                let late = Late { rank, host, position, message, waited, window, unheard, ends_after };
+                Decision::because(late.to_string()).and(Action::Late(late))
+            }
+            Finding::CaughtUp { waited, .. } => {
+                let caught_up = CaughtUp { rank: Rank::at(rank), host, position, waited };
+                Decision::because(caught_up.to_string()).and(Action::CaughtUp(caught_up))
+            }
         }
-        if waited < self.peers[rank].behind_next {
-            return Decision::default();
-        }
-        self.peers[rank].behind_next = waited * 2;
-        self.warn(Rank::at(rank), waited, false)
-    }
-
-    fn warn(&self, rank: Rank, since: Duration, silent: bool) -> Decision {
-        let peer = &self.peers[rank.index()];
-        let deadline = if silent { Some(self.limits.silent) } else { self.limits.stalled };
-        let late = Late { rank, host: peer.host.clone(), position: peer.position, silent, since, deadline };
-        Decision::because(late.to_string()).and(Action::Warn(late))
     }
 
     fn verdict(&self, rank: Rank, cause: Cause) -> Verdict {
-        let peer = &self.peers[rank.index()];
+        let peer = &self.members[rank.index()];
         Verdict { rank: rank.index(), host: peer.host.clone(), position: peer.position, cause }
     }
 

@@ -3,11 +3,12 @@
 
 use paceline_comm::RunId;
 use paceline_system::printable::printable_lines;
+use paceline_system::progress::Position;
 use serde::{Deserialize, Serialize};
 
 use crate::membership::{Cause, Verdict};
-use crate::phase::Position;
 use crate::table::Entry;
+use crate::waiting::Waiting;
 
 /// The frame kind of these messages.
 pub const KIND: u16 = 1;
@@ -65,6 +66,8 @@ pub enum Message {
     Beat {
         /// Where the sender is.
         position: Position,
+        /// Whom it waits for.
+        waiting: Waiting,
     },
     /// I am through.
     Goodbye,
@@ -127,7 +130,8 @@ impl Message {
                 suspect.is_none_or(|suspect| (suspect as usize) < world)
             }
             Self::Ended { verdict } => clean(verdict, world),
-            Self::Beat { .. } | Self::Goodbye => true,
+            Self::Beat { waiting, .. } => waiting.is_sound(world),
+            Self::Goodbye => true,
         };
         if sound { Ok(message) } else { Err("a message that cannot be meant for this run".into()) }
     }
@@ -141,7 +145,7 @@ fn clean(verdict: &mut Verdict, world: usize) -> bool {
             *why = printable(why);
             true
         }
-        Cause::Silent { .. } | Cause::Stalled { .. } => true,
+        Cause::Silent { .. } => true,
     };
     known && verdict.rank < world
 }
@@ -172,7 +176,7 @@ mod tests {
         let Message::Ended { verdict } = read else { panic!("{read:?}") };
         assert_eq!(verdict.host, "h\\u{1b}[2J");
         assert_eq!(verdict.cause, Cause::Failed { why: "a\\u{7}b".into() });
-        let beat = Message::Beat { position: Position::default() };
+        let beat = Message::Beat { position: Position::default(), waiting: Waiting::default() };
         assert_eq!(Message::decode(&beat.encode(), 2).unwrap(), beat);
     }
 

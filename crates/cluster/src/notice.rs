@@ -5,14 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use paceline_system::clock::Clock;
+use paceline_system::event::Event;
 
 /// One line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Notice {
     /// Whether the user should see it without having asked.
     pub warning: bool,
     /// The sentence.
     pub text: String,
+    /// The same for an event log, where it belongs there.
+    pub event: Option<Event>,
 }
 
 /// Where lines go. Cheap to clone.
@@ -37,11 +40,15 @@ impl Log {
     }
 
     pub(crate) fn say(&self, text: impl Into<String>) {
-        (self.0)(Notice { warning: false, text: text.into() });
+        (self.0)(Notice { warning: false, text: text.into(), event: None });
     }
 
     pub(crate) fn warn(&self, text: impl Into<String>) {
-        (self.0)(Notice { warning: true, text: text.into() });
+        (self.0)(Notice { warning: true, text: text.into(), event: None });
+    }
+
+    pub(crate) fn tell(&self, text: impl Into<String>, event: Event) {
+        (self.0)(Notice { warning: true, text: text.into(), event: Some(event) });
     }
 }
 

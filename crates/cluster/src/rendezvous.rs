@@ -273,7 +273,7 @@ fn introduce(
                 return Ok(Some((connection, Table::new(entries))));
             }
             Ok(Some(Message::Refused { why })) => return refused(why),
-            Ok(Some(Message::Ended { verdict })) => return Err(ClusterError::Failed(verdict.to_string())),
+            Ok(Some(Message::Ended { verdict })) => return Err(ClusterError::Ended(verdict)),
             Ok(Some(_)) => {}
             Ok(None) => drop(ready::wait(&[connection.interest()], Duration::from_millis(100))),
             Err(why) => {

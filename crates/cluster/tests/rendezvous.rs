@@ -10,13 +10,14 @@ use paceline_cluster::launch::local;
 use paceline_cluster::membership::Cause;
 use paceline_cluster::spec::{ClusterFile, Variables, from_environment};
 use paceline_cluster::{ClusterError, Control, Job, JoinOptions, Limits, Log, Phase, Position, join};
-use paceline_comm::wire::Tls;
-use paceline_comm::{Rank, Token};
+use paceline_comm::wire::stream::Talk;
+use paceline_comm::wire::{Framed, Identity, Purpose, Role, Tls, greet};
+use paceline_comm::{Rank, Stop, Token, Wait};
 
 type Said = Arc<Mutex<Vec<String>>>;
 
 /// Waits for something that happens soon.
-fn until(what: &str, so: impl Fn() -> bool) {
+fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
         assert!(start.elapsed() < Duration::from_secs(20), "waited 20 s for {what}");
@@ -149,7 +150,7 @@ fn one_member_alone_is_a_run() {
 fn a_member_that_fails_is_named_by_all_with_its_own_words() {
     let (controls, _) = meet(3);
     controls[1].progress().enter(Phase::Checkpoint, 12);
-    let named = Position { step: 12, phase: Phase::Checkpoint };
+    let named = Position { step: 12, phase: Phase::Checkpoint, message: None };
     until("a heartbeat with the position that will be named", || controls[0].position_of(Rank(1)) == Some(named));
     let own = controls[1].fail("the disk is full", None).unwrap();
     assert_eq!((own.rank, own.position.step, own.position.phase), (1, 12, Phase::Checkpoint));
@@ -224,7 +225,9 @@ fn members_meet_in_secret_and_whoever_does_not_encrypt_is_refused() {
     // Heartbeats go both ways, and both leave.
     hub.progress().enter(Phase::Exchange, 7);
     member.progress().enter(Phase::Exchange, 8);
-    let heard = |by: &Control, rank, step| by.position_of(rank) == Some(Position { step, phase: Phase::Exchange });
+    let heard = |by: &Control, rank, step| {
+        by.position_of(rank) == Some(Position { step, phase: Phase::Exchange, message: None })
+    };
     until("heartbeats", || heard(&hub, Rank(1), 8) && heard(&member, Rank(0), 7));
     let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
     hub.finish(Duration::from_secs(5)).unwrap();
@@ -327,4 +330,37 @@ fn strangers_hold_up_nobody() {
     let member = thread::spawn(move || member.finish(Duration::from_secs(5)));
     hub.finish(Duration::from_secs(5)).unwrap();
     member.join().unwrap().unwrap();
+}
+
+/// Rank 1 is this test: it holds the token, joins, says that it is alive, and never reads.
+#[test]
+fn a_member_that_never_reads_is_named_by_those_that_do() {
+    let (port, token) = (free_port(), Token::random());
+    // Heartbeats without a pause fill the few megabytes that the kernel buffers within seconds.
+    let (hub, said) = options(0, 3, port, &token);
+    let hub = enter(JoinOptions { limits: Limits { beat: Duration::ZERO, ..hub.limits }, ..hub });
+    until("the hub", || has_said(&said, "listens"));
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let identity = Identity::new(&token, Purpose::Control, Role::Dialler, Rank(1), 3);
+    let wait = Wait::new(Duration::from_secs(30), &Stop::new());
+    let met = greet(&mut stream, &identity, &wait).unwrap();
+    let talk = Talk { rank: Rank(1), peer: Rank(0).into(), phase: "test" };
+    let mut framed = Framed::new(stream, 1 << 20);
+    let entry = r#"{"data":null,"host":"deaf","node":"n","pid":1,"version":"0"}"#;
+    let config = "batch = 8\\nseed = 1";
+    let join = format!(r#"{{"message":"join","entry":{entry},"config":"{config}","run":"{}"}}"#, met.run);
+    framed.send(1, join.as_bytes(), &talk, &wait).unwrap();
+    let other = enter(options(2, 3, port, &token).0);
+    let (hub, other) = (hub.join().unwrap().unwrap(), other.join().unwrap().unwrap());
+    let beat = br#"{"message":"beat","position":{"step":7,"phase":"exchange"},"waiting":{}}"#;
+    until("the verdict", || {
+        // Once the hub has given up on it, the connection is gone.
+        let _ = framed.send(1, beat, &talk, &wait);
+        hub.verdict().is_some() && other.verdict().is_some()
+    });
+    for control in [&hub, &other] {
+        let verdict = control.verdict().unwrap().to_string();
+        let gone = verdict.starts_with("rank 1 on deaf is gone (it does not read: ");
+        assert!(gone || verdict.contains("it has read nothing"), "{verdict}");
+    }
 }

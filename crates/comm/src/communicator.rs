@@ -12,7 +12,7 @@ use paceline_system::memory;
 
 use crate::choose::Choice;
 use crate::collective::{Algorithm, Collective, transfers};
-use crate::error::{CommError, Party};
+use crate::error::CommError;
 use crate::rank::Rank;
 use crate::reduce::Kind;
 use crate::registered::RegisteredBuffer;
@@ -159,7 +159,7 @@ impl Communicator {
             && port.has_registered(shared)
         {
             self.sequence += 1;
-            let wait = Wait::new(self.options.timeout, &self.options.stop);
+            let wait = Wait::among(&self.members, self.options.timeout, &self.options.stop);
             let result = if self.broken {
                 Err(CommError::Broken { rank: self.rank, phase: Collective::AllReduce.name() })
             } else {
@@ -308,7 +308,7 @@ impl Communicator {
 
     fn first_to_send(&mut self, peers: &[Rank]) -> Result<Rank, CommError> {
         const PHASE: &str = "wait_any";
-        let wait = Wait::new(self.options.timeout, &self.options.stop);
+        let wait = Wait::among(&self.members, self.options.timeout, &self.options.stop);
         let rank = self.rank;
         let interest = |&peer: &Rank| Interest { peer, receive: true, send: false };
         let interests: Vec<Interest> = peers.iter().map(interest).collect();
@@ -319,7 +319,11 @@ impl Communicator {
                     return Ok(peer);
                 }
             }
-            wait.check(rank, Party::Anyone, PHASE)?;
+            // Of several, whoever comes first is served: none of them is waited for.
+            match peers {
+                [peer] => wait.check(rank, *peer, PHASE)?,
+                _ => wait.check_idle(rank, PHASE)?,
+            }
             self.transport.sleep(&interests, wait.slice());
         }
     }
@@ -346,7 +350,7 @@ impl Communicator {
         if let (Collective::AllReduce, Algorithm::Direct, Transport::Shm(port), false) =
             (collective, algorithm, &mut self.transport, self.broken)
         {
-            let wait = Wait::new(self.options.timeout, &self.options.stop);
+            let wait = Wait::among(&self.members, self.options.timeout, &self.options.stop);
             let result = port.all_reduce_staged(kind, buffer, self.sequence, &wait);
             return self.ended(result);
         }
@@ -354,7 +358,7 @@ impl Communicator {
         if let (Transport::Mpi(port), false, false) =
             (&mut self.transport, self.options.choice.is_forced(), self.broken)
         {
-            let wait = Wait::new(self.options.timeout, &self.options.stop);
+            let wait = Wait::among(&self.members, self.options.timeout, &self.options.stop);
             let result = port.collective(collective, kind, buffer, &wait);
             return self.ended(result);
         }
@@ -375,7 +379,7 @@ impl Communicator {
         if self.broken {
             return self.named(Err(CommError::Broken { rank, phase }));
         }
-        let wait = Wait::new(self.options.timeout, &self.options.stop);
+        let wait = Wait::among(&self.members, self.options.timeout, &self.options.stop);
         let options = RunOptions { rank, kind, phase, code, sequence, wait: &wait };
         let result = run(list, &options, &mut self.transport, buffer);
         self.ended(result)

@@ -4,6 +4,7 @@
 //! tested; one small interpreter runs it on any transport. Nothing a peer sends is trusted, every wait has a deadline
 //! and looks at the shared [`Stop`], and a fault names the rank and the phase.
 
+pub mod awaited;
 pub mod choose;
 pub mod collective;
 pub mod communicator;
@@ -22,6 +23,7 @@ pub mod transport;
 pub mod wait;
 pub mod wire;
 
+pub use awaited::Awaited;
 pub use choose::Choice;
 pub use collective::{Algorithm, Collective, Nodes};
 pub use communicator::{Communicator, Options};

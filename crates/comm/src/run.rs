@@ -356,9 +356,11 @@ pub fn run(
         // Bytes that drip in must not keep the deadline from being seen.
         if passes.is_multiple_of(64) {
             check(&machine)?;
+            options.wait.over();
         }
         if machine.pass(transport, &mut buffer, &talk)? {
             idle = 0;
+            options.wait.over();
             continue;
         }
         idle += 1;

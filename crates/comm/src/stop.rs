@@ -1,10 +1,19 @@
-//! One flag that ends every wait of a process, with the reason that the first one to set it gave.
+//! What all waits of a process share: one flag that ends them, with the reason that the first one to set it gave, and
+//! whom they wait for.
 
 use std::sync::{Arc, OnceLock};
 
+use crate::awaited::{Awaited, Word};
+
 /// Shared by everything in a process that waits for other ranks. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<OnceLock<String>>);
+pub struct Stop(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    reason: OnceLock<String>,
+    awaited: Word,
+}
 
 impl Stop {
     /// A flag nobody has set.
@@ -14,12 +23,21 @@ impl Stop {
 
     /// Ends every wait. The first reason stays; whether this was the first.
     pub fn set(&self, reason: impl Into<String>) -> bool {
-        self.0.set(reason.into()).is_ok()
+        self.0.reason.set(reason.into()).is_ok()
     }
 
     /// Why to stop, once somebody has said so.
     pub fn reason(&self) -> Option<&str> {
-        self.0.get().map(String::as_str)
+        self.0.reason.get().map(String::as_str)
+    }
+
+    /// Whom this process waits for at the moment, if it does: of several threads that wait, the one that looked up last.
+    pub fn awaited(&self) -> Option<Awaited> {
+        self.0.awaited.get()
+    }
+
+    pub(crate) fn word(&self) -> &Word {
+        &self.0.awaited
     }
 }
 

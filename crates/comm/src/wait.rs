@@ -1,9 +1,12 @@
-//! How long to wait: until a deadline, or until somebody sets the [`Stop`]. Every blocking call takes one.
+//! How long to wait: until a deadline, or until somebody sets the [`Stop`]. Every blocking call takes one, and says
+//! there whom it waits for.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use paceline_system::clock::Clock;
 
+use crate::awaited::Awaited;
 use crate::error::{CommError, Party};
 use crate::rank::Rank;
 use crate::stop::Stop;
@@ -17,12 +20,19 @@ pub struct Wait {
     clock: Clock,
     limit: Duration,
     stop: Stop,
+    /// The numbers in the world of a group's ranks, where those are waited for.
+    members: Option<Arc<[Rank]>>,
 }
 
 impl Wait {
     /// From now until `limit` has passed or `stop` is set.
     pub fn new(limit: Duration, stop: &Stop) -> Self {
-        Self { clock: Clock::real(), limit, stop: stop.clone() }
+        Self { clock: Clock::real(), limit, stop: stop.clone(), members: None }
+    }
+
+    /// The same for ranks that are numbered within a group of these.
+    pub(crate) fn among(members: &Arc<[Rank]>, limit: Duration, stop: &Stop) -> Self {
+        Self { clock: Clock::real(), limit, stop: stop.clone(), members: Some(Arc::clone(members)) }
     }
 
     /// The same, but no longer than `limit` from now.
@@ -40,18 +50,57 @@ impl Wait {
         self.left().clamp(Duration::from_millis(1), SLICE_MAX)
     }
 
-    /// Whether to go on waiting.
+    /// Whether to go on waiting. Until the wait is over, the [`Stop`] says for whom.
     ///
     /// # Errors
     /// When the stop was set or the deadline has passed: who waited for whom, in which phase.
     pub fn check(&self, rank: Rank, peer: impl Into<Party>, phase: &'static str) -> Result<(), CommError> {
+        let peer = peer.into();
+        let awaited = match &peer {
+            Party::Rank(peer) => Some(Awaited::Rank(self.number(*peer))),
+            Party::Anyone => Some(Awaited::All),
+            Party::Address(_) => None,
+        };
+        self.check_as(awaited, rank, peer, phase)
+    }
+
+    /// The same for one who waits for whoever comes next, so that nobody is late.
+    pub(crate) fn check_idle(&self, rank: Rank, phase: &'static str) -> Result<(), CommError> {
+        self.check_as(Some(Awaited::Anyone), rank, Party::Anyone, phase)
+    }
+
+    fn check_as(
+        &self,
+        awaited: Option<Awaited>,
+        rank: Rank,
+        peer: Party,
+        phase: &'static str,
+    ) -> Result<(), CommError> {
+        if let Some(awaited) = awaited {
+            self.stop.word().set(awaited);
+        }
         if let Some(reason) = self.stop.reason() {
             return Err(CommError::Stopped { rank, phase, reason: reason.to_owned() });
         }
         if self.left().is_zero() {
-            return Err(CommError::DeadlinePassed { rank, peer: peer.into(), phase, waited: self.limit });
+            return Err(CommError::DeadlinePassed { rank, peer, phase, waited: self.limit });
         }
         Ok(())
+    }
+
+    /// Says that what was waited for has come. So does the end of the wait itself.
+    pub(crate) fn over(&self) {
+        self.stop.word().clear();
+    }
+
+    fn number(&self, rank: Rank) -> Rank {
+        self.members.as_ref().and_then(|members| members.get(rank.index()).copied()).unwrap_or(rank)
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.over();
     }
 }
 
@@ -65,6 +114,24 @@ mod tests {
         let error = wait.check(Rank(1), Rank(2), "all_reduce").unwrap_err();
         assert_eq!(error.to_string(), "rank 1 waited 0 ms for rank 2 in all_reduce: deadline passed");
         assert_eq!(error.peer(), Some(Rank(2)));
+    }
+
+    #[test]
+    fn whoever_looks_sees_who_is_waited_for_by_its_number_in_the_world() {
+        let stop = Stop::new();
+        let members: Arc<[Rank]> = [Rank(4), Rank(7)].into();
+        let wait = Wait::among(&members, Duration::from_secs(1000), &stop);
+        assert_eq!(stop.awaited(), None);
+        wait.check(Rank(0), Rank(1), "all_reduce").unwrap();
+        assert_eq!(stop.awaited(), Some(Awaited::Rank(Rank(7))));
+        wait.over();
+        assert_eq!(stop.awaited(), None);
+        wait.check(Rank(0), Party::Anyone, "all_reduce").unwrap();
+        assert_eq!(stop.awaited(), Some(Awaited::All));
+        wait.check_idle(Rank(0), "wait_any").unwrap();
+        assert_eq!(stop.awaited(), Some(Awaited::Anyone));
+        drop(wait);
+        assert_eq!(stop.awaited(), None);
     }
 
     #[test]

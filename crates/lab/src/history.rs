@@ -8,11 +8,10 @@
 
 use paceline_system::event::{Event, Line};
 use paceline_system::host::Host;
+use paceline_system::phase::Phase;
 
 use crate::gpu::GpuTotals;
-
-/// Phases told apart in a step; time in any further ones is shown as the rest.
-pub(crate) const PHASES_MAX: usize = 8;
+use crate::waiting::{Lateness, Served};
 
 /// Different warnings that are kept; the rest is counted.
 pub(crate) const WARNINGS_MAX: usize = 200;
@@ -26,8 +25,8 @@ pub(crate) struct Step {
     pub learning_rate: f64,
     pub samples: u64,
     pub seconds: f64,
-    /// In the order of [`History::phase_names`].
-    pub phases: [f32; PHASES_MAX],
+    /// By the number of the phase.
+    pub phases: [f32; Phase::ALL.len()],
 }
 
 /// One pass over the data.
@@ -135,7 +134,10 @@ pub(crate) struct History {
     pub warnings: Vec<Warning>,
     /// Warnings beyond [`WARNINGS_MAX`] different ones.
     pub warnings_more: u64,
-    pub phase_names: Vec<String>,
+    /// Ranks that were late, as this one told.
+    pub late: Vec<Lateness>,
+    /// What this rank did as a server, if it was one.
+    pub served: Option<Served>,
     /// None if nothing was told of a GPU.
     pub gpu: Option<GpuTotals>,
 }
@@ -176,6 +178,8 @@ impl History {
                 self.checkpoints.retain(|known| known.path != *path);
                 self.checkpoints.push(Checkpoint { step: *step, path: path.clone(), best: *best, seconds: *seconds });
             }
+            Event::Served { .. } => self.served.get_or_insert_default().add(&line.event),
+            Event::Late { .. } | Event::CaughtUp { .. } => Lateness::add(&mut self.late, line),
             Event::Gpu(seen) => self.gpu.get_or_insert_default().add(seen),
             Event::Warning { message } => self.push_warning(line.time_s, message),
         }
@@ -195,12 +199,8 @@ impl History {
         let Event::Step { step, loss, accuracy, learning_rate, samples, seconds, phases: named, .. } = event else {
             return;
         };
-        let mut phases = [0.0; PHASES_MAX];
-        for (name, phase_s) in named {
-            if let Some(index) = self.phase_index(name) {
-                phases[index] = *phase_s as f32;
-            }
-        }
+        let mut phases = [0.0; Phase::ALL.len()];
+        named.iter().for_each(|(phase, phase_s)| phases[phase as usize] = phase_s as f32);
         self.steps.truncate(self.steps.partition_point(|known| known.step < *step));
         self.epochs.truncate(self.epochs.partition_point(|known| known.step < *step));
         self.evaluations.truncate(self.evaluations.partition_point(|known| known.step < *step));
@@ -244,15 +244,6 @@ impl History {
             samples_per_s: *samples_per_s,
             data_wait_s: *data_wait_s,
         });
-    }
-
-    fn phase_index(&mut self, name: &str) -> Option<usize> {
-        let known = self.phase_names.iter().position(|known| known == name);
-        if known.is_none() && self.phase_names.len() < PHASES_MAX {
-            self.phase_names.push(name.to_owned());
-            return Some(self.phase_names.len() - 1);
-        }
-        known
     }
 
     /// Every evaluation, in order.
@@ -317,7 +308,7 @@ fn finish(event: &Event) -> Option<Finish> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use paceline_system::phase::PhaseTimes;
 
     use super::*;
 
@@ -325,8 +316,8 @@ mod tests {
         Line { time_s: 0.0, rank: 0, event }
     }
 
-    fn step(step: u64, loss: f64, phases: &[&str]) -> Line {
-        let phases: BTreeMap<String, f64> = phases.iter().map(|name| ((*name).to_owned(), 0.1)).collect();
+    fn step(step: u64, loss: f64) -> Line {
+        let phases = PhaseTimes::default();
         line(Event::Step { step, epoch: 0, loss, accuracy: 0.0, learning_rate: 0.1, samples: 8, seconds: 1.0, phases })
     }
 
@@ -349,13 +340,13 @@ mod tests {
     fn the_later_process_wins_and_lost_work_is_left_out() {
         let lines = [
             started(0),
-            step(1, 1.0, &[]),
-            step(2, 2.0, &[]),
-            step(3, 3.0, &[]),
-            step(4, 4.0, &[]),
+            step(1, 1.0),
+            step(2, 2.0),
+            step(3, 3.0),
+            step(4, 4.0),
             started(1),
-            step(2, 20.0, &[]),
-            step(3, 30.0, &[]),
+            step(2, 20.0),
+            step(3, 30.0),
         ];
         let history = History::of(&lines);
         let kept: Vec<_> = history.steps.iter().map(|step| (step.step, step.loss)).collect();
@@ -365,16 +356,9 @@ mod tests {
 
     #[test]
     fn a_process_that_never_stepped_replaces_nothing() {
-        let history = History::of(&[started(0), step(1, 1.0, &[]), step(2, 2.0, &[]), started(1)]);
+        let history = History::of(&[started(0), step(1, 1.0), step(2, 2.0), started(1)]);
         assert_eq!(history.steps.len(), 2);
         assert_eq!(history.processes.len(), 2);
-    }
-
-    #[test]
-    fn phases_beyond_the_bound_are_not_told_apart() {
-        let names: Vec<String> = (0..PHASES_MAX + 3).map(|number| format!("phase-{number:02}")).collect();
-        let history = History::of(&[step(1, 1.0, &names.iter().map(String::as_str).collect::<Vec<_>>())]);
-        assert_eq!(history.phase_names.len(), PHASES_MAX);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod quantity;
 pub mod report;
 pub mod summary;
 pub mod tensorboard;
+mod waiting;
 
 pub use error::LabError;
 pub use summary::{Outcome, Summary, SummaryBuilder};

@@ -23,6 +23,7 @@ mod curve;
 mod markup;
 mod scale;
 mod tables;
+mod waiting;
 
 use markup::{escape, section};
 
@@ -71,7 +72,9 @@ fn render(histories: &[History]) -> String {
     page.push_str(&section("speed", "Speed", &format!("<div class=\"grid\">\n{}</div>\n", speed.concat())));
     page.push_str(&tables::warnings(histories));
     page.push_str(&tables::epochs(history, &summary));
+    page.push_str(&waiting::late(histories));
     page.push_str(&tables::ranks(histories));
+    page.push_str(&waiting::servers(histories));
     page.push_str(&tables::gpus(histories));
     page.push_str(&tables::processes(history));
     page.push_str(&tables::checkpoints(history));

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use paceline_system::event::{Event, Line};
+use paceline_system::phase::Phase;
 
-use crate::history::{Epoch, Evaluation, History, PHASES_MAX, Process, Step};
+use crate::history::{Epoch, Evaluation, History, Process, Step};
 
 /// The name under which time that no phase claims is shown.
 pub const OTHER_PHASE: &str = "other";
@@ -111,7 +112,7 @@ pub struct Summary {
     /// Wall time inside steps that count.
     pub step_seconds: f64,
     /// Seconds by phase, most first; time in no phase comes last as [`OTHER_PHASE`].
-    pub phases: Vec<(String, f64)>,
+    pub phases: Vec<(&'static str, f64)>,
     /// The most memory any process of the run held; 0 when the log does not say.
     pub peak_memory_bytes: u64,
 }
@@ -158,7 +159,7 @@ impl Summary {
             samples_per_s: (step_seconds > 0.0).then(|| samples as f64 / step_seconds),
             seconds: history.processes.iter().map(Process::seconds).sum(),
             step_seconds,
-            phases: phases(&history.phase_names, totals),
+            phases: phases(totals),
             peak_memory_bytes: peaks.map(|finish| finish.peak_memory_bytes).max().unwrap_or(0),
         }
     }
@@ -211,8 +212,8 @@ impl SummaryBuilder {
 struct Totals {
     samples: u64,
     step_seconds: f64,
-    /// In the order of [`History::phase_names`].
-    phases: [f64; PHASES_MAX],
+    /// By the number of the phase.
+    phases: [f64; Phase::ALL.len()],
     epochs: u64,
     last_step: Option<Step>,
     last_epoch: Option<Epoch>,
@@ -245,22 +246,21 @@ impl Totals {
     }
 }
 
-fn phases(names: &[String], totals: &Totals) -> Vec<(String, f64)> {
+fn phases(totals: &Totals) -> Vec<(&'static str, f64)> {
     let step_seconds = totals.step_seconds;
-    let mut phases: Vec<(String, f64)> = names.iter().cloned().zip(totals.phases).collect();
-    phases.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let named = Phase::ALL.into_iter().map(Phase::name).zip(totals.phases);
+    let mut phases: Vec<(&'static str, f64)> = named.filter(|(_, phase_s)| *phase_s > 0.0).collect();
+    phases.sort_by(|a, b| b.1.total_cmp(&a.1).then_with(|| a.0.cmp(b.0)));
     let claimed: f64 = phases.iter().map(|(_, phase_s)| phase_s).sum();
     // Below a thousandth it is rounding and the clock's own cost.
     if step_seconds - claimed > step_seconds * 1e-3 {
-        phases.push((OTHER_PHASE.to_owned(), step_seconds - claimed));
+        phases.push((OTHER_PHASE, step_seconds - claimed));
     }
     phases
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use paceline_system::event::Event;
 
     use super::*;
@@ -270,7 +270,7 @@ mod tests {
     }
 
     fn step(step: u64) -> Line {
-        let phases = BTreeMap::from([("data".to_owned(), 0.5), ("compute".to_owned(), 1.0)]);
+        let phases = [(Phase::Data, 0.5), (Phase::Forward, 1.0)].into_iter().collect();
         let event = Event::Step {
             step,
             epoch: 0,
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(summary.best, Some(Best { top1: 0.9, epoch: 0, step: 1 }));
         assert_eq!(summary.final_top1, Some(0.8));
         assert_eq!(summary.samples_per_s, Some(10.0));
-        assert_eq!(summary.phases, [("compute".to_owned(), 2.0), ("data".to_owned(), 1.0), ("other".to_owned(), 1.0)]);
+        assert_eq!(summary.phases, [("forward", 2.0), ("data", 1.0), ("other", 1.0)]);
         assert_eq!((summary.seconds, summary.outcome), (4.5, Outcome::Unfinished));
     }
 

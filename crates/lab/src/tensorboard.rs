@@ -86,7 +86,7 @@ impl TensorBoard {
                 if *seconds > 0.0 {
                     value.push(scalar("throughput/samples_per_s", *samples as f64 / seconds));
                 }
-                value.extend(phases.iter().map(|(phase, phase_s)| scalar(&format!("time/{phase}"), *phase_s)));
+                value.extend(phases.iter().map(|(phase, phase_s)| scalar(&format!("time/{phase}"), phase_s)));
                 self.push(line.time_s, *step, What::Summary(proto::Summary { value }));
             }
             Event::Epoch { step, val_loss, val_top1, val_top5, .. } => {
@@ -105,6 +105,9 @@ impl TensorBoard {
             Event::Restarted { .. }
             | Event::Checkpoint { .. }
             | Event::Gpu(_)
+            | Event::Served { .. }
+            | Event::Late { .. }
+            | Event::CaughtUp { .. }
             | Event::Warning { .. }
             | Event::RunFinished { .. } => {}
         }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use paceline_system::event::{Event, GpuUse, Line, SCHEMA_VERSION};
 use paceline_system::host::Host;
+use paceline_system::phase::{Phase, PhaseTimes};
 
 const DOC: &str = include_str!("../../../docs/events.md");
 
@@ -30,7 +31,7 @@ fn all_events() -> Vec<Event> {
             learning_rate: 0.0,
             samples: 0,
             seconds: 0.0,
-            phases: BTreeMap::new(),
+            phases: PhaseTimes::default(),
         },
         Event::Epoch {
             epoch: 0,
@@ -54,6 +55,17 @@ fn all_events() -> Vec<Event> {
             power_w: Some(0.0),
             temperature_c: Some(0.0),
         }),
+        Event::Served { step: 0, seconds: 0.0, phases: PhaseTimes::default(), waited: BTreeMap::new() },
+        Event::Late {
+            late_rank: 0,
+            host: String::new(),
+            phase: Phase::Setup,
+            step: 0,
+            message: Some(String::new()),
+            waited_s: 0.0,
+            unheard_s: 0.0,
+        },
+        Event::CaughtUp { late_rank: 0, host: String::new(), step: 0, waited_s: 0.0 },
         Event::Warning { message: String::new() },
         Event::RunFinished {
             step: 0,
@@ -73,6 +85,9 @@ fn all_events() -> Vec<Event> {
             | Event::Restarted { .. }
             | Event::Checkpoint { .. }
             | Event::Gpu(_)
+            | Event::Served { .. }
+            | Event::Late { .. }
+            | Event::CaughtUp { .. }
             | Event::Warning { .. }
             | Event::RunFinished { .. } => {}
         }

@@ -134,7 +134,6 @@ fn text_from_the_log_cannot_become_markup() {
                     *field = attack.to_owned();
                 }
             }
-            Event::Step { phases, .. } => drop(phases.insert(attack.to_owned(), 0.1)),
             Event::Checkpoint { path, .. } => *path = attack.to_owned(),
             _ => {}
         }

@@ -8,6 +8,7 @@ use paceline_lab::TensorBoard;
 use paceline_lab::tensorboard::proto::{self, Content, What};
 use paceline_system::disk::Disk;
 use paceline_system::event::{Event, Line};
+use paceline_system::phase::Phase;
 use prost::Message;
 
 #[path = "../examples/specimen/log.rs"]
@@ -156,7 +157,7 @@ fn tensorboard_reads_every_value_back() {
                 };
                 expect("loss/train", loss);
                 expect("learning_rate", learning_rate);
-                expect("time/compute", phases["compute"]);
+                expect("time/backward", phases.get(Phase::Backward).unwrap());
             }
             Event::Epoch { step, val_top1, .. } => {
                 let value = f64::from(val_top1.unwrap() as f32);

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Clock;
 use crate::disk::{Append, Disk, DiskError};
 use crate::host::Host;
+use crate::phase::{Phase, PhaseTimes};
 use crate::printable::printable_json;
 
 /// The version written into every `run_started` event.
@@ -71,8 +72,8 @@ pub enum Event {
         samples: u64,
         /// Wall time of the step.
         seconds: f64,
-        /// Where the time went, by the names of `train/src/step.rs`: data, compute, clip (where asked for), wait (for other ranks), update.
-        phases: BTreeMap<String, f64>,
+        /// Where the time went.
+        phases: PhaseTimes,
     },
     /// One pass over the data ended, with its evaluation.
     Epoch {
@@ -135,6 +136,46 @@ pub enum Event {
     },
     /// What the GPU that this rank computes on was doing: about once a second, where the machine can tell.
     Gpu(GpuUse),
+    /// What a server did since it last told: about once a second.
+    Served {
+        /// Updates that its parameters contain.
+        step: u64,
+        /// The time that this is about.
+        seconds: f64,
+        /// Where it went: waiting for workers (`exchange`), and changing weights (`update`).
+        phases: PhaseTimes,
+        /// Seconds that it waited for each rank, as far as that was seen.
+        waited: BTreeMap<u32, f64>,
+    },
+    /// Others wait for a rank; the run goes on.
+    Late {
+        /// The rank that they wait for.
+        late_rank: u32,
+        /// Its machine.
+        host: String,
+        /// What it was doing when it was last heard.
+        phase: Phase,
+        /// Updates that it had done.
+        step: u64,
+        /// What the one who waits longest waits for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<String>,
+        /// For how long.
+        waited_s: f64,
+        /// For how long nothing was heard of it.
+        unheard_s: f64,
+    },
+    /// Nobody waits any more for a rank that was late.
+    CaughtUp {
+        /// The rank that was late.
+        late_rank: u32,
+        /// Its machine.
+        host: String,
+        /// Updates that it has done.
+        step: u64,
+        /// How long the one who waited longest waited for it, in all.
+        waited_s: f64,
+    },
     /// Something the user should know; the run goes on.
     Warning {
         /// What it is.
@@ -255,7 +296,7 @@ mod tests {
             learning_rate: 0.1,
             samples: 1,
             seconds: 1.0,
-            phases: BTreeMap::new(),
+            phases: PhaseTimes::default(),
         };
         let text = serde_json::to_string(&Line { time_s: 0.0, rank: 0, event }).unwrap();
         assert!(text.contains("\"loss\":null"), "{text}");

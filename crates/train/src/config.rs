@@ -12,6 +12,7 @@ use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::compute::Compute;
+use crate::deadlines::Deadlines;
 use crate::error::TrainError;
 use crate::together::{Agree, Carry, Overlap, Squeeze, Staleness};
 
@@ -142,6 +143,8 @@ pub struct Config {
     pub learning_rate: LearningRate,
     /// The optimizer's constants.
     pub hyper_parameters: HyperParameters,
+    /// How long what may take.
+    pub deadlines: Deadlines,
 }
 
 impl Default for Config {
@@ -195,6 +198,7 @@ impl Default for Config {
             keep: 2,
             learning_rate: LearningRate { schedule: Schedule::Cosine { end: 0.0 }, ..LearningRate::constant(0.002) },
             hyper_parameters: HyperParameters::default(),
+            deadlines: Deadlines::default(),
         }
     }
 }
@@ -271,6 +275,9 @@ impl Config {
             return refuse(
                 "--label-smoothing must be from 0 to below 1; type for example --label-smoothing 0.1".into(),
             );
+        }
+        if let Some(sentence) = self.deadlines.refusal() {
+            return refuse(sentence);
         }
         self.learning_rate.check().map_err(|error| TrainError::Refused(error.to_string()))?;
         self.hyper_parameters.check().map_err(|error| TrainError::Refused(error.to_string()))

@@ -407,6 +407,11 @@ impl Engine {
         if let Self::Cuda(engine) = self { !engine.sums_inside() } else { true }
     }
 
+    /// Whether a step is one graph, whose passes, sums and update cannot be told apart from outside.
+    pub fn is_one_graph(&self) -> bool {
+        if let Self::Cuda(engine) = self { engine.is_one_graph() } else { false }
+    }
+
     /// The cores that the thread of a step is to be bound to.
     pub fn bound(&self) -> Option<Arc<Cpu>> {
         if let Self::Cpu(engine) = self { Some(Arc::clone(engine.cpu())) } else { None }

@@ -13,6 +13,8 @@ use paceline_parallel::agree::{
     self, Agreement, Alone, Opening, Refusal, RunIdentity, Settled, StepReport, Steps, Votes, Wait,
 };
 use paceline_system::clock::Clock;
+use paceline_system::phase::Phase;
+use paceline_system::progress::{Message, Progress};
 
 use crate::engine::{Engine, Event, Halt, Listener, Target, Weights};
 use crate::error::TrainError;
@@ -39,6 +41,8 @@ pub struct Exchange {
     /// This replica's wishes, and after a step everybody's.
     pub votes: Votes,
     clock: Clock,
+    /// Says what is waited for.
+    progress: Progress,
     /// Spent inside of a pass, in seconds.
     waited_s: f64,
     updated_s: f64,
@@ -63,6 +67,7 @@ impl Exchange {
             samples: 0,
             votes: Votes::default(),
             clock: clock.clone(),
+            progress: Progress::default(),
             waited_s: 0.0,
             updated_s: 0.0,
         }
@@ -119,13 +124,34 @@ impl Exchange {
         (self.waited_s, self.updated_s) = (0.0, 0.0);
     }
 
-    /// The step is computed; what was spent inside of its passes is told apart.
-    pub fn end(&mut self, phases: &mut Phases) {
-        self.pending = self.settles().then_some(self.moment);
-        phases.shift("compute", "update", self.updated_s);
-        if self.workers() > 1 {
-            phases.shift("compute", "wait", self.waited_s);
+    /// Says from now on what it waits for.
+    pub fn report_to(&mut self, progress: &Progress) {
+        self.progress = progress.clone();
+    }
+
+    /// Tells apart what was spent inside of a phase since the last time.
+    pub fn tell_apart(&mut self, phase: Phase, phases: &mut Phases) {
+        let (waited_s, updated_s) = (std::mem::take(&mut self.waited_s), std::mem::take(&mut self.updated_s));
+        if updated_s > 0.0 {
+            phases.shift(phase, Phase::Update, updated_s);
         }
+        if self.workers() > 1 && waited_s > 0.0 {
+            phases.shift(phase, Phase::Exchange, waited_s);
+        }
+    }
+
+    /// The step is computed.
+    pub fn end(&mut self) {
+        self.pending = self.settles().then_some(self.moment);
+    }
+
+    /// Waits for others. Heartbeats say meanwhile what for.
+    fn wait_for<T>(&mut self, message: Message, wait: impl FnOnce(&mut dyn Agreement) -> T) -> T {
+        let (before, start) = (self.progress.switch(Phase::Exchange, Some(message)), self.clock.seconds());
+        let done = wait(&mut *self.agreement);
+        self.waited_s += self.clock.seconds() - start;
+        self.progress.set(before);
+        done
     }
 
     /// Exchanges weights, where replicas make their own steps and it is time to.
@@ -138,7 +164,8 @@ impl Exchange {
             return Ok(());
         }
         engine.fetch()?;
-        self.agreement.exchange_weights(&mut engine.weights_mut().store.parameters)?;
+        let weights = &mut engine.weights_mut().store.parameters;
+        self.wait_for(Message::Weights, |agreement| agreement.exchange_weights(weights))?;
         engine.load();
         Ok(())
     }
@@ -154,21 +181,7 @@ impl Exchange {
     /// When another replica, or the way to it, has failed, or begins with another step, other data or another
     /// model.
     pub fn open(&mut self, engine: &mut Engine, identity: RunIdentity) -> Result<(), TrainError> {
-        let agreement = &mut *self.agreement;
-        agree::identify(agreement, identity)?;
-        let weights = engine.weights_mut();
-        for opening in agreement.protocol().opening.clone() {
-            match opening {
-                Opening::States if weights.store.states.is_empty() => {}
-                Opening::States => agreement.broadcast_from_root(&mut weights.store.states)?,
-                // Where there is one copy, rank 0 has filled it before it said what it begins with.
-                Opening::Weights | Opening::Optimizer if agreement.has_one_copy() => {}
-                Opening::Weights => agreement.broadcast_from_root(&mut weights.store.parameters)?,
-                Opening::Optimizer => {
-                    weights.optimizer.iter_mut().try_for_each(|buffer| agreement.broadcast_from_root(buffer))?;
-                }
-            }
-        }
+        self.wait_for(Message::Opening, |agreement| open(agreement, engine.weights_mut(), identity))?;
         engine.load();
         Ok(())
     }
@@ -178,7 +191,8 @@ impl Exchange {
     /// # Errors
     /// When another replica, or the way to it, has failed.
     pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
-        let report = agree::sum_reports(&mut *self.agreement, report(&tally, self.votes))?;
+        let own = report(&tally, self.votes);
+        let report = self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?;
         Ok(self.take_total(report))
     }
 
@@ -210,14 +224,14 @@ impl Exchange {
         if own_statistics && !weights.store.states.is_empty() {
             let (own, workers) = (std::mem::take(&mut self.samples) as f32, self.agreement.workers());
             let mut all = [own];
-            self.agreement.sum(&mut all)?;
+            self.wait_for(Message::Statistics, |agreement| agreement.sum(&mut all))?;
             let share = if all[0] > 0.0 { own / all[0] } else { 1.0 / workers as f32 };
             weights.store.states.iter_mut().for_each(|state| *state *= share);
-            self.agreement.sum(&mut weights.store.states)?;
+            self.wait_for(Message::Statistics, |agreement| agreement.sum(&mut weights.store.states))?;
         }
-        self.agreement.fetch_weights(&mut weights.store.parameters)?;
+        self.wait_for(Message::Weights, |agreement| agreement.fetch_weights(&mut weights.store.parameters))?;
         let mut optimizer: Vec<&mut [f32]> = weights.optimizer.iter_mut().map(|buffer| &mut **buffer).collect();
-        self.agreement.fetch_optimizer(&mut optimizer)?;
+        self.wait_for(Message::Optimizer, |agreement| agreement.fetch_optimizer(&mut optimizer))?;
         if self.mixed && self.agreement.protocol().steps == Steps::Sums {
             self.follow_root(engine)?;
         }
@@ -229,8 +243,10 @@ impl Exchange {
     /// rank 0's weights.
     fn follow_root(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
         let Weights { store, optimizer } = engine.weights_mut();
-        self.agreement.broadcast_from_root(&mut store.parameters)?;
-        Ok(optimizer.iter_mut().try_for_each(|buffer| self.agreement.broadcast_from_root(buffer))?)
+        Ok(self.wait_for(Message::Weights, |agreement| {
+            agreement.broadcast_from_root(&mut store.parameters)?;
+            optimizer.iter_mut().try_for_each(|buffer| agreement.broadcast_from_root(buffer))
+        })?)
     }
 
     /// Brings the parameters of a bucket up to date with what came back for it.
@@ -240,10 +256,16 @@ impl Exchange {
         moment: Moment,
         target: &mut dyn Target,
     ) -> Result<(), Halt> {
-        let (start, clock) = (self.clock.seconds(), self.clock.clone());
-        let mut applied = Applied { target, moment, clock: &clock, halt: None, updated_s: 0.0 };
+        let (clock, progress) = (self.clock.clone(), self.progress.clone());
+        let mut applied = Applied { target, moment, clock: &clock, progress: &progress, halt: None, updated_s: 0.0 };
+        let before = progress.position();
+        if wait == Wait::Block {
+            progress.switch(Phase::Exchange, Some(Message::bucket(bucket)));
+        }
+        let start = clock.seconds();
         let settled = self.agreement.settle(bucket, wait, &mut applied);
         let Applied { halt, updated_s, .. } = applied;
+        progress.set(before);
         self.updated_s += updated_s;
         self.waited_s += clock.seconds() - start - updated_s;
         match (settled?, halt) {
@@ -266,7 +288,8 @@ impl Listener for Exchange {
                     return Err(Halt::NotFinite(NotFinite::Loss));
                 }
                 self.reported = true;
-                Ok(self.agreement.begin_step(report(&tally, self.votes))?)
+                let report = report(&tally, self.votes);
+                Ok(self.wait_for(Message::Report, |agreement| agreement.begin_step(report))?)
             }
             Event::BeforeRead { bucket, target } => match self.pending {
                 Some(before) => self.settle_bucket((bucket, Wait::Block), before, target),
@@ -295,22 +318,15 @@ impl Listener for Exchange {
                 Ok(())
             }
             Event::Sum { numbers: [] } => Ok(()),
-            Event::Sum { numbers } => {
-                let start = self.clock.seconds();
-                self.agreement.sum(numbers)?;
-                self.waited_s += self.clock.seconds() - start;
-                Ok(())
-            }
+            Event::Sum { numbers } => Ok(self.wait_for(Message::BatchNormSums, |agreement| agreement.sum(numbers))?),
             Event::Total { tally } => {
-                let start = self.clock.seconds();
                 if self.reported {
-                    let total = self.agreement.total()?;
+                    let total = self.wait_for(Message::Report, |agreement| agreement.total())?;
                     *tally = self.take_total(total);
                 } else {
                     // The gradients never came by: they were summed between devices.
                     *tally = self.total(*tally)?;
                 }
-                self.waited_s += self.clock.seconds() - start;
                 Ok(())
             }
         }
@@ -322,15 +338,17 @@ struct Applied<'a> {
     target: &'a mut dyn Target,
     moment: Moment,
     clock: &'a Clock,
+    progress: &'a Progress,
     halt: Option<Halt>,
     updated_s: f64,
 }
 
 impl Applied<'_> {
     fn timed(&mut self, apply: impl FnOnce(&mut dyn Target, Moment) -> Result<(), Halt>) -> Result<(), Refusal> {
-        let start = self.clock.seconds();
+        let (before, start) = (self.progress.switch(Phase::Update, None), self.clock.seconds());
         let applied = apply(self.target, self.moment);
         self.updated_s += self.clock.seconds() - start;
+        self.progress.set(before);
         applied.map_err(|halt| {
             self.halt = Some(halt);
             Refusal
@@ -356,6 +374,28 @@ impl agree::Target for Applied<'_> {
     fn replace_weights(&mut self, bucket: usize, weights: &[f32]) -> Result<(), Refusal> {
         self.timed(|target, _| target.replace(bucket, weights))
     }
+}
+
+/// Takes over what rank 0 gives to all, as the protocol lists it.
+fn open(
+    agreement: &mut dyn Agreement,
+    weights: &mut Weights,
+    identity: RunIdentity,
+) -> Result<(), paceline_comm::CommError> {
+    agree::identify(agreement, identity)?;
+    for opening in agreement.protocol().opening.clone() {
+        match opening {
+            Opening::States if weights.store.states.is_empty() => {}
+            Opening::States => agreement.broadcast_from_root(&mut weights.store.states)?,
+            // Where there is one copy, rank 0 has filled it before it said what it begins with.
+            Opening::Weights | Opening::Optimizer if agreement.has_one_copy() => {}
+            Opening::Weights => agreement.broadcast_from_root(&mut weights.store.parameters)?,
+            Opening::Optimizer => {
+                weights.optimizer.iter_mut().try_for_each(|buffer| agreement.broadcast_from_root(buffer))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn report(tally: &Tally, votes: Votes) -> StepReport {

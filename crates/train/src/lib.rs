@@ -7,6 +7,7 @@ pub mod checkpoint;
 mod class_names;
 pub mod compute;
 pub mod config;
+pub mod deadlines;
 pub mod engine;
 pub mod error;
 pub mod evaluate;

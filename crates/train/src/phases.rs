@@ -1,25 +1,30 @@
-//! Where a step's time goes: named phases, each a tracing span and a figure in the step's event.
-
-use std::collections::BTreeMap;
+//! Where a step's time goes: each phase is a tracing span, a figure in the step's event, and the process's position while
+//! it lasts.
 
 use paceline_system::clock::Clock;
+use paceline_system::phase::{Phase, PhaseTimes};
+use paceline_system::progress::Progress;
 
-/// The most phases that a step has.
-const PHASES_MAX: usize = 8;
-
-/// A stopwatch with named laps. It takes no memory while it runs.
+/// A stopwatch with a lap for each phase. It takes no memory while it runs.
 #[derive(Debug)]
 pub struct Phases {
     clock: Clock,
+    progress: Progress,
+    step: u64,
     start: f64,
-    laps: [(&'static str, f64); PHASES_MAX],
-    count: usize,
+    times: PhaseTimes,
 }
 
 impl Phases {
-    /// Starts the step's stopwatch.
+    /// Starts a step's stopwatch.
     pub fn start(clock: &Clock) -> Self {
-        Self { clock: clock.clone(), start: clock.seconds(), laps: [("", 0.0); PHASES_MAX], count: 0 }
+        Self::watched(clock, &Progress::default(), 0)
+    }
+
+    /// The same, after so many updates; `progress` says which phase it is.
+    pub fn watched(clock: &Clock, progress: &Progress, step: u64) -> Self {
+        let (clock, progress, start) = (clock.clone(), progress.clone(), clock.seconds());
+        Self { clock, progress, step, start, times: PhaseTimes::default() }
     }
 
     /// What it reads.
@@ -27,42 +32,25 @@ impl Phases {
         &self.clock
     }
 
-    /// Runs `body` as the phase `name`.
-    ///
-    /// # Panics
-    /// When there are too many names.
-    pub fn time<T>(&mut self, name: &'static str, body: impl FnOnce() -> T) -> T {
-        let _span = tracing::debug_span!("phase", name).entered();
+    /// Runs `body` as a phase.
+    pub fn time<T>(&mut self, phase: Phase, body: impl FnOnce() -> T) -> T {
+        let _span = tracing::debug_span!("phase", name = phase.name()).entered();
+        self.progress.enter(phase, self.step);
         let start = self.clock.seconds();
         let result = body();
-        *self.lap(name) += self.clock.seconds() - start;
+        self.times.add(phase, self.clock.seconds() - start);
         result
     }
 
     /// Counts so many seconds of one phase as another's, which ran inside it.
-    ///
-    /// # Panics
-    /// As [`Phases::time`].
-    pub fn shift(&mut self, from: &'static str, to: &'static str, seconds: f64) {
-        *self.lap(from) -= seconds;
-        *self.lap(to) += seconds;
-    }
-
-    fn lap(&mut self, name: &'static str) -> &mut f64 {
-        let known = self.laps[..self.count].iter().position(|lap| lap.0 == name);
-        let index = known.unwrap_or_else(|| {
-            assert!(self.count < PHASES_MAX, "a step has at most {PHASES_MAX} phases");
-            self.laps[self.count].0 = name;
-            self.count += 1;
-            self.count - 1
-        });
-        &mut self.laps[index].1
+    pub fn shift(&mut self, from: Phase, to: Phase, seconds: f64) {
+        self.times.add(from, -seconds);
+        self.times.add(to, seconds);
     }
 
     /// Seconds since the start, and seconds by phase.
-    pub fn finish(self) -> (f64, BTreeMap<String, f64>) {
-        let laps = self.laps[..self.count].iter().map(|&(name, seconds)| (name.to_owned(), seconds)).collect();
-        (self.clock.seconds() - self.start, laps)
+    pub fn finish(self) -> (f64, PhaseTimes) {
+        (self.clock.seconds() - self.start, self.times)
     }
 }
 
@@ -74,14 +62,15 @@ mod tests {
 
     #[test]
     fn time_inside_a_phase_can_be_another_phase() {
-        let clock = Clock::manual();
-        let mut phases = Phases::start(&clock);
+        let (clock, progress) = (Clock::manual(), Progress::default());
+        let mut phases = Phases::watched(&clock, &progress, 4);
         for _ in 0..2 {
-            phases.time("compute", || clock.advance(Duration::from_secs(5)));
+            phases.time(Phase::Backward, || clock.advance(Duration::from_secs(5)));
         }
-        phases.shift("compute", "update", 3.0);
+        assert_eq!(progress.position().to_string(), "in phase backward after step 4");
+        phases.shift(Phase::Backward, Phase::Update, 3.0);
         clock.advance(Duration::from_secs(1));
         let (seconds, laps) = phases.finish();
-        assert_eq!((seconds, laps["compute"], laps["update"]), (11.0, 7.0, 3.0));
+        assert_eq!((seconds, laps.get(Phase::Backward), laps.get(Phase::Update)), (11.0, Some(7.0), Some(3.0)));
     }
 }

@@ -15,6 +15,8 @@ use paceline_parallel::squeeze;
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
+use paceline_system::phase::Phase;
+use paceline_system::progress::Progress;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Updates};
@@ -267,6 +269,11 @@ impl Replica {
         Ok(())
     }
 
+    /// Says from now on what it waits for when it waits for others.
+    pub fn report_to(&mut self, progress: &Progress) {
+        self.exchange.report_to(progress);
+    }
+
     /// Takes over the weights, states and optimizer of rank 0, after so many steps.
     ///
     /// # Errors
@@ -361,16 +368,29 @@ impl Replica {
         Ok(output)
     }
 
+    /// Does a part of a step as a phase of it. What was spent inside on waiting for others and on changing weights is told
+    /// apart. An engine that computes a step as one graph has one phase for all of it.
+    ///
+    /// # Errors
+    /// Those of the part.
+    pub fn timed<T>(
+        &mut self,
+        phase: Phase,
+        phases: &mut Phases,
+        part: impl FnOnce(&mut Self) -> Result<T, Halt>,
+    ) -> Result<T, Halt> {
+        let phase = if self.engine.is_one_graph() { Phase::Compute } else { phase };
+        let done = phases.time(phase, || part(self));
+        self.exchange.tell_apart(phase, phases);
+        done
+    }
+
     /// What a step came to, once it was closed or given up.
     ///
     /// # Errors
     /// When another replica, or the way to it, or a device has failed.
-    pub fn end_step(
-        &mut self,
-        closed: Result<StepOutput, Halt>,
-        phases: &mut Phases,
-    ) -> Result<StepOutput, TrainError> {
-        self.exchange.end(phases);
+    pub fn end_step(&mut self, closed: Result<StepOutput, Halt>) -> Result<StepOutput, TrainError> {
+        self.exchange.end();
         let output = match closed {
             Ok(output) => output,
             Err(halt) => StepOutput { tally: self.exchange.tally(), updated: Err(self.not_finite(halt)?) },
@@ -401,14 +421,15 @@ impl Replica {
         let cores = self.engine.bound();
         let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
         self.begin_step(moment);
-        let closed = phases.time("compute", || {
+        let mut passes = || {
             for part in 0..self.micro_batches(batch) {
-                self.forward(batch, part)?;
-                self.backward()?;
+                self.timed(Phase::Forward, phases, |replica| replica.forward(batch, part))?;
+                self.timed(Phase::Backward, phases, Self::backward)?;
             }
-            self.close()
-        });
-        self.end_step(closed, phases)
+            self.timed(Phase::Update, phases, Self::close)
+        };
+        let closed = passes();
+        self.end_step(closed)
     }
 
     /// Waits until every gradient is applied: the weights can be looked at, and are the same everywhere.

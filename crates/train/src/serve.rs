@@ -1,8 +1,11 @@
 //! A process that holds parameters: it computes nothing and applies what workers push. It sees no data; the
 //! first worker tells it the little that follows from them, and the weights.
 
+mod journal;
+
 use std::time::Duration;
 
+pub use journal::ServerJournal;
 use paceline_comm::error::Party;
 use paceline_comm::{CommError, Communicator};
 use paceline_data::order;
@@ -108,6 +111,8 @@ pub struct Serving {
     pub deadline: Duration,
     /// What times are read from.
     pub clock: Clock,
+    /// What the server tells.
+    pub journal: ServerJournal,
 }
 
 /// Serves the workers of a run until all have ended; how often a step ended so many steps ahead of the
@@ -165,16 +170,20 @@ pub fn serve_model(
     let sizes = Sizes::of(Some(&plan), &plan, options, true);
     Sizes { gradients: 0, ..sizes }.check(&Limits::look())?;
     let shape = replica::shape(&plan, &parameters, slots);
-    let Serving { recipe, options: agreement, roles, communicator, deadline, clock } = serving;
+    let Serving { recipe, options: agreement, roles, communicator, deadline, clock, mut journal } = serving;
     if fingerprint(&shape) != told.shape {
         return Err(violation(&communicator, "another model than this server has".into()).into());
     }
     let buckets = plan.buckets().to_vec();
     let (rule, optimizer_state, sums) =
         (options.rule, memory::caught(|| options.rule.new_state(elements))?, Vec::new());
-    let mut shard = Shard { rule, cpu, segments, buckets, optimizer_state, sums, rates };
+    journal.begin(elements as u64, told.step);
+    let mut shard = Shard { rule, cpu, segments, buckets, optimizer_state, sums, rates, journal };
     let join = Join { communicator, urgent: None, roles, shape: &shape, options: agreement, deadline, clock };
-    Ok(memory::caught(|| recipe.serve(join, &mut shard))??)
+    let served = memory::caught(|| recipe.serve(join, &mut shard));
+    let served = served.map_err(TrainError::from).and_then(|served| served.map_err(TrainError::from));
+    shard.journal.end(served.as_ref().err().map(ToString::to_string));
+    served
 }
 
 /// Applies pushes: the optimizer of a run and its state.
@@ -187,6 +196,7 @@ struct Shard<'a> {
     /// Working memory of the optimizer.
     sums: Vec<f64>,
     rates: Rates<'a>,
+    journal: ServerJournal,
 }
 
 impl ServerShard for Shard<'_> {
@@ -198,7 +208,8 @@ impl ServerShard for Shard<'_> {
         let state = optim::state_of(&mut self.optimizer_state, start..start + weights.len());
         let buffers = Buffers { start, weights, gradients, state };
         let segments = &self.segments[self.buckets[bucket].parameters.clone()];
-        self.rule.update(moment, segments, buffers, &mut Tools { cpu: &self.cpu, sums: &mut self.sums });
+        let Self { rule, cpu, sums, journal, .. } = self;
+        journal.update(step, || rule.update(moment, segments, buffers, &mut Tools { cpu, sums }));
     }
 
     fn resume(&mut self, slot: usize, state: &[f32]) {

@@ -9,12 +9,13 @@ use paceline_nn::optim::Moment;
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_system::clock::Clock;
 use paceline_system::event::Event;
+use paceline_system::phase::Phase;
+use paceline_system::progress::Progress;
 
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
 use crate::replica::{NotFinite, Replica};
-use crate::trainer::Watch;
 
 /// What a step depends on besides the replica and the data.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +26,8 @@ pub struct Rules<'a> {
     pub length: RunLength,
     /// For the phases.
     pub clock: &'a Clock,
-    /// Hears of them.
-    pub watch: &'a Watch,
+    /// Says which one it is.
+    pub progress: &'a Progress,
 }
 
 /// What a step did.
@@ -50,32 +51,31 @@ pub fn step(
     step: u64,
     rules: &Rules<'_>,
 ) -> Result<Option<Stepped>, TrainError> {
-    let mut phases = Phases::start(rules.clock);
-    rules.watch.enter("data", step);
+    let mut phases = Phases::watched(rules.clock, rules.progress, step);
 
     // data: the loader has decoded and augmented ahead; usually the batch is waiting, on a GPU even there.
-    let Some(batch) = phases.time("data", || epoch.next()).transpose()? else { return Ok(None) };
+    let Some(batch) = phases.time(Phase::Data, || epoch.next()).transpose()? else { return Ok(None) };
 
     let cores = replica.engine.bound();
     let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
     let learning_rate = rules.learning_rate.rate(step, rules.length);
-    rules.watch.enter("compute", step);
     replica.begin_step(Moment { step, learning_rate });
-    let closed = phases.time("compute", || {
+    let mut passes = || {
         for part in 0..replica.micro_batches(&batch) {
             // nn, tensor: the planned graph. Late sums of the step before are applied just before they are
             // read.
-            replica.forward(&batch, part)?;
+            replica.timed(Phase::Forward, &mut phases, |replica| replica.forward(&batch, part))?;
             // tensor -> parallel -> comm: final buckets leave, and what came back is applied.
-            replica.backward()?;
+            replica.timed(Phase::Backward, &mut phases, Replica::backward)?;
         }
         // The next batch travels to the device meanwhile.
         if replica.engine.prefetches() {
             replica.engine.prefetch(epoch.peek());
         }
-        replica.close()
-    });
-    let output = replica.end_step(closed, &mut phases)?;
+        replica.timed(Phase::Update, &mut phases, Replica::close)
+    };
+    let closed = passes();
+    let output = replica.end_step(closed)?;
 
     let samples = replica.samples(&batch);
     let not_finite = match output.updated {

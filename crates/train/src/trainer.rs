@@ -18,6 +18,7 @@ use paceline_nn::schedule::RunLength;
 use paceline_parallel::Agreement;
 use paceline_system::disk::DiskError;
 use paceline_system::event::Line;
+use paceline_system::phase::Phase;
 use paceline_system::shell::quote;
 
 use crate::checkpoint::Checkpoints;
@@ -33,8 +34,7 @@ use crate::step::{Rules, Stepped, step};
 
 pub(crate) use setup::options;
 pub use setup::{
-    Examined, FolderBroadcast, Prepared, Restarts, RunFolder, Surroundings, Watch, prepare, prepare_evaluation,
-    prepare_with,
+    Examined, FolderBroadcast, Prepared, Restarts, RunFolder, Surroundings, prepare, prepare_evaluation, prepare_with,
 };
 
 /// Why a run ended without failing.
@@ -171,6 +171,7 @@ impl Trainer {
         let shape = fingerprint(&self.replica.shape());
         let identity = ServerOptions { step, steps_per_epoch, input, classes, shape }.identity();
         self.replica.agree(agreement, &self.journal.clock)?;
+        self.replica.report_to(&self.journal.progress);
         self.replica.begin_together(step, identity)
     }
 
@@ -237,6 +238,7 @@ impl Trainer {
         let written = self.journal.take_written(true);
         let ended = ended.and_then(|ended| written.map(|()| ended));
         let told = self.journal.end(&ended);
+        self.journal.progress.enter(Phase::Done, self.journal.position.step);
         let (reason, evaluation) = ended?;
         told?;
         Ok(Outcome { reason, step: self.steps_done(), evaluation, run: self.run_dir().path().to_owned() })
@@ -292,7 +294,7 @@ impl Trainer {
     /// Evaluates, together with the other ranks; none if somebody was asked to stop meanwhile: half an evaluation is no evaluation.
     fn evaluate(&mut self) -> Result<Option<Tally>, TrainError> {
         let stop = self.journal.stop.clone();
-        self.journal.watch.enter("evaluate", self.journal.position.step);
+        self.journal.progress.enter(Phase::Evaluate, self.journal.position.step);
         let mirrored = self.journal.config.evaluate_mirrored;
         let tally = match evaluate(&mut self.replica, &mut self.val, mirrored, |_, _| !stop.requested()) {
             Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
@@ -307,8 +309,8 @@ impl Trainer {
     fn epoch(&mut self) -> Result<Option<Reason>, TrainError> {
         let Self { replica, train, journal, .. } = self;
         let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
-        let watch = journal.watch.clone();
-        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, watch: &watch };
+        let progress = journal.progress.clone();
+        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, progress: &progress };
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
@@ -405,7 +407,13 @@ fn reopen(path: &Path, around: &Surroundings, change: impl FnOnce(&mut Config)) 
     let ResumeFrom { run: path, checkpoint } = ResumeFrom::find(&around.disk, path);
     let path = path.as_path();
     let (run, before) = match around.shard.rank {
-        0 => RunDir::open(&around.disk, path)?,
+        0 => {
+            let opened = RunDir::open(&around.disk, path)?;
+            // Workers know it already; servers do not.
+            let id = read_id(&around.disk, path).unwrap_or_default();
+            around.folder.send(&RunFolder { path: path.to_owned(), id })?;
+            opened
+        }
         _ => (RunDir::join(&around.disk, path)?, read_config(&around.disk, path)?),
     };
     let mut config = before.clone();

@@ -326,7 +326,7 @@ fn batches_come_to_a_gpu_in_three_ways() {
                 replica.backward().unwrap();
                 replica.engine.prefetch(if ahead { epoch.peek() } else { None });
                 let closed = replica.close();
-                let StepOutput { tally, updated } = replica.end_step(closed, &mut Phases::start(&clock)).unwrap();
+                let StepOutput { tally, updated } = replica.end_step(closed).unwrap();
                 assert_eq!(updated, Ok(()));
                 losses.push(tally.loss);
             }

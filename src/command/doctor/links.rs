@@ -10,8 +10,9 @@ use crate::comm::{CommError, Communicator, Generation, Link, Links, Nodes, Optio
 use crate::system::threads;
 use serde_json::{Value, json};
 
-use crate::command::team::{CONNECT_MAX, MESSAGE_MAX, guess};
+use crate::command::team::guess;
 use crate::failure::Failure;
+use crate::train::deadlines::Deadlines;
 
 /// Numbers of sockets that are tried.
 pub const SOCKETS: [u16; 4] = [1, 2, 4, 8];
@@ -95,7 +96,7 @@ fn two_threads(sockets: Option<u16>) -> Result<Link, Failure> {
         let membership = Membership { token: token.clone(), run, rank, world: 2, generation: Generation::default() };
         let stop = stop.clone();
         move || -> Result<Link, CommError> {
-            let wait = Wait::new(CONNECT_MAX, &stop);
+            let wait = Wait::new(Deadlines::default().connect, &stop);
             let transport = match sockets {
                 Some(sockets) => {
                     let config = tcp::Config { sockets, ..tcp::Config::default() };
@@ -103,7 +104,7 @@ fn two_threads(sockets: Option<u16>) -> Result<Link, Failure> {
                 }
                 None => Transport::Shm(shm::connect(&membership, &wait)?),
             };
-            let options = Options { timeout: MESSAGE_MAX, stop, choice: guess(Nodes::one(2)) };
+            let options = Options { timeout: Deadlines::default().message, stop, choice: guess(Nodes::one(2)) };
             probe::link(&mut Communicator::new(transport, options), Rank(0), Rank(1), Effort::THOROUGH)
         }
     });
@@ -229,11 +230,11 @@ fn connect(
     addresses: &[SocketAddr],
     sockets: u16,
 ) -> Result<Communicator, CommError> {
-    let wait = Wait::new(CONNECT_MAX, control.stop());
+    let wait = Wait::new(Deadlines::default().connect, control.stop());
     let config = tcp::Config { sockets, ..tcp::Config::default() };
     let port = tcp::connect(listener, addresses, membership, config, &wait)?;
     let choice = guess(Nodes::new(control.table().nodes().iter().map(|&node| node as u32).collect()));
-    let options = Options { timeout: MESSAGE_MAX, stop: control.stop().clone(), choice };
+    let options = Options { timeout: Deadlines::default().message, stop: control.stop().clone(), choice };
     Ok(Communicator::new(Transport::Tcp(port), options))
 }
 

@@ -12,16 +12,17 @@ use std::time::Duration;
 use paceline_comm::wire::Identity;
 use paceline_comm::{Rank, RunId, Stop};
 use paceline_system::clock::Clock;
+use paceline_system::progress::Progress;
 use paceline_system::ready::{self, Interest};
 
 use super::{Command, Shared};
 use crate::connection::Connection;
-use crate::membership::{Action, Event, Limits, Membership, Verdict};
+use crate::membership::{Action, CaughtUp, Event, Late, Limits, Membership, Verdict};
 use crate::message::Message;
 use crate::notice::{Log, Refusals};
-use crate::phase::Progress;
 use crate::rendezvous::{JoinOptions, door::Door};
 use crate::table::{Entry, Table};
+use crate::waiting::{LOOK, Lookout, Peer};
 
 /// Messages of one peer that are handled before the others have their turn.
 const TURN_MAX: usize = 64;
@@ -53,6 +54,7 @@ pub(super) struct Desk {
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     progress: Progress,
+    lookout: Lookout,
     stop: Stop,
     log: Log,
     refusals: Refusals,
@@ -86,6 +88,7 @@ impl Desk {
             commands,
             shared,
             progress: Progress::default(),
+            lookout: Lookout::default(),
             stop: options.stop.clone(),
             log: options.log.clone(),
             refusals: Refusals::default(),
@@ -142,6 +145,7 @@ impl Desk {
             self.receive_joins();
             self.receive();
             self.obey();
+            self.lookout.look(self.progress.position(), self.stop.awaited(), self.clock.now());
             self.beat();
             self.feed(Event::Tick);
             self.flush();
@@ -158,7 +162,7 @@ impl Desk {
         interests.push(Interest { fd: self.woken.as_fd(), write: false });
         interests.extend(self.door.iter().flat_map(Door::interests));
         interests.extend(self.joining.iter().map(|(_, connection, _)| connection.interest()));
-        let ready = ready::wait(&interests, until_beat.min(Duration::from_millis(100)));
+        let ready = ready::wait(&interests, until_beat.min(LOOK));
         self.talking = ranks.into_iter().zip(ready).filter_map(|(rank, ready)| ready.then_some(rank)).collect();
         let mut bytes = [0; 64];
         while self.woken.read(&mut bytes).is_ok_and(|count| count == bytes.len()) {}
@@ -247,8 +251,8 @@ impl Desk {
 
     fn handle(&mut self, rank: Rank, message: Message) {
         match message {
-            Message::Beat { position } => {
-                self.feed(Event::Beat { rank, position });
+            Message::Beat { position, waiting } => {
+                self.feed(Event::Beat { rank, position, waiting });
                 self.shared.change(|state| {
                     state.positions.insert(rank, position);
                 });
@@ -290,9 +294,18 @@ impl Desk {
             return;
         }
         self.beat_next = now + self.limits.beat;
-        let position = self.progress.position();
-        self.feed(Event::Beat { rank: self.me, position });
-        self.send_all(&Message::Beat { position }, |_, _| true);
+        let (position, waiting) = (self.progress.position(), self.lookout.take());
+        if !waiting.lately_ms.is_empty() {
+            self.shared.change(|state| {
+                for (peer, waited_ms) in &waiting.lately_ms {
+                    if let Peer::Rank(rank) = peer {
+                        *state.waited.entry(*rank).or_default() += Duration::from_millis(*waited_ms);
+                    }
+                }
+            });
+        }
+        self.feed(Event::Beat { rank: self.me, position, waiting: waiting.clone() });
+        self.send_all(&Message::Beat { position, waiting }, |_, _| true);
     }
 
     fn send_all(&mut self, message: &Message, to: impl Fn(Rank, Rank) -> bool) {
@@ -323,16 +336,16 @@ impl Desk {
 
     fn feed(&mut self, event: Event) {
         let decision = self.membership.on(event, self.clock.now());
-        let loud = decision.actions.iter().any(|action| matches!(action, Action::Warn(_) | Action::End(_)));
-        if loud {
-            self.log.warn(decision.reason);
-        } else if !decision.reason.is_empty() {
-            self.log.say(decision.reason);
+        let told = decision.actions.iter().find_map(told);
+        match (told, decision.reason) {
+            (Some(event), reason) => self.log.tell(reason, event),
+            (None, reason) if !reason.is_empty() => self.log.say(reason),
+            _ => {}
         }
         for action in decision.actions {
             match action {
                 Action::Start => self.begin(),
-                Action::Warn(_) => {}
+                Action::Late(_) | Action::CaughtUp(_) => {}
                 Action::Complain { why, suspect } => {
                     let suspect = suspect.map(|rank| rank.0);
                     self.send_all(&Message::Failed { why, suspect }, |_, _| true);
@@ -386,6 +399,29 @@ impl Desk {
             }
             paceline_system::clock::sleep(Duration::from_millis(2));
         }
+    }
+}
+
+/// What of a decision belongs into the run's events.
+fn told(action: &Action) -> Option<paceline_system::event::Event> {
+    use paceline_system::event::Event;
+    match action {
+        Action::Late(Late { rank, host, position, message, waited, unheard, .. }) => Some(Event::Late {
+            late_rank: rank.0,
+            host: host.clone(),
+            phase: position.phase,
+            step: position.step,
+            message: message.map(|message| message.to_string()),
+            waited_s: waited.as_secs_f64(),
+            unheard_s: unheard.as_secs_f64(),
+        }),
+        Action::CaughtUp(CaughtUp { rank, host, position, waited }) => Some(Event::CaughtUp {
+            late_rank: rank.0,
+            host: host.clone(),
+            step: position.step,
+            waited_s: waited.as_secs_f64(),
+        }),
+        _ => None,
     }
 }
 

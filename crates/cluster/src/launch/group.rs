@@ -15,7 +15,6 @@ use paceline_system::{signal, threads};
 
 use super::output::{Output, prefix};
 use crate::ClusterError;
-use crate::error::refused;
 
 /// After the first failure, the others end by themselves: their own membership names who failed within 5 s, and one of them may
 /// save gigabytes on a slow disk.
@@ -59,6 +58,13 @@ pub struct Start {
 pub enum Ended {
     /// All are done.
     Done,
+    /// One failed, and has said why, or another has said it for it.
+    Failed {
+        /// Whether it was the input that cannot work.
+        refused: bool,
+        /// Whether it would fail again if it were started again.
+        in_vain: bool,
+    },
     /// The user asked for the end, and all have ended.
     Interrupted {
         /// Whether all did so as processes do that have saved.
@@ -86,7 +92,7 @@ struct Watched {
 /// have two minutes to end by themselves, in which one of them may save; one that is stopped cannot, and is ended at once.
 ///
 /// # Errors
-/// When one fails; the sentence names the first. When the first was refused (exit code 2), that is a refusal.
+/// When one fails and none was left that could say so; the sentence names it.
 pub fn run(starts: &[Start], stop: &signal::Stop, out: &Output, err: &Output) -> Result<Ended, ClusterError> {
     let (sender, news) = sync_channel(2 * starts.len() + 2);
     let mut watched: Vec<Watched> = starts.iter().map(|_| Watched::default()).collect();
@@ -227,26 +233,25 @@ fn conclude(
         return Ok(Ended::Interrupted { in_order: watched.iter().all(ended_in_order) });
     }
     let Some(first) = first else { return Ok(Ended::Done) };
-    let in_vain =
-        |process: &Watched| matches!(&process.status, Some(Ok(status)) if status.code() == Some(IN_VAIN.into()));
-    if let Some(Start { rank, host, .. }) = watched.iter().position(in_vain).map(|index| &starts[index]) {
-        return Err(ClusterError::InVain(format!("rank {rank} on {host} failed; its sentence is above")));
-    }
     // Of several, one that was stopped or killed is likelier to be the cause than those that ended because of it.
     let killed =
         |process: &Watched| !process.told && matches!(&process.status, Some(Ok(status)) if status.signal().is_some());
     let stopped = watched.iter().position(|process| process.stopped);
     let index = stopped.or_else(|| watched.iter().position(killed)).unwrap_or(first);
+    // Whoever ends with an exit code of its own has spoken, or knows who has.
+    let spoke = |process: &Watched| {
+        !process.told && matches!(&process.status, Some(Ok(status)) if status.code().is_some_and(|code| code > 0))
+    };
+    if watched.iter().any(spoke) {
+        let code = |process: &Watched| process.status.as_ref().and_then(|status| status.as_ref().ok()?.code());
+        let refused = code(&watched[first]) == Some(2);
+        let in_vain = refused || watched.iter().any(|process| code(process) == Some(IN_VAIN.into()));
+        return Ok(Ended::Failed { refused, in_vain });
+    }
     let (rank, host) = (starts[index].rank, &starts[index].host);
     let how = match &watched[index].status {
         _ if watched[index].stopped => "was stopped (SIGSTOP) and had to be ended".to_owned(),
-        Some(Ok(status)) if status.code() == Some(2) => {
-            return refused(format!("rank {rank} on {host} was refused; its sentence is above"));
-        }
-        Some(Ok(status)) => match (status.code(), status.signal()) {
-            (Some(code), _) => format!("failed first, with exit code {code}; its sentence is above"),
-            (None, signal) => format!("was killed by signal {}", signal.unwrap_or_default()),
-        },
+        Some(Ok(status)) => format!("was killed by signal {}", status.signal().unwrap_or_default()),
         Some(Err(error)) => format!("did not run: {error}"),
         None => "was lost".into(),
     };

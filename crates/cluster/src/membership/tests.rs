@@ -4,10 +4,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
+use paceline_system::phase::Phase;
+use paceline_system::progress::Message as Awaited;
 use paceline_system::random::Random;
 
 use super::*;
-use crate::phase::Phase;
+use crate::waiting::Peer;
 
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
@@ -18,7 +20,11 @@ fn rank(index: usize) -> Rank {
 }
 
 fn at(step: u64, phase: Phase) -> Position {
-    Position { step, phase }
+    Position { step, phase, message: None }
+}
+
+fn beat(index: usize, position: Position) -> Event {
+    Event::Beat { rank: rank(index), position, waiting: Waiting::default() }
 }
 
 /// A hub of three that all have arrived.
@@ -37,7 +43,7 @@ fn run(hub: &mut Membership, from: u64, until: u64, beats: &[(usize, Position)])
     let mut said = Vec::new();
     for now in (from..until).step_by(100) {
         for &(index, position) in beats {
-            said.push(hub.on(Event::Beat { rank: rank(index), position }, ms(now)).reason.into_owned());
+            said.push(hub.on(beat(index, position), ms(now)).reason.into_owned());
         }
         said.push(hub.on(Event::Tick, ms(now)).reason.into_owned());
     }
@@ -66,56 +72,174 @@ fn whoever_leaves_before_the_start_is_waited_for_again() {
 }
 
 #[test]
-fn a_silent_rank_is_late_and_then_stalled() {
+fn a_silent_rank_ends_the_run() {
     let mut hub = hub();
     let exchange = at(41, Phase::Exchange);
     run(&mut hub, 100, 1000, &[(0, exchange), (1, exchange), (2, exchange)]);
-    let said = run(&mut hub, 1000, 9000, &[(0, exchange), (1, exchange)]);
-    assert_eq!(
-        said,
-        [
-            "rank 2 on c is late: in phase exchange after step 41, silent for 1.5 s; the run ends at 3.0 s",
-            "rank 2 on c is stalled: silent for 3.0 s; it was last in phase exchange after step 41",
-        ]
-    );
+    let said = run(&mut hub, 1000, 17_000, &[(0, exchange), (1, exchange)]);
+    assert_eq!(said, ["rank 2 on c is stalled: silent for 15.0 s; it was last in phase exchange after step 41"]);
 }
 
-#[test]
-fn a_rank_that_is_heard_again_is_forgiven() {
-    let mut hub = hub();
-    let data = at(0, Phase::Data);
-    run(&mut hub, 100, 500, &[(1, data), (2, data)]);
-    let said = run(&mut hub, 500, 2500, &[(1, data)]);
-    assert_eq!(said.len(), 1);
-    assert_eq!(run(&mut hub, 2500, 9000, &[(1, data), (2, data)]), ["rank 2 on c is heard again"]);
-    assert!(!hub.ended());
+/// What a rank does in a scene: where it is, whom it waits for if for anybody, and since when.
+#[derive(Clone, Copy)]
+struct Act {
+    position: Position,
+    peer: Option<Peer>,
+    since: u64,
 }
 
-#[test]
-fn a_rank_that_others_wait_for_is_named_with_its_phase_again_and_again_and_then_ends_the_run() {
-    let mut hub = hub();
-    hub.limits.stalled = Some(ms(60_000));
-    let (ahead, behind) = (at(7, Phase::Exchange), at(7, Phase::Data));
-    let said = run(&mut hub, 100, 70_000, &[(0, ahead), (1, behind), (2, ahead)]);
-    let late = "rank 1 on b is late: in phase data after step 7, others wait for it since";
-    assert_eq!(
-        said,
-        [
-            format!("{late} 10.0 s; the run ends at 60.0 s"),
-            format!("{late} 20.0 s; the run ends at 60.0 s"),
-            format!("{late} 40.0 s; the run ends at 60.0 s"),
-            "rank 1 on b is stalled: others wait since 60.0 s; it was last in phase data after step 7".into(),
-        ]
-    );
+fn computes(step: u64, phase: Phase) -> Act {
+    Act { position: at(step, phase), peer: None, since: 0 }
 }
 
-#[test]
-fn ranks_that_move_are_never_late() {
-    let mut hub = hub();
-    for step in 0..300 {
-        let beats = [(0, at(step, Phase::Exchange)), (1, at(step, Phase::Compute)), (2, at(step, Phase::Compute))];
-        assert!(run(&mut hub, 100 + step * 200, 300 + step * 200, &beats).is_empty());
+fn waits_for(peer: usize, step: u64, since: u64) -> Act {
+    let position = Position { step, phase: Phase::Exchange, message: Some(Awaited::Bucket(3)) };
+    Act { position, peer: Some(Peer::Rank(peer as u32)), since }
+}
+
+/// Lets those who are there beat twice a second, and gives what the hub says, with the time.
+fn scene(hub: &mut Membership, from: u64, until: u64, acts: impl Fn(usize, u64) -> Option<Act>) -> Vec<(u64, String)> {
+    let mut said = Vec::new();
+    for now in (from..until).step_by(100) {
+        for index in (0..3).filter(|index| now % 500 == 100 * (*index as u64)) {
+            let Some(Act { position, peer, since }) = acts(index, now) else { continue };
+            let waited = now.saturating_sub(since);
+            let lately_ms = peer.map(|peer| (peer, waited.min(500))).into_iter().collect();
+            let waiting = Waiting { peer, for_ms: if peer.is_some() { waited } else { 0 }, lately_ms };
+            said.push((now, hub.on(Event::Beat { rank: rank(index), position, waiting }, ms(now)).reason));
+        }
+        said.push((now, hub.on(Event::Tick, ms(now)).reason));
     }
+    said.into_iter().filter(|(_, reason)| !reason.is_empty()).map(|(now, reason)| (now, reason.into_owned())).collect()
+}
+
+#[test]
+fn a_rank_that_others_wait_for_is_named_once_and_again_when_it_has_caught_up() {
+    let mut hub = hub();
+    // Rank 2 waits for rank 0, which waits for rank 1, which computes until 9 s.
+    let said = scene(&mut hub, 100, 20_000, |index, now| {
+        Some(match index {
+            _ if now >= 9000 => computes(now / 100, Phase::Forward),
+            1 => computes(7, Phase::Backward),
+            other => waits_for(if other == 0 { 1 } else { 0 }, 7, 1000),
+        })
+    });
+    let sentences: Vec<&str> = said.iter().map(|(_, sentence)| sentence.as_str()).collect();
+    assert_eq!(sentences.len(), 2, "{said:?}");
+    assert!(sentences[0].starts_with("rank 1 on b is late: others have waited 1."), "{said:?}");
+    assert!(sentences[0].ends_with(" s for it, for bucket 3; it is in phase backward after step 7"), "{said:?}");
+    assert!((2000..2600).contains(&said[0].0), "{said:?}");
+    assert!(sentences[1].starts_with("rank 1 on b has caught up: others waited 7."), "{said:?}");
+    assert!((9000..15_000).contains(&said[1].0), "{said:?}");
+}
+
+#[test]
+fn a_stopped_rank_that_was_last_seen_in_a_short_wait_is_named() {
+    let mut hub = hub();
+    scene(&mut hub, 100, 1000, |index, now| Some(waits_for((index + 1) % 3, 7, now)));
+    // Rank 1 says nothing more; its last word was that it waited for rank 2.
+    let said = scene(&mut hub, 1000, 6000, |index, _| {
+        (index != 1).then(|| waits_for(if index == 0 { 1 } else { 0 }, 7, 1000))
+    });
+    assert_eq!(said.len(), 1, "{said:?}");
+    let sentence = &said[0].1;
+    assert!(sentence.starts_with("rank 1 on b is late: others have waited "), "{sentence}");
+    assert!(sentence.contains(", and silent for ") && sentence.ends_with("; the run ends at 15.0 s"), "{sentence}");
+}
+
+#[test]
+fn a_rank_at_a_tenth_of_its_processor_is_late_although_no_wait_is_long() {
+    let mut hub = hub();
+    // Of every second rank 1 runs for 100 ms, in which all make some steps.
+    let said = scene(&mut hub, 100, 20_000, |index, now| {
+        let runs = (100..200).contains(&(now % 1000));
+        let stopped = (now.saturating_sub(200)) / 1000 * 1000 + 200;
+        match index {
+            1 if now < 12_000 => runs.then(|| computes(now / 100, Phase::Forward)),
+            _ if runs || now >= 12_000 => Some(computes(now / 100, Phase::Forward)),
+            _ => Some(waits_for(1, stopped / 100, stopped)),
+        }
+    });
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[0].1.starts_with("rank 1 on b is late: others have waited 2."), "{said:?}");
+    assert!(said[0].1.contains(" of the last 5.0 s for it; it is in phase forward after step "), "{said:?}");
+    assert!(said[1].1.starts_with("rank 1 on b has caught up: "), "{said:?}");
+}
+
+#[test]
+fn ranks_that_wait_for_each_other_in_turn_are_not_late() {
+    let mut hub = hub();
+    // Two share a core: one computes for half a second while the other waits, then the other way round.
+    let said = scene(&mut hub, 100, 30_000, |index, now| {
+        let turn = now / 500 * 500;
+        let other = if index == 0 { 1 } else { 0 };
+        let computing = (now / 500 % 2) as usize;
+        Some(if index == computing { computes(now / 1000, Phase::Forward) } else { waits_for(other, now / 1000, turn) })
+    });
+    assert_eq!(said, []);
+}
+
+#[test]
+fn a_slow_link_is_nobodys_fault() {
+    let mut hub = hub();
+    let said = scene(&mut hub, 100, 20_000, |index, _| Some(waits_for((index + 1) % 3, 7, 1000)));
+    assert_eq!(said, []);
+    // One of the cycle is a step behind: it is the one.
+    let said = scene(&mut hub, 20_000, 24_000, |index, _| {
+        Some(waits_for((index + 1) % 3, if index == 2 { 6 } else { 7 }, 1000))
+    });
+    assert!(said.len() == 1 && said[0].1.starts_with("rank 2 on c is late"), "{said:?}");
+}
+
+#[test]
+fn whoever_saves_has_time_but_not_for_ever() {
+    let mut hub = hub();
+    let said = scene(&mut hub, 100, 14_000, |index, _| {
+        Some(if index == 0 { computes(7, Phase::Checkpoint) } else { waits_for(0, 7, 1000) })
+    });
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].0 >= 11_000 && said[0].1.contains("rank 0 on a is late"), "{said:?}");
+    assert!(said[0].1.ends_with("it is in phase checkpoint after step 7"), "{said:?}");
+}
+
+#[test]
+fn where_all_wait_for_all_the_one_that_does_not_is_late() {
+    let mut hub = hub();
+    let said = scene(&mut hub, 100, 4000, |index, _| {
+        Some(if index == 2 { computes(7, Phase::Data) } else { Act { peer: Some(Peer::All), ..waits_for(0, 7, 1000) } })
+    });
+    assert!(said.len() == 1 && said[0].1.contains("rank 2 on c is late"), "{said:?}");
+    assert!(said[0].1.ends_with("it is in phase data after step 7"), "{said:?}");
+}
+
+#[test]
+fn a_server_that_waits_for_whoever_comes_is_not_late_and_nobody_is() {
+    let mut hub = hub();
+    let said = scene(&mut hub, 100, 9000, |index, _| {
+        Some(match index {
+            2 => Act { peer: Some(Peer::Anyone), ..waits_for(0, 7, 1000) },
+            0 => waits_for(2, 7, 1000),
+            _ => computes(7, Phase::Forward),
+        })
+    });
+    assert_eq!(said, []);
+}
+
+#[test]
+fn a_rank_that_is_late_again_and_again_is_told_of_ever_more_rarely() {
+    let mut hub = hub();
+    // Two of every ten seconds.
+    let said = scene(&mut hub, 100, 400_000, |index, now| {
+        let late = now % 10_000 < 2000;
+        Some(if late && index != 1 {
+            waits_for(1, now / 1000, now / 10_000 * 10_000)
+        } else {
+            computes(now / 100, Phase::Forward)
+        })
+    });
+    let late = said.iter().filter(|(_, sentence)| sentence.contains("is late")).count();
+    assert!((3..=6).contains(&late), "{late} times in 40: {said:?}");
+    assert_eq!(said.len(), 2 * late, "each has its end: {said:?}");
 }
 
 #[test]
@@ -146,6 +270,11 @@ fn a_process_that_slept_itself_does_not_blame_the_others() {
     let wake = ms(60_000);
     assert_eq!(hub.on(Event::Tick, wake), Decision::default());
     assert_eq!(run(&mut hub, 60_000, 61_000, &[(1, Position::default()), (2, Position::default())]), [""; 0]);
+}
+
+/// Faults show within 5 s where silence is one after 3 s.
+fn limits() -> Limits {
+    Limits { silent: ms(3000), ..Limits::default() }
 }
 
 /// What goes wrong in a simulated run.
@@ -189,12 +318,12 @@ struct Simulation {
 impl Simulation {
     fn new(seed: u64, world: usize) -> Self {
         let mut random = Random::new(&[seed, 77]);
-        let mut hub = Membership::hub(world, "host0", Limits::default(), ms(0));
+        let mut hub = Membership::hub(world, "host0", limits(), ms(0));
         let hosts: Vec<String> = (0..world).map(|index| format!("host{index}")).collect();
         for (index, host) in hosts.iter().enumerate().skip(1) {
             hub.on(Event::Arrived { rank: rank(index), host: host.clone() }, ms(0));
         }
-        let spoke = |index| Some(Membership::spoke(rank(index), hosts.clone(), Limits::default(), ms(0)));
+        let spoke = |index| Some(Membership::spoke(rank(index), hosts.clone(), limits(), ms(0)));
         let members = std::iter::once(Some(hub)).chain((1..world).map(spoke)).collect();
         let mut simulation = Self {
             members,
@@ -248,7 +377,7 @@ impl Simulation {
         for action in decision.actions {
             assert!(!decision.reason.is_empty(), "each action has its reason");
             match action {
-                Action::Start | Action::Warn(_) => {}
+                Action::Start | Action::Late(_) | Action::CaughtUp(_) => {}
                 Action::Complain { why, suspect } => {
                     self.send(now, member, 0, Event::Failed { rank: rank(member), why, suspect });
                 }
@@ -301,9 +430,9 @@ impl Simulation {
 
     fn beat(&mut self, now: u64, member: usize) {
         let position = at(now / 1000, Phase::Exchange);
-        self.feed(now, member, Event::Beat { rank: rank(member), position });
+        self.feed(now, member, beat(member, position));
         for neighbour in self.neighbours(member) {
-            self.send(now, member, neighbour, Event::Beat { rank: rank(member), position });
+            self.send(now, member, neighbour, beat(member, position));
         }
     }
 

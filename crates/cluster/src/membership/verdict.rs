@@ -5,9 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use paceline_comm::Rank;
+use paceline_system::progress::{Message, Position};
 use serde::{Deserialize, Serialize};
-
-use crate::phase::Position;
 
 /// Why everybody ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,11 +42,6 @@ pub enum Cause {
         /// For how long.
         silent_ms: u64,
     },
-    /// It is alive, and others have waited for it too long.
-    Stalled {
-        /// For how long.
-        waited_ms: u64,
-    },
     /// It said so itself.
     Failed {
         /// What it said.
@@ -64,7 +58,7 @@ impl Verdict {
 
 impl fmt::Display for Verdict {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rank, Position { step, phase }) = (self.rank, self.position);
+        let rank = self.rank;
         if let Cause::NeverArrived { missing, waited_ms } = &self.cause {
             let (who, waited) = (list(missing), seconds(*waited_ms));
             return write!(out, "{who} did not arrive within {waited}; look at the output and the host of each");
@@ -73,11 +67,10 @@ impl fmt::Display for Verdict {
         match &self.cause {
             Cause::Disconnected { why } => write!(out, "is gone ({why})")?,
             Cause::Silent { silent_ms } => write!(out, "is stalled: silent for {}", seconds(*silent_ms))?,
-            Cause::Stalled { waited_ms } => write!(out, "is stalled: others wait since {}", seconds(*waited_ms))?,
             Cause::Failed { why } => write!(out, "failed: {why}")?,
             Cause::NeverArrived { .. } => {}
         }
-        write!(out, "; it was last in phase {phase} after step {step}")
+        write!(out, "; it was last {}", self.position)
     }
 }
 
@@ -90,24 +83,57 @@ pub struct Late {
     pub host: String,
     /// Where it was when it was last heard of.
     pub position: Position,
-    /// How: silent, or alive and behind the others.
-    pub silent: bool,
+    /// What the one who waits longest waits for.
+    pub message: Option<Message>,
     /// For how long.
-    pub since: Duration,
-    /// After how long the run ends, if it does.
-    pub deadline: Option<Duration>,
+    pub waited: Duration,
+    /// The time within which that was waited, where it was not in one exchange.
+    pub window: Option<Duration>,
+    /// For how long nothing was heard of it.
+    pub unheard: Duration,
+    /// After how long a silence the run ends, where it is silent.
+    pub ends_after: Option<Duration>,
 }
 
 impl fmt::Display for Late {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rank, Position { step, phase }) = (self.rank.index(), self.position);
-        let how = if self.silent { "silent for" } else { "others wait for it since" };
-        let since = self.since.as_secs_f64();
-        write!(out, "rank {rank} on {} is late: in phase {phase} after step {step}, {how} {since:.1} s", self.host)?;
-        match self.deadline {
-            Some(deadline) => write!(out, "; the run ends at {:.1} s", deadline.as_secs_f64()),
+        let Self { rank, host, position, waited, .. } = self;
+        write!(out, "{rank} on {host} is late: others have waited {:.1} s", waited.as_secs_f64())?;
+        if let Some(window) = self.window {
+            write!(out, " of the last {:.1} s", window.as_secs_f64())?;
+        }
+        match self.message {
+            Some(message) => write!(out, " for it, for {message}; it is {position}")?,
+            None => write!(out, " for it; it is {position}")?,
+        }
+        match self.ends_after {
+            Some(limit) => {
+                let (unheard, limit) = (self.unheard.as_secs_f64(), limit.as_secs_f64());
+                write!(out, ", and silent for {unheard:.1} s; the run ends at {limit:.1} s")
+            }
             None => Ok(()),
         }
+    }
+}
+
+/// Nobody waits any more for a rank that was late.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaughtUp {
+    /// The rank that was late.
+    pub rank: Rank,
+    /// Its host.
+    pub host: String,
+    /// Where it is.
+    pub position: Position,
+    /// How long the one who waited longest waited for it.
+    pub waited: Duration,
+}
+
+impl fmt::Display for CaughtUp {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, host, position, waited } = self;
+        let waited = waited.as_secs_f64();
+        write!(out, "{rank} on {host} has caught up: others waited {waited:.1} s for it; it is {position}")
     }
 }
 
@@ -132,18 +158,16 @@ fn list(ranks: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::phase::Phase;
+    use paceline_system::phase::Phase;
 
     #[test]
     fn every_sentence_names_rank_host_phase_and_step() {
-        let position = Position { step: 41, phase: Phase::Exchange };
+        let position = Position { step: 41, phase: Phase::Exchange, message: None };
         let say = |cause| Verdict { rank: 2, host: "b".into(), position, cause }.to_string();
         let tail = "; it was last in phase exchange after step 41";
         let gone = say(Cause::Disconnected { why: "connection reset".into() });
         assert_eq!(gone, format!("rank 2 on b is gone (connection reset){tail}"));
         assert_eq!(say(Cause::Silent { silent_ms: 3010 }), format!("rank 2 on b is stalled: silent for 3.0 s{tail}"));
-        let stalled = say(Cause::Stalled { waited_ms: 9000 });
-        assert_eq!(stalled, format!("rank 2 on b is stalled: others wait since 9.0 s{tail}"));
         assert_eq!(say(Cause::Failed { why: "disk full".into() }), format!("rank 2 on b failed: disk full{tail}"));
         let missing = say(Cause::NeverArrived { missing: vec![2, 5, 6], waited_ms: 5000 });
         assert!(missing.starts_with("ranks 2, 5 and 6 did not arrive within 5.0 s"), "{missing}");

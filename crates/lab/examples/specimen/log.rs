@@ -1,10 +1,9 @@
 //! A made-up run that looks like a real one: a small residual network over ten epochs, with noise, a warm-up, a slow
 //! stretch of the loader, a crash, a resume and warnings. For the tests, and for looking at the report without training.
 
-use std::collections::BTreeMap;
-
 use paceline_system::event::{Event, Line, SCHEMA_VERSION};
 use paceline_system::host::Host;
+use paceline_system::phase::Phase;
 use paceline_system::random::Random;
 
 /// Steps in one epoch.
@@ -96,8 +95,8 @@ impl Log {
         let is_slow = (0.55..0.62).contains(&progress);
         let data = if is_slow { 0.055 } else { 0.004 } * (1.0 + 0.3 * f64::from(self.random.uniform()));
         let compute = 0.118 * (1.0 + 0.02 * f64::from(self.random.normal())) + if step == 1 { 0.4 } else { 0.0 };
-        let phases = [("data", data), ("compute", compute), ("update", 0.0061)];
-        let phases: BTreeMap<String, f64> = phases.map(|(name, phase_s)| (name.to_owned(), phase_s)).into();
+        let passes = [(Phase::Forward, 0.35 * compute), (Phase::Backward, 0.65 * compute)];
+        let phases = [(Phase::Data, data), (Phase::Update, 0.0061)].into_iter().chain(passes).collect();
         let seconds = data + compute + 0.0061 + 0.0008;
         self.time_s += seconds;
         let warm_up = (step as f64 / EPOCH_STEPS as f64).min(1.0);

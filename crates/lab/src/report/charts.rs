@@ -4,6 +4,7 @@ use super::chart::{Chart, Look, Series};
 use super::curve::{Point, smooth, window};
 use crate::history::{Evaluation, History, Step};
 use crate::summary::OTHER_PHASE;
+use paceline_system::phase::Phase;
 
 /// Columns of the step-time chart: enough to see a change, wide enough to be a mean.
 const COLUMNS_MAX: usize = 160;
@@ -62,13 +63,13 @@ pub(crate) fn step_time(history: &History) -> Chart {
         |column: &[Step], of: &dyn Fn(&Step) -> f64| column.iter().map(of).sum::<f64>() * scale / column.len() as f64;
     let band = |name: &str, of: &dyn Fn(&Step) -> f64| Series {
         name: name.to_owned(),
-        colour: phase_colour(name, &history.phase_names),
+        colour: phase_colour(name),
         look: Look::Band,
         points: columns.iter().map(|column| (middle(column), mean(column, of).max(0.0))).collect(),
     };
-    let mut series: Vec<Series> = ordered_phases(history)
+    let mut series: Vec<Series> = Phase::ALL
         .into_iter()
-        .map(|index| band(&history.phase_names[index], &|step| f64::from(step.phases[index])))
+        .map(|phase| band(phase.name(), &|step| f64::from(step.phases[phase as usize])))
         .collect();
     series.push(band(OTHER_PHASE, &|step| {
         (step.seconds - step.phases.iter().map(|&phase_s| f64::from(phase_s)).sum::<f64>()).max(0.0)
@@ -78,32 +79,20 @@ pub(crate) fn step_time(history: &History) -> Chart {
     Chart { from_zero: true, may_be_log: false, ..chart(history, "step-time", "Step time", unit, series) }
 }
 
-/// Phases in the order a step goes through them, where they are known; others follow by name.
-fn ordered_phases(history: &History) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..history.phase_names.len()).collect();
-    order.sort_by_key(|&index| {
-        let name = &history.phase_names[index];
-        (KNOWN_PHASES.iter().position(|(known, _)| known == name).unwrap_or(KNOWN_PHASES.len()), name)
-    });
-    order
-}
-
-/// The phases of a step in their order, each with its own colour in every report.
-const KNOWN_PHASES: [(&str, usize); 4] = [("data", 4), ("compute", 1), ("agree", 5), ("update", 3)];
-
 /// The colour of time in no phase: grey.
 const OTHER_COLOUR: usize = 8;
 
-/// The colour of a phase: its own if it is known, otherwise by its place among the unknown ones.
-pub(crate) fn phase_colour(name: &str, names: &[String]) -> usize {
-    if name == OTHER_PHASE {
-        return OTHER_COLOUR;
+/// The colour of a phase, the same in every report.
+pub(crate) fn phase_colour(name: &str) -> usize {
+    match Phase::from_name(name) {
+        Some(Phase::Data) => 4,
+        Some(Phase::Forward) => 6,
+        Some(Phase::Backward | Phase::Compute) => 1,
+        Some(Phase::Exchange) => 5,
+        Some(Phase::Update) => 3,
+        Some(Phase::Setup | Phase::Evaluate | Phase::Checkpoint | Phase::Done) => 7,
+        None => OTHER_COLOUR,
     }
-    if let Some((_, colour)) = KNOWN_PHASES.iter().find(|(known, _)| *known == name) {
-        return *colour;
-    }
-    let unknown = names.iter().filter(|name| KNOWN_PHASES.iter().all(|(known, _)| known != name));
-    [6, 7, 2][unknown.take_while(|known| *known != name).count() % 3]
 }
 
 fn chart(history: &History, id: &'static str, title: &'static str, unit: &'static str, series: Vec<Series>) -> Chart {
@@ -130,10 +119,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_phase_keeps_its_colour_whatever_stands_beside_it() {
-        let names = ["zip", "data", "pack"].map(str::to_owned);
-        assert_eq!(phase_colour("data", &names), 4);
-        assert_eq!(phase_colour("other", &names), OTHER_COLOUR);
-        assert_ne!(phase_colour("zip", &names), phase_colour("pack", &names));
+    fn phases_of_a_step_have_colours_of_their_own() {
+        let phases = [Phase::Data, Phase::Forward, Phase::Backward, Phase::Exchange, Phase::Update];
+        let mut colours: Vec<usize> = phases.iter().map(|phase| phase_colour(phase.name())).collect();
+        colours.push(phase_colour(OTHER_PHASE));
+        colours.sort_unstable();
+        assert!(colours.windows(2).all(|pair| pair[0] < pair[1]), "{colours:?}");
     }
 }

@@ -8,6 +8,7 @@ use crate::history::{Epoch, Evaluation, History, Process};
 use crate::quantity::{bytes, count, percent, percent_short, seconds, significant};
 use crate::summary::{Outcome, Summary};
 use paceline_system::clock::format_utc;
+use paceline_system::phase::Phase;
 
 /// A share of step time spent waiting for data above which the loader is what limits the run.
 const DATA_SHARE_HIGH: f64 = 0.10;
@@ -24,7 +25,7 @@ pub(crate) fn phases(history: &History, summary: &Summary) -> String {
     );
     for (name, phase_s) in &summary.phases {
         let share = phase_s / summary.step_seconds;
-        let colour = phase_colour(name, &history.phase_names);
+        let colour = phase_colour(name);
         let _ = writeln!(
             out,
             "<tr><td><i class=\"key band c{colour}\"></i>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
@@ -53,7 +54,11 @@ pub(crate) fn phases(history: &History, summary: &Summary) -> String {
 /// What the phase totals mean, in sentences.
 fn findings(history: &History, summary: &Summary) -> Vec<String> {
     let mut findings = Vec::new();
-    let data = summary.phases.iter().find(|(name, _)| name == "data").map(|(_, data_s)| data_s / summary.step_seconds);
+    let data = summary
+        .phases
+        .iter()
+        .find(|(name, _)| *name == Phase::Data.name())
+        .map(|(_, data_s)| data_s / summary.step_seconds);
     match (data, summary.phases.first()) {
         (Some(share), _) if share > DATA_SHARE_HIGH => findings.push(format!(
             "Training waited for data {} of the time: the loader limits this run, not the arithmetic.",
@@ -142,9 +147,10 @@ fn epoch_cells(epoch: &Epoch) -> [String; 10] {
     ]
 }
 
-/// Who was late: one row for each rank, where there are several.
+/// How fast each was: one row for each worker, where there are several.
 pub(crate) fn ranks(histories: &[History]) -> String {
-    if histories.len() < 2 {
+    let workers = || histories.iter().filter(|history| history.served.is_none());
+    if workers().count() < 2 {
         return String::new();
     }
     let mut out = String::from(
@@ -152,9 +158,10 @@ pub(crate) fn ranks(histories: &[History]) -> String {
          <th class=\"n\">Per step</th><th class=\"n\">Samples/s</th><th class=\"n\">Data share</th><th>Outcome</th></tr>\
          </thead>\n<tbody>\n",
     );
-    for history in histories {
+    for history in workers() {
         let summary = Summary::of_history(history);
-        let data = summary.phases.iter().find(|(name, _)| name == "data").map_or(0.0, |(_, data_s)| *data_s);
+        let data =
+            summary.phases.iter().find(|(name, _)| *name == Phase::Data.name()).map_or(0.0, |(_, data_s)| *data_s);
         let _ = writeln!(
             out,
             "<tr><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\

@@ -351,6 +351,11 @@ impl CudaEngine {
         self.albums.is_some()
     }
 
+    /// Whether the host takes no part in a step.
+    pub(super) fn is_one_graph(&self) -> bool {
+        !self.hosted
+    }
+
     /// Whether sums over other GPUs are made inside of a step.
     pub(super) fn sums_inside(&self) -> bool {
         self.guard.is_some()

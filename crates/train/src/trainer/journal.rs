@@ -10,14 +10,17 @@ use paceline_system::clock::{self, Clock};
 use paceline_system::disk::{Disk, DiskError};
 use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
 use paceline_system::host::{self, Host};
+use paceline_system::inbox::Inbox;
+use paceline_system::phase::Phase;
 use paceline_system::printable::Shown;
+use paceline_system::progress::Progress;
 use paceline_system::shell::quote;
 use paceline_system::signal::Stop;
 use paceline_tensor::device::cuda::Cuda;
 
 use super::gauge::Gauge;
 use super::saving::{Saver, Written};
-use super::{Observer, Reason, Restarts, Surroundings, Watch};
+use super::{Observer, Reason, Restarts, Surroundings};
 use crate::checkpoint::{Card, Checkpoints, Contents, Evaluated, Label, Position, Purpose};
 use crate::config::Config;
 use crate::error::TrainError;
@@ -41,7 +44,9 @@ pub(super) struct Journal {
     pub config: Config,
     pub clock: Clock,
     pub stop: Stop,
-    pub watch: Watch,
+    pub progress: Progress,
+    /// What other threads tell.
+    inbox: Inbox,
     pub run: RunDir,
     pub checkpoints: Checkpoints,
     pub length: RunLength,
@@ -81,7 +86,7 @@ impl Journal {
         run: RunDir,
         (length, samples): (RunLength, u64),
     ) -> Result<Self, TrainError> {
-        let Surroundings { disk, clock, stop, shard, watch, restarts, .. } = around;
+        let Surroundings { disk, clock, stop, shard, progress, inbox, restarts, .. } = around;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
         // The folder is made, so this is no refusal any more.
         let log = EventLog::open(&disk, clock.clone(), run.path(), shard.rank as u32).map_err(|source| {
@@ -98,7 +103,8 @@ impl Journal {
             config,
             clock,
             stop,
-            watch,
+            progress,
+            inbox,
             run,
             checkpoints,
             length,
@@ -202,10 +208,12 @@ impl Journal {
 
     /// Logs an event and tells it to everybody who listens.
     pub fn record(&mut self, event: Event) -> Result<(), TrainError> {
-        let Self { log, observers, gpu, clock, .. } = self;
+        let Self { log, observers, gpu, clock, inbox, .. } = self;
+        let now = clock.seconds();
         let seen = gpu.iter().filter_map(|(_, gauge)| gauge.as_ref()).flat_map(Gauge::take);
         let seen = seen.map(|(time_s, seen)| (time_s, Event::Gpu(seen)));
-        let told = seen.chain([(clock.seconds(), event)]).try_for_each(|(time_s, event)| {
+        let others = inbox.take().into_iter().map(|(age_s, event)| ((now - age_s).max(0.0), event));
+        let told = seen.chain(others).chain([(now, event)]).try_for_each(|(time_s, event)| {
             let line = log.write_at(time_s, event)?;
             observers.iter_mut().try_for_each(|observer| observer(&line))
         });
@@ -278,7 +286,7 @@ impl Journal {
         self.position.tally.merge(tally);
         if let Event::Step { seconds, phases, .. } = &event {
             self.position.epoch_s += seconds;
-            self.position.data_wait_s += phases.get("data").copied().unwrap_or(0.0);
+            self.position.data_wait_s += phases.get(Phase::Data).unwrap_or(0.0);
         }
         self.record(event)?;
         self.take_written(false)
@@ -440,7 +448,7 @@ impl Journal {
             self.saved = Some(self.position.clone());
             return Ok(false);
         }
-        self.watch.enter("checkpoint", step);
+        self.progress.enter(Phase::Checkpoint, step);
         self.saved_at_s = self.clock.seconds();
         Ok(true)
     }

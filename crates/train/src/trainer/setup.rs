@@ -11,7 +11,9 @@ use paceline_nn::weights::WeightsError;
 use paceline_nn::{Input, Model};
 use paceline_system::clock::Clock;
 use paceline_system::disk::Disk;
+use paceline_system::inbox::Inbox;
 use paceline_system::limits::Limits;
+use paceline_system::progress::Progress;
 use paceline_system::signal::Stop;
 use paceline_system::threads;
 use paceline_tensor::device::cpu::Cpu;
@@ -47,8 +49,10 @@ pub struct Surroundings {
     pub shard: Shard,
     /// Which process of how many it is on its machine.
     pub local: Shard,
-    /// Hears of every phase of a step.
-    pub watch: Watch,
+    /// Says how far the run is; heartbeats read it.
+    pub progress: Progress,
+    /// What other threads tell for the event log.
+    pub inbox: Inbox,
     /// How all ranks come to know the folder that rank 0 has made for the run.
     pub folder: FolderBroadcast,
     /// The folder in which it is kept what was found out about this machine's devices.
@@ -81,37 +85,14 @@ impl Default for Surroundings {
             data_home: None,
             shard: Shard::WHOLE,
             local: Shard::WHOLE,
-            watch: Watch::default(),
+            progress: Progress::default(),
+            inbox: Inbox::default(),
             folder: FolderBroadcast::default(),
             cache: None,
             hosted: false,
             registry: Registry::default(),
             restarts: Restarts::default(),
         }
-    }
-}
-
-/// Hears of every phase of a step as it begins, with the number of updates done: for heartbeats.
-#[derive(Clone, Default)]
-pub struct Watch(Option<Arc<dyn Fn(&'static str, u64) + Send + Sync>>);
-
-impl Watch {
-    /// One that calls `listener`.
-    pub fn new(listener: impl Fn(&'static str, u64) + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(listener)))
-    }
-
-    /// Tells it.
-    pub fn enter(&self, phase: &'static str, step: u64) {
-        if let Some(listener) = &self.0 {
-            listener(phase, step);
-        }
-    }
-}
-
-impl std::fmt::Debug for Watch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Watch")
     }
 }
 
@@ -244,7 +225,8 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         Input::Tokens { .. } => Augment::evaluation(val.info(), None)?,
     };
     let micro_batch = config.micro_batch();
-    let options = LoaderOptions { threads: config.loader_threads, ..LoaderOptions::evaluation(micro_batch) };
+    let (threads, deadline) = (config.loader_threads, config.deadlines.batch);
+    let options = LoaderOptions { threads, deadline, ..LoaderOptions::evaluation(micro_batch) };
     let val = Loader::new(Arc::new(val), evaluation, options, around.clock.clone())?;
     let rule =
         config.optimizer.rule(&config.hyper_parameters).map_err(|error| TrainError::Refused(error.to_string()))?;
@@ -335,7 +317,8 @@ fn assemble(
     let holds_images = replica.engine.cuda_mut().is_some_and(|engine| engine.holds_images());
     let loader = |dataset: Dataset, augment, options: LoaderOptions| {
         let (threads, shard, views) = (config.loader_threads, around.shard, holds_images);
-        let options = LoaderOptions { threads, shard, views, stop: Some(around.stop.clone()), ..options };
+        let (deadline, stop) = (config.deadlines.batch, Some(around.stop.clone()));
+        let options = LoaderOptions { threads, shard, views, deadline, stop, ..options };
         Loader::new(Arc::new(dataset), augment, options, around.clock.clone())
     };
     let last = config.last_batch;

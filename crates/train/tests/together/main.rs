@@ -30,7 +30,7 @@ use paceline_train::gpus::{Card, check, gather_cards};
 use paceline_train::micro_batch::MicroBatchSizes;
 use paceline_train::phases::Phases;
 use paceline_train::replica::{Replica, ReplicaOptions};
-use paceline_train::serve::{Rates, ServerOptions, Serving, fingerprint, serve_model};
+use paceline_train::serve::{Rates, ServerJournal, ServerOptions, Serving, fingerprint, serve_model};
 use world::{Carry, TIMEOUT, communicators};
 
 const STEPS: u64 = 20;
@@ -203,6 +203,7 @@ fn hold(case: Case, mut communicator: Communicator) {
     let learning_rate = &LearningRate::constant(RATE.into());
     let rates = Rates { learning_rate, length, first_step: told.step };
     let serving = Serving {
+        journal: ServerJournal::default(),
         recipe: case.recipe(),
         options: case.agreement(false),
         roles: case.roles(),

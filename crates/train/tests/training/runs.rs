@@ -6,6 +6,7 @@ use std::time::Duration;
 use paceline_nn::optim::Optimizer;
 use paceline_system::clock::Clock;
 use paceline_system::event::Event;
+use paceline_system::phase::Phase;
 use paceline_train::trainer::Surroundings;
 use paceline_train::{Config, Reason, TrainError, Trainer};
 
@@ -140,7 +141,11 @@ fn steps_are_logged_one_by_one_with_their_phases() {
         .filter_map(|event| match event {
             Event::Step { step, epoch, samples, phases, .. } => {
                 assert_eq!((epoch, samples), ((step - 1) / 3, 16));
-                assert!(["data", "compute", "update"].iter().all(|phase| phases.contains_key(*phase)));
+                assert!(
+                    [Phase::Data, Phase::Forward, Phase::Backward, Phase::Update]
+                        .iter()
+                        .all(|&phase| phases.get(phase).is_some())
+                );
                 Some(step)
             }
             _ => None,

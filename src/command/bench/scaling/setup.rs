@@ -7,6 +7,7 @@ use crate::cluster::launch::{Ended, Output, local};
 use crate::comm::Token;
 use crate::system::disk::Disk;
 use crate::system::event::{Event, Line};
+use crate::system::phase::Phase;
 use crate::system::{process, threads};
 
 use super::Plan;
@@ -141,6 +142,7 @@ fn start(plan: &Plan<'_>, setup: Setup, runs: &Runs, (steps, calibrate): (usize,
     let name = setup.name(plan);
     match ended {
         Ok(Ended::Done) => Ok(()),
+        Ok(Ended::Failed { .. }) => Err(Failure::failed(format!("{name} failed; its sentence is above"))),
         Ok(Ended::Interrupted { .. }) => Err(Failure::failed(format!("interrupted while {name} was measured"))),
         Err(error) => Err(Failure::failed(format!("{name}: {error}"))),
     }
@@ -177,7 +179,7 @@ fn steps(folder: &Path) -> Result<(f64, f64), Failure> {
         .lines()
         .filter_map(|line| serde_json::from_str::<Line>(line).ok())
         .filter_map(|line| match line.event {
-            Event::Step { seconds, phases, .. } => Some((seconds, phases.get("wait").copied().unwrap_or(0.0))),
+            Event::Step { seconds, phases, .. } => Some((seconds, phases.get(Phase::Exchange).unwrap_or(0.0))),
             _ => None,
         })
         .skip(WARM_UP)

@@ -143,6 +143,7 @@ impl Port {
                 return Err(talk.violation("it reduces another buffer than this rank"));
             }
         }
+        wait.over();
         Ok(())
     }
 }

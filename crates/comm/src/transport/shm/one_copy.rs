@@ -374,6 +374,7 @@ impl OneCopy {
         }
         self.talk(late()).check(wait)?;
         self.control.sleep_unless(|| ready() || self.control.any_gone().is_some(), wait.slice());
+        wait.over();
         match self.control.any_gone() {
             Some((peer, reason)) if !ready() => Err(self.talk(self.members[peer.index()]).gone(reason)),
             _ => Ok(()),

@@ -1,0 +1,69 @@
+//! The report's tables of who waited for whom: ranks that were late, and servers.
+
+use std::fmt::Write;
+
+use super::markup::{escape, section};
+use crate::history::History;
+use crate::quantity::{count, percent_short, seconds};
+use crate::summary::Summary;
+
+/// Ranks that others waited for, as rank 0 named them.
+pub(crate) fn late(histories: &[History]) -> String {
+    let all: Vec<_> = histories.iter().flat_map(|history| &history.late).collect();
+    if all.is_empty() {
+        return String::new();
+    }
+    let mut out = String::from(
+        "<div class=\"scroll\"><table>\n<thead><tr><th class=\"n\">Rank</th><th>Machine</th><th class=\"n\">At</th>\
+         <th class=\"n\">After step</th><th>It was in</th><th>Others waited for</th><th class=\"n\">They waited</th>\
+         <th class=\"n\">Caught up</th></tr></thead>\n<tbody>\n",
+    );
+    for late in all {
+        let _ = writeln!(
+            out,
+            "<tr><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td><td>{}</td>\
+             <td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
+            late.rank,
+            escape(&late.host),
+            seconds(late.time_s),
+            count(late.step),
+            late.phase,
+            escape(late.message.as_deref().unwrap_or("–")),
+            seconds(late.waited_s),
+            late.until_s.map_or_else(|| "–".to_owned(), seconds)
+        );
+    }
+    out.push_str("</tbody>\n</table></div>\n");
+    section("late", "Late ranks", &out)
+}
+
+/// What servers did.
+pub(crate) fn servers(histories: &[History]) -> String {
+    if histories.iter().all(|history| history.served.is_none()) {
+        return String::new();
+    }
+    let mut out = String::from(
+        "<div class=\"scroll\"><table>\n<thead><tr><th class=\"n\">Rank</th><th>Machine</th><th class=\"n\">Steps</th>\
+         <th class=\"n\">Time</th><th class=\"n\">Exchange</th><th class=\"n\">Update</th><th>Waited longest for</th>\
+         <th>Outcome</th></tr></thead>\n<tbody>\n",
+    );
+    for (history, served) in histories.iter().filter_map(|history| Some((history, history.served.as_ref()?))) {
+        let share = |part_s: f64| percent_short(part_s / served.seconds.max(f64::MIN_POSITIVE));
+        let longest = served.longest().map(|(rank, waited_s)| format!("rank {rank}, {}", seconds(waited_s)));
+        let _ = writeln!(
+            out,
+            "<tr><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>\
+             <td class=\"n\">{}</td><td>{}</td><td>{}</td></tr>",
+            history.rank,
+            escape(history.start().map_or("", |start| &start.host.name)),
+            count(served.step),
+            seconds(served.seconds),
+            share(served.exchange_s),
+            share(served.update_s),
+            longest.unwrap_or_else(|| "–".to_owned()),
+            escape(&Summary::of_history(history).outcome.to_string())
+        );
+    }
+    out.push_str("</tbody>\n</table></div>\n");
+    section("servers", "Servers", &out)
+}

@@ -1,0 +1,105 @@
+//! Who waited for whom: ranks that were late, and what servers did, in memory that does not grow with the run's length.
+
+use std::collections::BTreeMap;
+
+use paceline_system::event::{Event, Line};
+use paceline_system::phase::Phase;
+
+/// Times that ranks were late which are kept; a run that has more has told its story by then.
+const LATE_MAX: usize = 200;
+
+/// One time that a rank was late.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Lateness {
+    pub rank: u32,
+    pub host: String,
+    /// When it was named.
+    pub time_s: f64,
+    pub phase: Phase,
+    pub step: u64,
+    pub message: Option<String>,
+    /// How long others waited for it: until it was named, or in all once it has caught up.
+    pub waited_s: f64,
+    /// When it had caught up.
+    pub until_s: Option<f64>,
+}
+
+impl Lateness {
+    /// Adds what a line tells.
+    pub fn add(all: &mut Vec<Self>, line: &Line) {
+        match &line.event {
+            Event::Late { late_rank, host, phase, step, message, waited_s, .. } if all.len() < LATE_MAX => {
+                all.push(Self {
+                    rank: *late_rank,
+                    host: host.clone(),
+                    time_s: line.time_s,
+                    phase: *phase,
+                    step: *step,
+                    message: message.clone(),
+                    waited_s: *waited_s,
+                    until_s: None,
+                });
+            }
+            Event::CaughtUp { late_rank, waited_s, .. } => {
+                let open = |late: &&mut Self| late.rank == *late_rank && late.until_s.is_none();
+                if let Some(late) = all.iter_mut().rev().find(open) {
+                    (late.until_s, late.waited_s) = (Some(line.time_s), *waited_s);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What a server did in a whole run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Served {
+    pub step: u64,
+    pub seconds: f64,
+    pub exchange_s: f64,
+    pub update_s: f64,
+    /// By rank.
+    pub waited_s: BTreeMap<u32, f64>,
+}
+
+impl Served {
+    /// Adds what an event tells.
+    pub fn add(&mut self, event: &Event) {
+        let Event::Served { step, seconds, phases, waited } = event else { return };
+        self.step = *step;
+        self.seconds += seconds;
+        self.exchange_s += phases.get(Phase::Exchange).unwrap_or(0.0);
+        self.update_s += phases.get(Phase::Update).unwrap_or(0.0);
+        waited.iter().for_each(|(rank, waited_s)| *self.waited_s.entry(*rank).or_default() += waited_s);
+    }
+
+    /// The rank that it waited for longest.
+    pub fn longest(&self) -> Option<(u32, f64)> {
+        self.waited_s.iter().map(|(rank, waited_s)| (*rank, *waited_s)).max_by(|a, b| a.1.total_cmp(&b.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_caught_up_was_late_until_then() {
+        let mut all = Vec::new();
+        let mut tell = |time_s, event| Lateness::add(&mut all, &Line { time_s, rank: 0, event });
+        let late = |late_rank| Event::Late {
+            late_rank,
+            host: "h".into(),
+            phase: Phase::Forward,
+            step: 3,
+            message: None,
+            waited_s: 1.0,
+            unheard_s: 0.0,
+        };
+        tell(2.0, late(1));
+        tell(3.0, late(2));
+        tell(9.0, Event::CaughtUp { late_rank: 1, host: "h".into(), step: 9, waited_s: 6.5 });
+        assert_eq!((all[0].until_s, all[0].waited_s), (Some(9.0), 6.5));
+        assert_eq!((all[1].until_s, all[1].waited_s), (None, 1.0));
+    }
+}
