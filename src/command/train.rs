@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::cluster::launch::child;
+use crate::cluster::launch::{Start, child};
 use crate::comm;
 use crate::data::DataError;
 use crate::lab::{TensorBoard, report};
@@ -45,26 +45,7 @@ pub fn run(arguments: Train) -> Outcome {
 fn take_part(arguments: Train, requeue: Option<&Requeue>) -> Outcome {
     let config = resolve(&arguments)?;
     match team::role(&arguments, &config, &team::variables())? {
-        Role::Launcher(starts) => {
-            config.check()?;
-            config.check_world(config.workers)?;
-            if arguments.hosts.is_none() {
-                room::cores_suffice(starts.len(), arguments.oversubscribe)?;
-                room::fits(&config, config.workers, starts.len(), arguments.resume.is_some())?;
-            }
-            if arguments.hosts.is_none() && config.device != Compute::Cpu {
-                let found = cuda::count();
-                let seen = *found.as_ref().unwrap_or(&usize::MAX);
-                let shares = !config.sums_on_devices();
-                gpus::enough(config.device, (config.workers, shares), seen).map_err(Failure::refused)?;
-                found.map_err(Failure::refused)?;
-            }
-            if let (Some(run), None) = (&arguments.run, &arguments.hosts) {
-                // Refused once, and not by every process.
-                run_folder::check_free(&surroundings().disk, run)?;
-            }
-            if restart::is_asked(&arguments) { restart::launch(&arguments, &config) } else { team::launch(&starts) }
-        }
+        Role::Launcher(starts) => start_others(&arguments, &config, &starts),
         Role::Alone => {
             if arguments.resume.is_some() {
                 room::fits(&config, 1, 1, true)?;
@@ -82,7 +63,7 @@ fn take_part(arguments: Train, requeue: Option<&Requeue>) -> Outcome {
                 }
                 let around = Surroundings { stop, restarts: restart::told(&arguments, requeue), ..surroundings() };
                 let ended = train(&arguments, config, around, None);
-                return ended.map_err(|failure| restart::ask(requeue, failure.for_all(true)));
+                return ended.or_else(|failure| restart::ask(requeue, failure.for_all(true)));
             }
             // A launcher on this machine has looked already, for all.
             if !team::variables().contains_key(child::PARENT) {
@@ -91,7 +72,13 @@ fn take_part(arguments: Train, requeue: Option<&Requeue>) -> Outcome {
             }
             let is_first = member.rank.0 == 0;
             let met = Team::meet(*member, &arguments, &config, &stop);
-            let team = met.map_err(|failure| restart::ask(requeue, failure.for_all(is_first)))?;
+            let team = match met {
+                Ok(team) => team,
+                Err(failure) => return restart::ask(requeue, failure.for_all(is_first)),
+            };
+            if team.speaks() {
+                restart::announce(requeue, &arguments, &config);
+            }
             if team.serves() {
                 return team.serve(&config);
             }
@@ -107,9 +94,31 @@ fn take_part(arguments: Train, requeue: Option<&Requeue>) -> Outcome {
                 ..surroundings()
             };
             let ended = train(&arguments, config, around, Some(team));
-            ended.map_err(|failure| restart::ask(requeue, failure))
+            ended.or_else(|failure| restart::ask(requeue, failure))
         }
     }
+}
+
+/// Looks whether the run can be, and starts its processes.
+fn start_others(arguments: &Train, config: &Config, starts: &[Start]) -> Outcome {
+    config.check()?;
+    config.check_world(config.workers)?;
+    if arguments.hosts.is_none() {
+        room::cores_suffice(starts.len(), arguments.oversubscribe)?;
+        room::fits(config, config.workers, starts.len(), arguments.resume.is_some())?;
+    }
+    if arguments.hosts.is_none() && config.device != Compute::Cpu {
+        let found = cuda::count();
+        let seen = *found.as_ref().unwrap_or(&usize::MAX);
+        let shares = !config.sums_on_devices();
+        gpus::enough(config.device, (config.workers, shares), seen).map_err(Failure::refused)?;
+        found.map_err(Failure::refused)?;
+    }
+    if let (Some(run), None) = (&arguments.run, &arguments.hosts) {
+        // Refused once, and not by every process.
+        run_folder::check_free(&surroundings().disk, run)?;
+    }
+    if restart::is_asked(arguments) { restart::launch(arguments, config) } else { team::launch(starts) }
 }
 
 /// The configuration that was asked for, of a new run or of one that goes on.
