@@ -181,12 +181,22 @@ pub fn told(arguments: &Train, requeue: Option<&Requeue>) -> Restarts {
     }
 }
 
-/// Has the job queued again, if that was asked for, may help, and nobody else does.
-pub fn ask(requeue: Option<&Requeue>, failure: Failure) -> Failure {
-    if let Some(requeue) = requeue.filter(|_| failure.is_for_all() && !failure.is_in_vain()) {
-        requeue.ask();
+/// Has the job queued again, if that was asked for, may help, and nobody else does. Slurm then ends this process, so it says first what
+/// happened.
+pub fn ask(requeue: Option<&Requeue>, failure: Failure) -> Outcome {
+    let is_worth = failure.is_for_all() && !failure.is_in_vain();
+    let Some(requeue) = requeue.filter(|requeue| is_worth && requeue.may_ask()) else { return Err(failure) };
+    let code = failure.report();
+    requeue.ask();
+    Ok(code)
+}
+
+/// Says that a job has begun again, and from where.
+pub fn announce(requeue: Option<&Requeue>, arguments: &Train, config: &Config) {
+    let Some(Requeue { count: count @ 1.., most, .. }) = requeue else { return };
+    if let Ok(folder) = Folder::find(arguments, config) {
+        note(&format!("starting again from step {} ({count} of {most})", folder.step()));
     }
-    failure
 }
 
 /// What a process answers: to a launcher that would start it again, also that this would be in vain.

@@ -66,8 +66,10 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
     let around = Surroundings { stop: stop.clone(), restarts, ..surroundings(registry) };
     let (calibrate, style) = (arguments.calibrate, Style::choose(arguments.quiet, arguments.json));
     let execution = Execution { begin, calibrate, style, observers: Vec::new(), meeting, around, met: &|| () };
-    let part = execution.take_part(member, config).map_err(|failure| restart::ask(requeue, failure))?;
-    Ok(part.exit_code(&stop).into())
+    match execution.take_part(member, config) {
+        Ok(part) => Ok(part.exit_code(&stop).into()),
+        Err(failure) => restart::ask(requeue, failure),
+    }
 }
 
 /// The configuration that was asked for, of a new run or of one that goes on.

@@ -15,7 +15,8 @@ const COUNT: &str = "SLURM_RESTART_COUNT";
 /// A job that may be queued again.
 pub struct Requeue {
     job: String,
-    most: u64,
+    /// How often it may be.
+    pub most: u64,
     /// How often it was.
     pub count: u64,
 }
@@ -54,13 +55,15 @@ impl Requeue {
         Ok(Some(Self { job: job.clone(), most, count: restarts(arguments, variables) }))
     }
 
-    /// Asks Slurm, unless that was done often enough. Slurm ends what is left of the job.
+    /// Whether it was not queued again often enough.
+    pub fn may_ask(&self) -> bool {
+        self.count < self.most
+    }
+
+    /// Asks Slurm, which ends what is left of the job.
     pub fn ask(&self) {
-        let Self { job, most, count } = self;
-        if count >= most {
-            return;
-        }
-        note(&format!("starting again from the last checkpoint ({} of {most}): job {job} is queued again", count + 1));
+        let job = &self.job;
+        note(&format!("asking Slurm to queue job {job} again"));
         let refused = |why: &str| note(&format!("Slurm does not queue job {job} again: {why}"));
         match Command::new("scontrol").args(["requeue", job]).output() {
             Ok(output) if output.status.success() => {}
