@@ -65,7 +65,14 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
     let restarts = restart::told(arguments, requeue);
     let around = Surroundings { stop: stop.clone(), restarts, ..surroundings(registry) };
     let (calibrate, style) = (arguments.calibrate, Style::choose(arguments.quiet, arguments.json));
-    let execution = Execution { begin, calibrate, style, observers: Vec::new(), meeting, around, met: &|| () };
+    let is_first = member.as_ref().is_none_or(|member| member.rank.0 == 0);
+    let announced = config.clone();
+    let announce = || {
+        if is_first {
+            restart::announce(requeue, arguments, &announced);
+        }
+    };
+    let execution = Execution { begin, calibrate, style, observers: Vec::new(), meeting, around, met: &announce };
     match execution.take_part(member, config) {
         Ok(part) => Ok(part.exit_code(&stop).into()),
         Err(failure) => restart::ask(requeue, failure),

@@ -100,7 +100,7 @@ fn killed(model: &str, carry: &str, rank: usize) {
     tell(run.process_of(rank), Tell::Kill);
     within(SOON, "named", || !named(&run.said(), "error: ").is_empty(), || run.said());
     let after = struck.elapsed();
-    let gone = format!("rank {rank} on ");
+    let gone = format!("error: rank {rank} on ");
     let sentence = run.fails_once(PATIENCE, &[&gone, " is gone ", "paceline train --resume "]);
     assert!(sentence.contains("; it was last in phase "), "{sentence}");
     eprintln!("{carry}: rank {rank} was named after {:.2} s", after.as_secs_f64());
@@ -124,8 +124,8 @@ fn a_silent_worker_ends_the_run_when_asked_to_and_is_named_once() {
     let mut run = Running::start(&place, &command("cnn5", "shm", "--workers 2 --late 500ms --silent 2s"));
     run.steps(3);
     tell(run.process_of(1), Tell::Stop);
-    let sentence = run.fails_once(PATIENCE, &["rank 1 on ", " is stalled: silent for 2."]);
-    assert!(sentence.starts_with("error: "), "{sentence}");
+    let sentence = run.fails_once(PATIENCE, &[" is stalled: silent for 2."]);
+    assert!(sentence.starts_with("error: rank 1 on "), "{sentence}");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_worker_that_fails_by_itself_is_told_of_once() {
     if !limited.is_ok_and(|status| status.success()) {
         return crate::place::skip("a_worker_that_fails_by_itself_is_told_of_once", "needs `prlimit`");
     }
-    let sentence = run.fails_once(PATIENCE, &["rank 1 on "]);
+    let sentence = run.fails_once(PATIENCE, &["error: rank 1 on "]);
     assert!(sentence.contains("rank-1.jsonl") || sentence.contains("is gone"), "{sentence}");
 }
 
@@ -157,7 +157,7 @@ fn a_slow_worker_of_parameter_servers_is_named_and_servers_write_events() {
     let steps = run.events(0, "step").len();
     run.steps(steps + 5);
     tell(run.process_of(2), Tell::Kill);
-    run.fails_once(PATIENCE, &["rank 2 on ", " is gone "]);
+    run.fails_once(PATIENCE, &["error: rank 2 on ", " is gone "]);
     assert_eq!(run.events(2, "run_started").len(), 1);
     place.run("report run");
     assert!(place.read_text("run/report.html").contains("Servers"));
@@ -169,5 +169,5 @@ fn deadlines_that_cannot_be_are_refused() {
     place.refuses("train --workers 2 --silent 500ms", &["type a longer --silent"]);
     place.refuses("train --late soon", &["500ms, 90s, 10m or 2h"]);
     place.write("deadlines.toml", "[deadlines]\nbatch = \"1ms\"\n");
-    place.refuses("train --config deadlines.toml", &["`batch` of 1ms", "at least 100ms"]);
+    place.refuses("train deadlines.toml", &["`batch` of 1ms", "at least 100ms"]);
 }

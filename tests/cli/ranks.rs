@@ -63,7 +63,7 @@ fn launched_ranks_train_in_one_folder_that_nobody_named() {
     assert_eq!(folders(&place), [["rank-0.jsonl", "rank-1.jsonl"]]);
     // The model and data that `train` takes by itself, and servers.
     place.run("launch --workers 3 -- train --max-steps 3 --batch 32 --agree parameter-server --servers 1");
-    assert_eq!(folders(&place)[1], ["rank-0.jsonl", "rank-1.jsonl"]);
+    assert_eq!(folders(&place)[1], ["rank-0.jsonl", "rank-1.jsonl", "rank-2.jsonl"]);
 }
 
 #[test]

@@ -70,7 +70,9 @@ impl Served {
         self.seconds += seconds;
         self.exchange_s += phases.get(Phase::Exchange).unwrap_or(0.0);
         self.update_s += phases.get(Phase::Update).unwrap_or(0.0);
-        waited.iter().for_each(|(rank, waited_s)| *self.waited_s.entry(*rank).or_default() += waited_s);
+        // What is no number is no rank.
+        let waited = waited.iter().filter_map(|(rank, waited_s)| Some((rank.parse().ok()?, waited_s)));
+        waited.for_each(|(rank, waited_s)| *self.waited_s.entry(rank).or_default() += waited_s);
     }
 
     /// The rank that it waited for longest.

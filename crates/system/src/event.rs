@@ -144,8 +144,8 @@ pub enum Event {
         seconds: f64,
         /// Where it went: waiting for workers (`exchange`), and changing weights (`update`).
         phases: PhaseTimes,
-        /// Seconds that it waited for each rank, as far as that was seen.
-        waited: BTreeMap<u32, f64>,
+        /// Seconds that it waited for each rank, by its number, as far as that was seen.
+        waited: BTreeMap<String, f64>,
     },
     /// Others wait for a rank; the run goes on.
     Late {

@@ -47,7 +47,10 @@ impl Recent {
     }
 
     fn forget(&mut self, before: Duration) {
-        while let Some((_, waited)) = self.waits.pop_front_if(|(at, _)| *at < before) {
+        while let Some(&(at, waited)) = self.waits.front()
+            && at < before
+        {
+            self.waits.pop_front();
             self.sum -= waited;
         }
     }

@@ -26,8 +26,9 @@ type Waited = dyn Fn() -> BTreeMap<u32, Duration> + Send;
 pub struct ServerJournal {
     progress: Progress,
     target: Option<Target>,
-    /// Steps whose parameters are here, and the time spent on them since the last line.
+    /// Updates that the parameters contain.
     step: u64,
+    /// Spent on them since the last line.
     updated_s: f64,
 }
 
@@ -98,7 +99,7 @@ impl ServerJournal {
         let start = now();
         let done = update();
         let end = now();
-        self.step = self.step.max(step);
+        self.step = self.step.max(step + 1);
         self.updated_s += end - start;
         self.progress.enter(Phase::Exchange, step);
         if self.target.as_ref().is_some_and(|target| end - target.told_at_s >= EVERY_S) {
@@ -129,7 +130,7 @@ impl ServerJournal {
             let before = std::mem::replace(&mut target.told, waited.clone());
             let since = |(rank, all): (u32, Duration)| {
                 let new = all.saturating_sub(before.get(&rank).copied().unwrap_or_default());
-                (!new.is_zero()).then_some((rank, new.as_secs_f64()))
+                (!new.is_zero()).then(|| (rank.to_string(), new.as_secs_f64()))
             };
             let phases = [(Phase::Exchange, (seconds - updated_s).max(0.0)), (Phase::Update, updated_s)];
             let phases: PhaseTimes = phases.into_iter().collect();
