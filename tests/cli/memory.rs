@@ -119,12 +119,12 @@ fn memory_that_ends_half_way_is_an_error_and_no_signal() {
 #[test]
 fn a_plan_names_the_memory_that_a_run_takes() {
     let place = Place::new();
-    let shape = "--model cnn5 --batch 512 --calibrate off";
+    let shape = "--model cnn5 --batch 256 --calibrate off";
     for (number, way) in ["", "--clip-norm 1", "--accumulate 4", "--workers 2"].into_iter().enumerate() {
         let plan = place.json(&format!("plan {shape} --size 32 --classes 10 --json {way}"));
         let needed = plan["needs_bytes"].as_f64().unwrap();
         let run = format!("run{number}");
-        place.run(&format!("train {shape} --data synthetic:32x32x3/10/1024 --max-steps 2 --quiet --run {run} {way}"));
+        place.run(&format!("train {shape} --data synthetic:32x32x3/10/512 --max-steps 2 --quiet --run {run} {way}"));
         let peak = |rank: usize| {
             let events = std::fs::read_to_string(place.path(&format!("{run}/events/rank-{rank}.jsonl"))).ok()?;
             let last: serde_json::Value = serde_json::from_str(events.lines().next_back()?).ok()?;

@@ -81,7 +81,7 @@ fn a_rank_that_is_killed_over_sockets_costs_no_bit() {
         return;
     }
     let place = Place::new();
-    ends_with_the_same_bits(&place, ("cnn5", 40), "--workers 2 --carry tcp", &[0, 1]);
+    ends_with_the_same_bits(&place, ("cnn5", 24), "--workers 2 --carry tcp", &[0, 1]);
     ends_with_the_same_bits(&place, ("lenet5", 120), "--workers 2 --carry tcp", &[0]);
 }
 
@@ -91,7 +91,7 @@ fn a_rank_that_is_killed_in_shared_memory_costs_no_bit() {
         return;
     }
     let place = Place::new();
-    ends_with_the_same_bits(&place, ("cnn5", 40), "--workers 2 --carry shm", &[0]);
+    ends_with_the_same_bits(&place, ("cnn5", 24), "--workers 2 --carry shm", &[0]);
     ends_with_the_same_bits(&place, ("lenet5", 120), "--workers 2 --carry shm", &[1, 0]);
 }
 
@@ -102,7 +102,7 @@ fn a_server_or_a_process_alone_that_is_killed_costs_no_bit() {
     }
     let place = Place::new();
     // Two workers are ranks 0 and 1; the server is the last.
-    ends_with_the_same_bits(&place, ("cnn5", 40), "--workers 2 --agree parameter-server --servers 1", &[2]);
+    ends_with_the_same_bits(&place, ("cnn5", 24), "--workers 2 --agree parameter-server --servers 1", &[2]);
     ends_with_the_same_bits(&place, ("lenet5", 120), "--workers 2 --agree parameter-server --servers 1", &[2, 0]);
     ends_with_the_same_bits(&place, ("lenet5", 120), "--workers 1", &[0]);
 }
