@@ -9,8 +9,8 @@ use paceline_system::progress::Progress;
 #[derive(Debug)]
 pub struct Phases {
     clock: Clock,
-    progress: Progress,
-    step: u64,
+    /// Where the phase is said, after so many updates.
+    watched: Option<(Progress, u64)>,
     start: f64,
     times: PhaseTimes,
 }
@@ -18,13 +18,12 @@ pub struct Phases {
 impl Phases {
     /// Starts a step's stopwatch.
     pub fn start(clock: &Clock) -> Self {
-        Self::watched(clock, &Progress::default(), 0)
+        Self { clock: clock.clone(), watched: None, start: clock.seconds(), times: PhaseTimes::default() }
     }
 
     /// The same, after so many updates; `progress` says which phase it is.
     pub fn watched(clock: &Clock, progress: &Progress, step: u64) -> Self {
-        let (clock, progress, start) = (clock.clone(), progress.clone(), clock.seconds());
-        Self { clock, progress, step, start, times: PhaseTimes::default() }
+        Self { watched: Some((progress.clone(), step)), ..Self::start(clock) }
     }
 
     /// What it reads.
@@ -35,7 +34,9 @@ impl Phases {
     /// Runs `body` as a phase.
     pub fn time<T>(&mut self, phase: Phase, body: impl FnOnce() -> T) -> T {
         let _span = tracing::debug_span!("phase", name = phase.name()).entered();
-        self.progress.enter(phase, self.step);
+        if let Some((progress, step)) = &self.watched {
+            progress.enter(phase, *step);
+        }
         let start = self.clock.seconds();
         let result = body();
         self.times.add(phase, self.clock.seconds() - start);
