@@ -63,6 +63,8 @@ struct Record {
     said: bool,
     /// For how long each has waited for it since it is late.
     waited: BTreeMap<usize, Duration>,
+    /// What it was named with.
+    at_least: Duration,
     times: u32,
     /// Before this it is not told of again.
     quiet_until: Duration,
@@ -125,7 +127,7 @@ impl Account {
             let waited = Duration::from_millis(waited_ms).min(LATELY_MAX);
             self.own[waiter].add(now, waited);
             let found = self.follow(members, peer, now).map(|(rank, _)| rank);
-            if let Some(rank) = found.filter(|&rank| rank != waiter && !saves(&members[rank])) {
+            if let Some(rank) = found.filter(|&rank| rank != waiter && !is_excused(&members[rank], &members[waiter])) {
                 self.waits.entry((waiter, rank)).or_default().add(now, waited);
                 if self.records[rank].late {
                     *self.records[rank].waited.entry(waiter).or_default() += waited;
@@ -161,7 +163,8 @@ impl Account {
                 continue;
             };
             let waited = waited.min(between);
-            if waited < self.limit {
+            let patience = if is_excused(&members[rank], &members[waiter]) { PATIENCE } else { 1 };
+            if waited < self.limit * patience {
                 continue;
             }
             let longest = Longest { waited, message: members[waiter].position.message };
@@ -177,8 +180,6 @@ impl Account {
         let window = self.window();
         let for_it = self.waits.iter().filter(|((_, waited_for), _)| *waited_for == rank);
         let lately = for_it.map(|(_, recent)| recent.sum).max().unwrap_or_default().saturating_sub(self.own[rank].sum);
-        let patience = if saves(member) { PATIENCE } else { 1 };
-        let longest = longest.filter(|longest| longest.waited >= self.limit * patience);
         let present = member.standing == Standing::Present;
         let record = &mut self.records[rank];
         if !record.late && present && (longest.is_some() || lately > window / 2) {
@@ -186,6 +187,7 @@ impl Account {
             let waits = self.waits.iter().filter(|((_, waited_for), _)| *waited_for == rank);
             record.waited.extend(waits.map(|((waiter, _), recent)| (*waiter, recent.sum)));
             let (message, waited) = longest.map_or((None, lately), |longest| (longest.message, longest.waited));
+            record.at_least = waited;
             let finding = Finding::Late { rank, message, waited, lately: longest.is_none() };
             return record.said.then_some(finding);
         }
@@ -195,7 +197,7 @@ impl Account {
             if std::mem::take(&mut record.said) {
                 let pause = self.limit * PAUSE * 2u32.pow(record.times.min(PAUSE_DOUBLINGS_MAX));
                 (record.times, record.quiet_until) = (record.times + 1, now + pause);
-                let waited = record.waited.values().max().copied().unwrap_or_default();
+                let waited = record.waited.values().copied().max().unwrap_or_default().max(record.at_least);
                 return present.then_some(Finding::CaughtUp { rank, waited });
             }
         }
@@ -278,7 +280,7 @@ fn only_least<T: Ord>(ranks: impl Iterator<Item = usize> + Clone, of: impl Fn(us
     if found.next().is_none() { first } else { None }
 }
 
-/// Whether a rank does what others cannot do beside it.
-fn saves(member: &Member) -> bool {
-    matches!(member.position.phase, Phase::Checkpoint | Phase::Setup)
+/// Whether a rank does what the one that waits for it cannot do beside it: it saves, or starts.
+fn is_excused(member: &Member, waiter: &Member) -> bool {
+    member.position.phase == Phase::Checkpoint || waiter.position.message == Some(Message::Opening)
 }
