@@ -50,7 +50,7 @@ impl Failure {
 
     /// Of processes that have said what is wrong themselves.
     pub fn said(refused: bool, in_vain: bool) -> Self {
-        Self { refused, in_vain, silent: true, ..Self::failed("what is wrong is said above") }
+        Self { refused, in_vain, silent: true, ..Self::failed("other ranks have failed, and have said why above") }
     }
 
     /// Of a run that has begun: whatever ends it is no refusal.
@@ -60,8 +60,12 @@ impl Failure {
 
     /// Whether the same, done again, would fail again: a refusal, or a loss that is not a number.
     pub fn is_in_vain(&self) -> bool {
-        // What another rank has found comes as its sentence.
-        self.in_vain || self.says("is not a number")
+        self.in_vain
+    }
+
+    /// The same, done again, would fail again, or not.
+    pub fn in_vain(self, in_vain: bool) -> Self {
+        Self { in_vain, ..self }
     }
 
     /// Whether it is a refusal.
@@ -132,7 +136,7 @@ pub fn report_usage(error: clap::Error) -> ExitCode {
 impl From<TrainError> for Failure {
     fn from(error: TrainError) -> Self {
         let refused = error.is_refusal();
-        let in_vain = refused || matches!(error, TrainError::NotANumber { .. });
+        let in_vain = error.is_in_vain();
         let (message, cause) = (error.to_string(), Some(Box::new(error)));
         Self { refused, in_vain, for_all: false, silent: false, message, cause }
     }

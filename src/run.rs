@@ -175,8 +175,7 @@ impl Run {
     /// saved and the outcome says so.
     ///
     /// # Errors
-    /// When anything asked for cannot work, in which case nothing was started; or when the run fails. Other ranks end with a sentence on
-    /// standard error.
+    /// When anything asked for cannot work, in which case nothing was started; or when the run fails: one rank says why.
     pub fn train(self) -> Result<Trained, TrainError> {
         let registry = self.registry.clone();
         let outcome = self.outcome().map_err(Failure::into_error)?;

@@ -100,6 +100,11 @@ impl Prepared<'_> {
         }
     }
 
+    /// The largest share that a worker has of the batch.
+    fn share(&self) -> usize {
+        self.arguments.batch.div_ceil(self.arguments.workers)
+    }
+
     fn memory_choices(&self, mode: Mode) -> Result<Vec<MemoryChoice>, Failure> {
         let of = |memory| {
             let config = Config { memory, ..self.config.clone() };
@@ -113,7 +118,7 @@ impl Prepared<'_> {
         let arguments = self.arguments;
         let mut value = serde_json::to_value(found.plan.report()).expect("a report is JSON");
         value["model"] = json!(self.entry.name);
-        value["batch"] = json!(arguments.batch / arguments.workers);
+        value["batch"] = json!(self.share());
         value["accumulate"] = json!(arguments.accumulate);
         value["dtype"] = json!(arguments.dtype);
         value["memory"] = json!(arguments.memory);
@@ -134,7 +139,7 @@ impl Prepared<'_> {
         let text = report.to_string();
         let (summary, nodes) = text.split_once("\nnodes, in order").unwrap_or((&text, ""));
         let (name, input, dtype) = (self.entry.name, describe(self.input), arguments.dtype);
-        let batch = arguments.batch / arguments.workers;
+        let batch = self.share();
         let parts = match arguments.accumulate {
             1 => ",".to_owned(),
             parts => format!(" in {parts} parts, of which this is one,"),

@@ -166,7 +166,16 @@ pub fn resumed(arguments: Train, variables: &Variables) -> Result<Train, Failure
     let words = ["paceline", "train", "--resume"].map(Into::into).into_iter().chain([run.clone().into_os_string()]);
     let parsed = Cli::try_parse_from(words.chain(unkept(&arguments).into_iter().map(Into::into)));
     match parsed.map_err(Failure::failed)?.command {
-        Command::Train(resumed) => Ok(*resumed),
+        // Which process this is, it was told as before.
+        Command::Train(resumed) => Ok(Train {
+            cluster: arguments.cluster,
+            job: arguments.job,
+            task: arguments.task,
+            hosts: arguments.hosts,
+            port: arguments.port,
+            oversubscribe: arguments.oversubscribe,
+            ..*resumed
+        }),
         _ => Err(Failure::failed("this is no training")),
     }
 }

@@ -41,6 +41,10 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
             } else {
                 config.check()?;
                 config.check_world(config.workers)?;
+                if let (true, Some(run), None) = (restart::is_asked(arguments), &arguments.run, &arguments.resume) {
+                    // What is there already would be taken for this run when it is started again.
+                    run_folder::check_free(&surroundings(registry).disk, run)?;
+                }
             }
             return if restart::is_asked(arguments) {
                 restart::launch(arguments, &config)

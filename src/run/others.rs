@@ -42,23 +42,26 @@ pub struct Others {
     /// Set when they have ended although nobody has met them.
     absent: Stop,
     met: Arc<AtomicBool>,
+    /// Set when this process has failed: what does not end by itself is ended.
+    failed: Stop,
 }
 
 impl Others {
     /// Starts them. A stop of this process is passed on to them.
     pub fn start(starts: Vec<Start>, stop: &Stop) -> Result<Self, Failure> {
         let (stop, absent, met) = (stop.child(), stop.child(), Arc::new(AtomicBool::new(false)));
-        let (asked, gone, have_met) = (stop.clone(), absent.clone(), Arc::clone(&met));
+        let (asked, gone, have_met, failed) = (stop.clone(), absent.clone(), Arc::clone(&met), Stop::new());
+        let has_failed = failed.clone();
         let watch = threads::spawn("other ranks", move || {
             let (out, err) = (Output::to(std::io::stdout()), Output::to(std::io::stderr()));
-            let ended = group::run(&starts, &asked, &out, &err);
+            let ended = group::run_beside(&starts, (&asked, &has_failed), &out, &err);
             // Once they have met, ranks hear of each other's ends by themselves, and know better why.
             if !have_met.load(Ordering::SeqCst) {
                 gone.request();
             }
             ended
         });
-        Ok(Self { watch: watch.map_err(Failure::failed)?, stop, absent, met })
+        Ok(Self { watch: watch.map_err(Failure::failed)?, stop, absent, met, failed })
     }
 
     /// What ends the wait for them.
@@ -76,6 +79,9 @@ impl Others {
         let met = self.met.load(Ordering::SeqCst);
         // Nobody else can have asked for it: the user's wish counts for both.
         let came_to_nothing = !met && self.absent.requested() && !self.stop.requested();
+        if ended.is_err() {
+            self.failed.request();
+        }
         if ended.is_err() && !met {
             self.stop.request();
         }

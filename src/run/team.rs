@@ -457,9 +457,10 @@ impl Team {
             Err(error) => error,
         };
         let suspect = if let TrainError::Comm(error) = &error { error.peer() } else { None };
-        let verdict = self.control.fail(&error.to_string(), suspect);
+        let in_vain = error.is_in_vain();
+        let verdict = self.control.give_up(&error.to_string(), suspect, in_vain);
         let failure = match (&error, &verdict) {
-            (TrainError::Comm(_), Some(verdict)) => Failure::failed(verdict),
+            (TrainError::Comm(_), Some(verdict)) => Failure::failed(verdict).in_vain(verdict.is_in_vain()),
             _ => error.into(),
         };
         let rank = self.shares_output.then_some(self.member.rank);
@@ -495,8 +496,7 @@ impl Team {
 
     /// Whether this is the process that speaks for a run that has failed: the first of those that are left.
     pub fn speaks_at_the_end(&self) -> bool {
-        let lost = self.control.verdict().map(|verdict| verdict.rank);
-        self.member.rank.index() == usize::from(lost == Some(0))
+        self.member.rank == self.control.verdict().map_or(Rank(0), |verdict| speaker(&verdict))
     }
 
     /// Ends together with the others.

@@ -85,11 +85,14 @@ fn models_and_data_that_do_not_go_together_are_refused() {
     place.write("long.txt", "to be or not to be, that is the question. ".repeat(40));
     for (arguments, words) in [
         ("--model mlp --data synthetic:8x8x3/10/64 --batch 8 --classes 5", ["has 10 classes", "type --classes 10"]),
-        ("--model mlp --data synthetic:8x8x3/10/64 --batch 65", ["64 samples", "type --batch 64 or smaller"]),
+        (
+            "--model mlp --data synthetic:8x8x3/10/64 --batch 65 --last-batch drop",
+            ["64 samples", "type --batch 64 or smaller"],
+        ),
         ("--model alexnet --data shapes --size 32", ["at least 63×63", "type --size 63"]),
         ("--model gpt --data shapes", ["gpt reads text", "type --data text:FILE"]),
         ("--model lenet5 --data text:long.txt --sequence 8", ["reads images", "type --model lstm or --model gpt"]),
-        ("--model mlp --data shapes --batch 10 --accumulate 4", ["equal parts", "type an --accumulate"]),
+        ("--model mlp --data shapes --batch 3 --accumulate 4", ["cut into 4 parts", "type --accumulate 3 or less"]),
         ("--model mlp --data shapes --size 9000", ["too large", "type --size"]),
         ("--model vgg16 --data shapes --size 2048 --batch 4096", ["GB of memory", "type --batch "]),
         ("--model mlp --data shapes --momentum 1", ["momentum", "from 0 to below 1"]),

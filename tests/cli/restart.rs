@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::place::{Place, QUICK, has, text};
 use crate::ranks::until;
@@ -134,7 +135,8 @@ fn a_run_that_fails_again_and_again_is_started_as_often_as_was_asked_for() {
         return;
     }
     let place = Place::new();
-    for (most, times) in [(0, ""), (1, "the run was started again once, "), (2, "the run was started again 2 times, ")] {
+    for (most, times) in [(0, ""), (1, "the run was started again once, "), (2, "the run was started again 2 times, ")]
+    {
         let run = format!("run{most}");
         let launcher = start(&place, &format!("train {LONG} --workers 2 --restart {most} --quiet --run {run}"));
         for number in 0..=most {
@@ -185,7 +187,7 @@ fn what_would_fail_again_is_not_started_again() {
         assert!(!said.contains("starting again"), "{said}");
     }
     assert_eq!(std::fs::read_dir(place.path("runs")).map_or(0, Iterator::count), 0, "nothing is left behind");
-    place.refuses(&format!("train {QUICK} --workers 3 --restart 1"), &["--batch"]);
+    place.refuses(&format!("train {QUICK} --workers 9 --oversubscribe --restart 1"), &["--batch"]);
     let alone = format!("train {QUICK} --restart 1 --run run");
     let output = place.command(&alone).env("RANK", "0").env("WORLD_SIZE", "1").output().unwrap();
     let said = text(&output.stderr);
@@ -200,10 +202,12 @@ fn a_run_that_nobody_named_is_found_again_and_a_limit_on_time_counts_all_of_it()
         return;
     }
     let place = Place::new();
-    let launcher = start(&place, &format!("train {LONG} --workers 2 --restart 1 --time-limit 4s"));
+    let (begun, launcher) =
+        (Instant::now(), start(&place, &format!("train {LONG} --workers 2 --restart 1 --time-limit 4s")));
     let run = until("the run", || std::fs::read_dir(place.path("runs")).ok()?.next()?.ok());
     let run = format!("runs/{}", run.file_name().to_string_lossy());
     until("a checkpoint", || (count(&place, &run, "checkpoint") > 0).then_some(()));
+    until("a time that counts", || (begun.elapsed() > Duration::from_millis(1500)).then_some(()));
     tell(until("the rank", || rank(launcher.id(), 1)), "-KILL");
     let output = launcher.wait_with_output().unwrap();
     let said = text(&output.stdout) + &text(&output.stderr);

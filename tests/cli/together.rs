@@ -160,5 +160,5 @@ fn a_plan_shows_what_workers_send_each_other() {
     assert!(said.contains("between 6 workers") && said.contains("rank 5: "), "{said}");
     let json = place.json("plan --model resnet20 --batch 6 --workers 6 --calibrate off --json");
     assert_eq!(json["messages"]["ranks"].as_array().unwrap().len(), 6);
-    place.fails("plan --model resnet20 --batch 7 --workers 6", 2, &["--batch 12"]);
+    place.fails("plan --model resnet20 --batch 5 --workers 6", 2, &["type --batch 6 or more"]);
 }

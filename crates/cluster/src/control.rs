@@ -35,7 +35,7 @@ const VERDICT_MAX: Duration = Duration::from_secs(3);
 enum Command {
     Goodbye,
     Folder(Folder),
-    Fail { why: String, suspect: Option<Rank> },
+    Fail { why: String, suspect: Option<Rank>, in_vain: bool },
 }
 
 #[derive(Debug, Default)]
@@ -222,7 +222,12 @@ impl Control {
     /// Says that this process cannot go on, and whose fault it may be (who a broken connection led to), and waits for the
     /// verdict that everybody gets. None if there is none within a few seconds.
     pub fn fail(&self, why: &str, suspect: Option<Rank>) -> Option<Verdict> {
-        self.send(Command::Fail { why: why.to_owned(), suspect });
+        self.give_up(why, suspect, false)
+    }
+
+    /// As [`Control::fail`]; `in_vain` says whether the same would happen again if everything were started again.
+    pub fn give_up(&self, why: &str, suspect: Option<Rank>, in_vain: bool) -> Option<Verdict> {
+        self.send(Command::Fail { why: why.to_owned(), suspect, in_vain });
         let state = self.shared.wait(self.verdict_max, |state| state.ended.is_some());
         state.ended.clone().and_then(Result::err)
     }
@@ -261,7 +266,7 @@ impl Drop for Control {
     /// A process that drops its place without [`Control::finish`] has failed, and says so.
     fn drop(&mut self) {
         if self.thread.is_some() {
-            self.send(Command::Fail { why: "it ended before the run did".into(), suspect: None });
+            self.send(Command::Fail { why: "it ended before the run did".into(), suspect: None, in_vain: false });
             self.end();
         }
     }

@@ -88,6 +88,8 @@ pub enum Event {
         why: String,
         /// Whom it takes to be the cause.
         suspect: Option<Rank>,
+        /// Whether the same would happen again if everything were started again: the input cannot work.
+        in_vain: bool,
     },
     /// A rank is through with its work.
     Goodbye {
@@ -115,6 +117,8 @@ pub enum Action {
         why: String,
         /// Whom it takes to be the cause.
         suspect: Option<Rank>,
+        /// Whether the same would happen again if everything were started again: the input cannot work.
+        in_vain: bool,
     },
     /// Tell everybody one hears, set the stop, close.
     End(Verdict),
@@ -241,7 +245,7 @@ impl Membership {
             Event::Arrived { rank, host } => self.arrived(rank, host, now),
             Event::Beat { rank, position, waiting } => self.beat(rank, position, waiting, now),
             Event::Lost { rank, why } => self.lost(rank, why),
-            Event::Failed { rank, why, suspect } => self.failed(rank, why, suspect, now),
+            Event::Failed { rank, why, suspect, in_vain } => self.failed(rank, (why, in_vain), suspect, now),
             Event::Goodbye { rank } => self.goodbye(rank),
             Event::Told(verdict) => self.end(verdict),
             Event::Tick => self.tick(now),
@@ -310,12 +314,12 @@ impl Membership {
         self.blame(rank, Cause::Disconnected { why })
     }
 
-    fn failed(&mut self, rank: Rank, why: String, suspect: Option<Rank>, now: Duration) -> Decision {
+    fn failed(&mut self, rank: Rank, (why, in_vain): (String, bool), suspect: Option<Rank>, now: Duration) -> Decision {
         if self.members[rank.index()].standing != Standing::Present && rank != self.me {
             return Decision::default();
         }
         let hub = self.me.index() == 0;
-        let verdict = self.verdict(rank, Cause::Failed { why: why.clone() });
+        let verdict = self.verdict(rank, Cause::Failed { why: why.clone(), in_vain });
         match suspect.filter(|suspect| *suspect != rank && suspect.index() < self.members.len()) {
             None if hub => self.end(verdict),
             suspect => {
@@ -327,7 +331,7 @@ impl Membership {
                 };
                 self.held.get_or_insert((verdict, now + wait));
                 let decision = Decision::because(reason);
-                if hub { decision } else { decision.and(Action::Complain { why, suspect }) }
+                if hub { decision } else { decision.and(Action::Complain { why, suspect, in_vain }) }
             }
         }
     }

@@ -77,6 +77,9 @@ pub enum Message {
         why: String,
         /// Whose fault it may be.
         suspect: Option<u32>,
+        /// Whether the same would happen again if everything were started again: the input cannot work.
+        #[serde(default)]
+        in_vain: bool,
     },
     /// Everybody ends.
     Ended {
@@ -125,7 +128,7 @@ impl Message {
                 *why = printable(why);
                 true
             }
-            Self::Failed { why, suspect } => {
+            Self::Failed { why, suspect, .. } => {
                 *why = printable(why);
                 suspect.is_none_or(|suspect| (suspect as usize) < world)
             }
@@ -141,7 +144,7 @@ fn clean(verdict: &mut Verdict, world: usize) -> bool {
     verdict.host = printable(&verdict.host);
     let known = match &mut verdict.cause {
         Cause::NeverArrived { missing, .. } => missing.len() <= world && missing.iter().all(|rank| *rank < world),
-        Cause::Disconnected { why } | Cause::Failed { why } => {
+        Cause::Disconnected { why } | Cause::Failed { why, .. } => {
             *why = printable(why);
             true
         }
@@ -166,7 +169,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn verdict(rank: usize, why: &str) -> Message {
-        let cause = Cause::Failed { why: why.into() };
+        let cause = Cause::Failed { why: why.into(), in_vain: false };
         Message::Ended { verdict: Verdict { rank, host: "h\x1b[2J".into(), position: Position::default(), cause } }
     }
 
@@ -175,7 +178,7 @@ mod tests {
         let read = Message::decode(&verdict(1, "a\x07b").encode(), 2).unwrap();
         let Message::Ended { verdict } = read else { panic!("{read:?}") };
         assert_eq!(verdict.host, "h\\u{1b}[2J");
-        assert_eq!(verdict.cause, Cause::Failed { why: "a\\u{7}b".into() });
+        assert_eq!(verdict.cause, Cause::Failed { why: "a\\u{7}b".into(), in_vain: false });
         let beat = Message::Beat { position: Position::default(), waiting: Waiting::default() };
         assert_eq!(Message::decode(&beat.encode(), 2).unwrap(), beat);
     }
@@ -183,7 +186,7 @@ mod tests {
     #[test]
     fn ranks_that_do_not_exist_are_refused() {
         assert!(Message::decode(&verdict(2, "x").encode(), 2).is_err());
-        let failed = Message::Failed { why: String::new(), suspect: Some(9) };
+        let failed = Message::Failed { why: String::new(), suspect: Some(9), in_vain: false };
         assert!(Message::decode(&failed.encode(), 2).is_err());
         assert!(
             Message::decode(&Message::Table { entries: vec![], run: RunId::random().to_string() }.encode(), 2).is_err()

@@ -35,7 +35,7 @@ mod tests {
     fn rank_0_speaks_unless_it_is_gone() {
         let verdict = |rank, cause| Verdict { rank, host: "h".into(), position: Position::default(), cause };
         let gone = Cause::Disconnected { why: "closed".into() };
-        let failed = Cause::Failed { why: "no room on the disk".into() };
+        let failed = Cause::Failed { why: "no room on the disk".into(), in_vain: false };
         assert_eq!(speaker(&verdict(2, gone.clone())), Rank(0));
         assert_eq!(speaker(&verdict(0, gone)), Rank(1));
         assert_eq!(speaker(&verdict(0, Cause::Silent { silent_ms: 15_000 })), Rank(1));

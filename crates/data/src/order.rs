@@ -55,10 +55,12 @@ impl std::str::FromStr for LastBatch {
     }
 }
 
-/// Part `part` of `length` things that are cut into so many parts, as evenly as can be: of samples among ranks, and of a rank's among
-/// micro-batches.
+/// Part `part` of `length` things that are cut into so many parts, as evenly as can be, the larger ones first: of samples among ranks, and of
+/// a rank's among micro-batches.
 pub fn part(length: usize, part: usize, parts: usize) -> Range<usize> {
-    length * part / parts..length * (part + 1) / parts
+    let (each, more) = (length / parts, length % parts);
+    let start = |part: usize| part * each + part.min(more);
+    start(part)..start(part + 1)
 }
 
 /// How an epoch is cut into batches, as one rank sees it.

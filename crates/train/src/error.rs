@@ -124,6 +124,11 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// Whether the same would happen again if the run were started again: a refusal, or a loss that is not a number.
+    pub fn is_in_vain(&self) -> bool {
+        self.is_refusal() || matches!(self, Self::NotANumber { .. })
+    }
+
     /// Whether the user's input was refused (exit code 2) rather than the run failing (exit code 1). Of an error before the run began:
     /// once it has begun, whatever ends it is a failure.
     pub fn is_refusal(&self) -> bool {

@@ -135,8 +135,8 @@ mod tests {
             sizes(256, 1, (0, 1), 50_000),
             MicroBatchSizes { largest: 256, others: [80, 0, 0], evaluation: 256 }
         );
-        assert_eq!(sizes(64, 1, (0, 3), 640), MicroBatchSizes { largest: 21, others: [0; 3], evaluation: 21 });
-        assert_eq!(sizes(64, 1, (2, 3), 640), MicroBatchSizes { largest: 22, others: [0; 3], evaluation: 21 });
+        assert_eq!(sizes(64, 1, (2, 3), 640), MicroBatchSizes { largest: 21, others: [0; 3], evaluation: 21 });
+        assert_eq!(sizes(64, 1, (0, 3), 640), MicroBatchSizes { largest: 22, others: [0; 3], evaluation: 21 });
         assert_eq!(sizes(64, 1, (0, 1), 10), MicroBatchSizes { largest: 10, others: [0; 3], evaluation: 10 });
     }
 

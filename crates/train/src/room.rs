@@ -149,8 +149,8 @@ impl Candidate<'_> {
     }
 
     fn options(&self, config: &Config) -> Result<ReplicaOptions, TrainError> {
-        // The last worker has one sample more than others, where shares are not equal.
-        let sizes = MicroBatchSizes::of(config, Shard { rank: self.workers - 1, world: self.workers }, None);
+        // The first worker has one sample more than others, where shares are not equal.
+        let sizes = MicroBatchSizes::of(config, Shard { rank: 0, world: self.workers }, None);
         options(config, sizes, (self.workers, self.hosted), (self.input, self.classes))
     }
 

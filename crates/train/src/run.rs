@@ -99,7 +99,8 @@ impl RunDir {
     /// # Errors
     /// When another run is kept there, or it cannot be written.
     pub fn join_run(disk: &Disk, path: &Path, id: &str) -> Result<Self, TrainError> {
-        if disk.exists(&path.join("config.toml")) && read_id(disk, path).as_deref() != Some(id) {
+        // A run of an earlier version has no id yet.
+        if !id.is_empty() && disk.exists(&path.join("config.toml")) && read_id(disk, path).as_deref() != Some(id) {
             return Err(TrainError::Refused(format!(
                 "{} holds another run on this machine than on that of rank 0; type --run with a name that is free on all",
                 Shown(path)

@@ -3,6 +3,7 @@
 
 use std::process::Command;
 
+use crate::cluster::launch::child;
 use crate::cluster::spec::Variables;
 
 use crate::arguments::Train;
@@ -35,13 +36,15 @@ impl Requeue {
     /// # Errors
     /// When nobody could start this process again, or nobody would know the run's folder.
     pub fn find(arguments: &Train, variables: &Variables) -> Result<Option<Self>, Failure> {
-        let is_task = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
-        let by_others = arguments.cluster.is_some() || is_task.iter().any(|name| variables.contains_key(*name));
+        let ranks = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
+        let by_others = arguments.cluster.is_some() || ranks.iter().any(|name| variables.contains_key(*name));
         let (Some(most @ 1..), None, true) = (arguments.restart, arguments.restarted, by_others) else {
             return Ok(None);
         };
-        let Some(job) = variables.get("SLURM_JOB_ID").filter(|job| job.bytes().all(|byte| byte.is_ascii_digit()))
-        else {
+        // Inside of an allocation, another launcher's processes are no tasks: the job is its user's shell.
+        let is_task = variables.contains_key("SLURM_PROCID") && !variables.contains_key(child::PARENT);
+        let job = variables.get("SLURM_JOB_ID").filter(|job| is_task && job.bytes().all(|byte| byte.is_ascii_digit()));
+        let Some(job) = job else {
             return Err(Failure::refused(
                 "--restart is for `paceline train --workers` or --hosts, which start the processes, and for jobs of Slurm; \
                  whoever started this process has to start it again: leave --restart out",

@@ -224,7 +224,7 @@ impl Desk {
             let _ = connection.push(&Message::Refused { why: why.clone() }, now);
             self.log.warn(&why);
             self.shared.change(|state| state.refused = Some(why.clone()));
-            return self.feed(Event::Failed { rank: self.me, why, suspect: None });
+            return self.feed(Event::Failed { rank: self.me, why, suspect: None, in_vain: true });
         }
         if let Ok(address) = connection.stream().peer_addr() {
             entry.seen_from(address.ip());
@@ -258,7 +258,9 @@ impl Desk {
                 });
             }
             Message::Goodbye => self.feed(Event::Goodbye { rank }),
-            Message::Failed { why, suspect } => self.feed(Event::Failed { rank, why, suspect: suspect.map(Rank) }),
+            Message::Failed { why, suspect, in_vain } => {
+                self.feed(Event::Failed { rank, why, suspect: suspect.map(Rank), in_vain });
+            }
             Message::Ended { verdict } => self.feed(Event::Told(verdict)),
             Message::Folder(folder) if rank.index() == 0 => {
                 self.shared.change(|state| state.folder = Some(folder));
@@ -283,7 +285,9 @@ impl Desk {
                     self.feed(Event::Goodbye { rank: self.me });
                 }
                 Command::Folder(folder) => self.send_all(&Message::Folder(folder), |_, _| true),
-                Command::Fail { why, suspect } => self.feed(Event::Failed { rank: self.me, why, suspect }),
+                Command::Fail { why, suspect, in_vain } => {
+                    self.feed(Event::Failed { rank: self.me, why, suspect, in_vain });
+                }
             }
         }
     }
@@ -346,9 +350,9 @@ impl Desk {
             match action {
                 Action::Start => self.begin(),
                 Action::Late(_) | Action::CaughtUp(_) => {}
-                Action::Complain { why, suspect } => {
+                Action::Complain { why, suspect, in_vain } => {
                     let suspect = suspect.map(|rank| rank.0);
-                    self.send_all(&Message::Failed { why, suspect }, |_, _| true);
+                    self.send_all(&Message::Failed { why, suspect, in_vain }, |_, _| true);
                 }
                 Action::End(verdict) => self.end(verdict),
                 Action::Finish => {

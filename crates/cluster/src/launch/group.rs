@@ -16,7 +16,7 @@ use paceline_system::{signal, threads};
 use super::output::{Output, prefix};
 use crate::ClusterError;
 
-/// After the first failure, the others end by themselves: their own membership names who failed within 5 s, and one of them may
+/// After the first failure, the others end by themselves: their own membership names who failed, and one of them may
 /// save gigabytes on a slow disk.
 const GRACE: Duration = Duration::from_secs(120);
 
@@ -94,6 +94,19 @@ struct Watched {
 /// # Errors
 /// When one fails and none was left that could say so; the sentence names it.
 pub fn run(starts: &[Start], stop: &signal::Stop, out: &Output, err: &Output) -> Result<Ended, ClusterError> {
+    run_beside(starts, (stop, &signal::Stop::new()), out, err)
+}
+
+/// As [`run`], beside a rank that is no process of the group: `failed` says that it has failed.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_beside(
+    starts: &[Start],
+    (stop, failed): (&signal::Stop, &signal::Stop),
+    out: &Output,
+    err: &Output,
+) -> Result<Ended, ClusterError> {
     let (sender, news) = sync_channel(2 * starts.len() + 2);
     let mut watched: Vec<Watched> = starts.iter().map(|_| Watched::default()).collect();
     for (index, start) in starts.iter().enumerate() {
@@ -105,7 +118,7 @@ pub fn run(starts: &[Start], stop: &signal::Stop, out: &Output, err: &Output) ->
         }
     }
     drop(sender);
-    supervise(starts, &mut watched, stop, &news)
+    supervise(starts, &mut watched, (stop, failed), &news)
 }
 
 /// The thread of one process.
@@ -155,7 +168,7 @@ fn begin(start: &Start) -> Result<Child, String> {
 fn supervise(
     starts: &[Start],
     watched: &mut [Watched],
-    stop: &signal::Stop,
+    (stop, failed): (&signal::Stop, &signal::Stop),
     news: &Receiver<News>,
 ) -> Result<Ended, ClusterError> {
     let clock = Clock::real();
@@ -176,6 +189,9 @@ fn supervise(
         }
         if stop.requested() && !std::mem::replace(&mut passed_on, true) {
             pass_on(starts, watched, stop.signal());
+        }
+        if failed.requested() {
+            failed_at.get_or_insert(clock.now());
         }
         if let Some(since) = failed_at {
             end_the_rest(watched, clock.now() - since);
@@ -244,7 +260,7 @@ fn conclude(
     };
     if watched.iter().any(spoke) {
         let code = |process: &Watched| process.status.as_ref().and_then(|status| status.as_ref().ok()?.code());
-        let refused = code(&watched[first]) == Some(2);
+        let refused = watched.iter().any(|process| code(process) == Some(2));
         let in_vain = refused || watched.iter().any(|process| code(process) == Some(IN_VAIN.into()));
         return Ok(Ended::Failed { refused, in_vain });
     }

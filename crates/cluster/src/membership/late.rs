@@ -191,6 +191,13 @@ impl Account {
             let finding = Finding::Late { rank, message, waited, lately: longest.is_none() };
             return record.said.then_some(finding);
         }
+        // One that was late again too soon to be named again, and still is.
+        let unsaid = record.late && !record.said && present && now >= record.quiet_until;
+        if unsaid && (longest.is_some() || lately > window / 2) {
+            record.said = true;
+            let (message, waited) = longest.map_or((None, lately), |longest| (longest.message, longest.waited));
+            return Some(Finding::Late { rank, message, waited, lately: longest.is_none() });
+        }
         // Half of the way back is not the same as never having been late: it stays so until it is hardly waited for.
         if record.late && longest.is_none() && lately < window / 5 {
             record.late = false;

@@ -252,7 +252,8 @@ fn the_first_verdict_stands() {
 
 #[test]
 fn a_complaint_waits_for_the_suspects_end() {
-    let complaint = Event::Failed { rank: rank(1), why: "reset by rank 2".into(), suspect: Some(rank(2)) };
+    let complaint =
+        Event::Failed { rank: rank(1), why: "reset by rank 2".into(), suspect: Some(rank(2)), in_vain: false };
     let mut first = hub();
     assert_eq!(first.on(complaint.clone(), ms(100)).actions, []);
     assert_eq!(first.on(Event::Lost { rank: rank(1), why: "closed".into() }, ms(150)).actions, []);
@@ -378,8 +379,8 @@ impl Simulation {
             assert!(!decision.reason.is_empty(), "each action has its reason");
             match action {
                 Action::Start | Action::Late(_) | Action::CaughtUp(_) => {}
-                Action::Complain { why, suspect } => {
-                    self.send(now, member, 0, Event::Failed { rank: rank(member), why, suspect });
+                Action::Complain { why, suspect, .. } => {
+                    self.send(now, member, 0, Event::Failed { rank: rank(member), why, suspect, in_vain: false });
                 }
                 Action::End(verdict) => {
                     for neighbour in self.neighbours(member) {
@@ -413,7 +414,11 @@ impl Simulation {
                 self.cut[victim] = true;
             }
             Fault::Fails(victim) => {
-                self.feed(now, victim, Event::Failed { rank: rank(victim), why: "disk full".into(), suspect: None });
+                self.feed(
+                    now,
+                    victim,
+                    Event::Failed { rank: rank(victim), why: "disk full".into(), suspect: None, in_vain: false },
+                );
             }
             Fault::Complains(victim, witness) => {
                 self.close(now, victim);
@@ -457,7 +462,11 @@ impl Simulation {
                 Message::Event(event) => self.feed(now, target, event),
                 Message::Notice(suspect) => {
                     let why = "connection reset".into();
-                    self.feed(now, target, Event::Failed { rank: rank(target), why, suspect: Some(rank(suspect)) });
+                    self.feed(
+                        now,
+                        target,
+                        Event::Failed { rank: rank(target), why, suspect: Some(rank(suspect)), in_vain: false },
+                    );
                 }
                 Message::Flee => self.close(now, target),
                 Message::Through => {

@@ -46,10 +46,18 @@ pub enum Cause {
     Failed {
         /// What it said.
         why: String,
+        /// Whether the same would happen again if everything were started again: the input cannot work.
+        #[serde(default)]
+        in_vain: bool,
     },
 }
 
 impl Verdict {
+    /// Whether the same would happen again if everything were started again.
+    pub fn is_in_vain(&self) -> bool {
+        matches!(self.cause, Cause::Failed { in_vain: true, .. })
+    }
+
     /// The rank that is at fault.
     pub fn culprit(&self) -> Rank {
         Rank::at(self.rank)
@@ -67,7 +75,7 @@ impl fmt::Display for Verdict {
         match &self.cause {
             Cause::Disconnected { why } => write!(out, "is gone ({why})")?,
             Cause::Silent { silent_ms } => write!(out, "is stalled: silent for {}", seconds(*silent_ms))?,
-            Cause::Failed { why } => write!(out, "failed: {why}")?,
+            Cause::Failed { why, .. } => write!(out, "failed: {why}")?,
             Cause::NeverArrived { .. } => {}
         }
         write!(out, "; it was last {}", self.position)
@@ -168,7 +176,10 @@ mod tests {
         let gone = say(Cause::Disconnected { why: "connection reset".into() });
         assert_eq!(gone, format!("rank 2 on b is gone (connection reset){tail}"));
         assert_eq!(say(Cause::Silent { silent_ms: 3010 }), format!("rank 2 on b is stalled: silent for 3.0 s{tail}"));
-        assert_eq!(say(Cause::Failed { why: "disk full".into() }), format!("rank 2 on b failed: disk full{tail}"));
+        assert_eq!(
+            say(Cause::Failed { why: "disk full".into(), in_vain: false }),
+            format!("rank 2 on b failed: disk full{tail}")
+        );
         let missing = say(Cause::NeverArrived { missing: vec![2, 5, 6], waited_ms: 5000 });
         assert!(missing.starts_with("ranks 2, 5 and 6 did not arrive within 5.0 s"), "{missing}");
         let many = say(Cause::NeverArrived { missing: (0..100).collect(), waited_ms: 5000 });

@@ -301,6 +301,7 @@ impl CudaEngine {
     pub(super) fn find_non_finite(&mut self, inputs: &Inputs<'_>) -> Option<(String, &'static str)> {
         // Without the weights of a GPU that does not answer, nothing can be computed again.
         self.fetch().ok()?;
+        self.choose(inputs.pass.samples);
         let CompiledGraph { executor, bindings } = self.train.get_mut(self.active).expect(EVALUATES);
         bindings.fill(executor, inputs.batch, inputs.micro_batch, inputs.seed).ok()?;
         executor.find_non_finite(&mut self.weights.store, inputs.pass).ok().flatten()

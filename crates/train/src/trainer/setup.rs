@@ -8,7 +8,7 @@ use paceline_data::dataset::{Dataset, Info, OpenOptions};
 use paceline_data::loader::{Loader, LoaderOptions};
 use paceline_data::order::Shard;
 use paceline_nn::weights::WeightsError;
-use paceline_nn::{Input, Model};
+use paceline_nn::{Input, Mode, Model, Network};
 use paceline_system::clock::Clock;
 use paceline_system::disk::Disk;
 use paceline_system::inbox::Inbox;
@@ -291,6 +291,10 @@ fn assemble(
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
     let sizes = MicroBatchSizes::of(config, around.shard, Some(train.len()));
+    if sizes.evaluation == 1 && sizes.largest > 1 && !config.sync_batch_norm {
+        // The smallest part of a whole batch; what an epoch leaves may be smaller.
+        Network::new(model, Mode::Train, sizes.evaluation, sizing.input, info.classes, 0.0)?.check_statistics()?;
+    }
     let options = options(config, sizes, (around.shard.world, around.hosted), (sizing.input, info.classes))?;
     let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
     let (here, held_bytes) =

@@ -203,7 +203,7 @@ fn rounds(
 fn bound(comm: &mut Communicator, bytes: usize) -> Result<f64, Failure> {
     let (world, rank, elements) = (comm.world(), comm.rank().index(), bytes / size_of::<f32>());
     if world == 1 || elements == 0 {
-        return Ok(f64::INFINITY);
+        return Ok(0.0);
     }
     let mut buffer = vec![0f32; 2 * elements];
     let seconds = match Bound::of(comm) {

@@ -226,7 +226,10 @@ impl Run<'_> {
     /// Serves a call of a worker's step.
     fn push(&mut self, worker: usize, call: usize) -> Result<(), CommError> {
         self.call(call, worker..worker + 1)?;
-        self.apply(call, self.steps[worker]);
+        // Whoever had no samples has nothing to step with.
+        if self.headers[worker].report.rows > 0 {
+            self.apply(call, self.steps[worker]);
+        }
         if call + 1 < self.calls.len() {
             self.doing[worker] = Doing::Step(call + 1);
             return Ok(());
