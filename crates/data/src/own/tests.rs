@@ -18,8 +18,7 @@ fn four() -> OwnData {
 
 fn batches(set: Own, shard: Shard, from: usize) -> Vec<Batch> {
     let augment = Augment::training(AugmentChoice::Standard, set.info(), None).unwrap();
-    let batch = 4 / shard.world;
-    let options = LoaderOptions { shard, ..LoaderOptions::training(batch, 7) };
+    let options = LoaderOptions { shard, ..LoaderOptions::training(4, 7) };
     let mut loader = Loader::new(Arc::new(Dataset::Own(set)), augment, options, Clock::real()).unwrap();
     loader.epoch(3, from).map(Result::unwrap).collect()
 }
