@@ -63,7 +63,9 @@ fn launched_ranks_train_in_one_folder_that_nobody_named() {
     assert_eq!(folders(&place), [["rank-0.jsonl", "rank-1.jsonl"]]);
     // The model and data that `train` takes by itself, and servers.
     place.run("launch --workers 3 -- train --max-steps 3 --batch 32 --agree parameter-server --servers 1");
-    assert_eq!(folders(&place)[1], ["rank-0.jsonl", "rank-1.jsonl", "rank-2.jsonl"]);
+    // Both may have begun in one second, and then their names say nothing about their order.
+    let found = folders(&place);
+    assert!(found.iter().any(|ranks| *ranks == ["rank-0.jsonl", "rank-1.jsonl", "rank-2.jsonl"]), "{found:?}");
 }
 
 #[test]
