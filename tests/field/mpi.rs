@@ -82,7 +82,7 @@ mod over_mpi {
         let Some(mpirun) = mpirun("over_mpi::a_rank_that_fails_ends_all") else { return };
         for fault in ["KILL", "STOP"] {
             let ground = Ground::new();
-            let line = "train --model lenet5 --data shapes --batch 48 --max-steps 4000 --checkpoint-every 4 --threads 1 --quiet";
+            let line = "train --model lenet5 --data shapes --batch 48 --max-steps 4000 --checkpoint-every 4 --threads 1 --silent 3s --quiet";
             let command = format!("{mpirun} {line} --carry mpi --run run");
             let running = ground.start(&mut ground.command(&command), "said.txt");
             within(PATIENCE, || ground.path("run/checkpoints/step-00000008").exists(), || running.said());
