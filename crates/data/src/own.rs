@@ -180,7 +180,8 @@ impl OwnData {
             words.push(half.len() as u64);
             let last = half.len().saturating_sub(1);
             let some = [0, half.len() / 2, last].into_iter().filter(|&index| index < half.len());
-            words.extend(some.map(|index| digest(&half.sample(index))));
+            // One that panics is told of by name when the set is opened.
+            words.extend(some.map(|index| ask(&**half, index, digest).unwrap_or_default()));
         }
         random::key(&words)
     }
@@ -218,7 +219,8 @@ impl OwnData {
 
     /// The first sample says whether they are bytes or numbers.
     fn treatment_of_samples(&self) -> Treatment {
-        let numbers = !self.train.is_empty() && matches!(self.train.sample(0), Sample::Values { .. });
+        let is_values = |sample: &Sample<'_>| matches!(sample, Sample::Values { .. });
+        let numbers = !self.train.is_empty() && ask(&*self.train, 0, is_values).unwrap_or(false);
         Treatment { numbers, ..self.treatment }
     }
 }
@@ -227,6 +229,12 @@ impl fmt::Debug for OwnData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "OwnData({} + {} of {:?})", self.train.len(), self.val.len(), self.kind)
     }
+}
+
+/// Asks for a sample. Code that panics is answered as code that gives nonsense: it is not ours.
+fn ask<T>(samples: &dyn Samples, index: usize, read: impl FnOnce(&Sample<'_>) -> T) -> Result<T, String> {
+    let read = catch_unwind(AssertUnwindSafe(|| read(&samples.sample(index))));
+    read.map_err(|panic| format!("the program panicked: {}", words_of(&*panic)))
 }
 
 fn digest(sample: &Sample<'_>) -> u64 {
@@ -317,11 +325,10 @@ impl Own {
         })
     }
 
-    /// Asks for a sample. Code that panics is answered as code that gives nonsense: it is not ours.
+    /// Asks for a sample.
     fn with<T>(&self, index: usize, read: impl FnOnce(&Sample<'_>) -> Result<T, String>) -> Result<T, DataError> {
         assert!(index < self.info.len, "sample {index} of {}", self.info.len);
-        let read = catch_unwind(AssertUnwindSafe(|| read(&self.samples.sample(index))));
-        let read = read.unwrap_or_else(|panic| Err(format!("the program panicked: {}", words_of(&*panic))));
+        let read = ask(&*self.samples, index, read).and_then(|read| read);
         read.map_err(|problem| DataError::Sample { set: self.info.name.clone(), half: self.info.split, index, problem })
     }
 

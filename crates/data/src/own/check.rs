@@ -1,8 +1,8 @@
 //! Whether what a program says of its data goes together, before any run starts.
 
-use super::{OwnData, Sample};
+use super::{OwnData, Sample, ask};
 use crate::DataError;
-use crate::dataset::{CLASSES_MAX, SampleKind};
+use crate::dataset::{CLASSES_MAX, SampleKind, Split};
 use crate::spec::SIDE_MAX;
 
 /// Values per pixel: hyperspectral cameras have a few hundred.
@@ -40,9 +40,13 @@ impl OwnData {
                 return refuse(format!("it has no sample for {half}; give at least one"));
             }
         }
-        let first = self.train.sample(0);
+        let first = ask(&*self.train, 0, |sample| matches!(sample, Sample::Tokens { .. }));
+        let is_tokens = first.map_err(|problem| {
+            let (set, half, index) = (name.to_owned(), Split::Train, 0);
+            DataError::Sample { set, half, index, problem }
+        })?;
         let is_image = matches!(self.kind, SampleKind::Image { .. });
-        if is_image == matches!(first, Sample::Tokens { .. }) {
+        if is_image == is_tokens {
             return refuse(format!("its samples are announced as {:?}, and the first one is none", self.kind));
         }
         match &self.normalisation {

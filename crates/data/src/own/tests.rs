@@ -140,3 +140,23 @@ fn other_data_has_another_fingerprint() {
     assert_eq!(four().fingerprint(), four().fingerprint());
     assert_ne!(four().fingerprint(), other.fingerprint());
 }
+
+struct Panics;
+
+impl Samples for Panics {
+    fn len(&self) -> usize {
+        2
+    }
+
+    fn sample(&self, _: usize) -> Sample<'_> {
+        panic!("no such file")
+    }
+}
+
+#[test]
+fn code_that_panics_for_the_first_sample_is_named_before_anything_begins() {
+    let data = OwnData::new(SampleKind::Image { height: 1, width: 1, channels: 1 }, 2, Panics, Panics);
+    data.fingerprint();
+    let error = data.open("broken").unwrap_err().to_string();
+    assert!(error.contains("broken") && error.contains("the program panicked: no such file"), "{error}");
+}

@@ -58,7 +58,7 @@ impl ServerJournal {
     /// And for the event file of this rank in the run's folder; `waited` knows how long it has waited for whom.
     ///
     /// # Errors
-    /// When the folder holds another run, or cannot be written.
+    /// When the folder holds another run, or cannot be made. Where only the file cannot be written, nothing is.
     pub fn write_to(
         mut self,
         (disk, folder): (&Disk, &RunFolder),
@@ -68,7 +68,8 @@ impl ServerJournal {
     ) -> Result<Self, TrainError> {
         let run = RunDir::join_run(disk, &folder.path, &folder.id)?;
         let (clock, waited) = (Clock::real(), Box::new(waited));
-        let log = EventLog::open(disk, clock.clone(), run.path(), rank)?;
+        // As in `write`: workers do not wait for a server's log.
+        let Ok(log) = EventLog::open(disk, clock.clone(), run.path(), rank) else { return Ok(self) };
         let (config, told) = (config.clone(), BTreeMap::new());
         self.target = Some(Target { log, clock, config, waited, told, told_at_s: 0.0 });
         Ok(self)
