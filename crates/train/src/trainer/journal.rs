@@ -321,7 +321,8 @@ impl Journal {
             samples: self.position.samples,
             ..Position::default()
         };
-        if data_wait_s > 0.1 * epoch_s {
+        // Of an epoch that is over at once there is nothing to gain.
+        if data_wait_s > 0.1 * epoch_s && data_wait_s > 0.5 {
             let epoch = step / self.length.steps_per_epoch;
             let message = format!(
                 "training waited {data_wait_s:.1} s of {epoch_s:.1} s for data in epoch {epoch}; more --loader-threads may help"
