@@ -12,9 +12,11 @@ pub mod onnx;
 pub mod optim;
 pub mod parameter;
 pub mod schedule;
+pub mod stage;
 pub mod weights;
 pub mod zoo;
 
 pub use init::Init;
 pub use net::{Input, Mode, Model, Net, Network};
 pub use parameter::{ForeignLayout, Parameter, State};
+pub use stage::StageNetwork;

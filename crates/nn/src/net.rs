@@ -109,6 +109,25 @@ impl Network {
         classes: usize,
         smoothing: f32,
     ) -> Result<Self> {
+        let mut network = Self::without_gradients(model, mode, batch, input, classes, smoothing)?;
+        if mode == Mode::Train {
+            network.gradients = Some(gradient::of_loss(&mut network.graph, network.loss)?);
+        }
+        Ok(network)
+    }
+
+    /// The same, without its backward pass: to be looked at or cut.
+    ///
+    /// # Errors
+    /// As [`Network::new`].
+    pub fn without_gradients(
+        model: &dyn Model,
+        mode: Mode,
+        batch: usize,
+        input: Input,
+        classes: usize,
+        smoothing: f32,
+    ) -> Result<Self> {
         let mut net = Net::new(mode);
         let x = net.input(batch, input);
         let shape = net.shape(x);
@@ -121,7 +140,6 @@ impl Network {
         let targets = net.graph.input("targets", [rows], DType::I32);
         let smoothing = if mode == Mode::Train { smoothing } else { 0.0 };
         let loss = net.graph.push_one("loss", Op::CrossEntropy { smoothing }, &[logits, targets])?;
-        let gradients = if mode == Mode::Train { Some(gradient::of_loss(&mut net.graph, loss)?) } else { None };
         Ok(Self {
             graph: net.graph,
             parameters: net.parameters,
@@ -130,7 +148,7 @@ impl Network {
             targets,
             logits,
             loss,
-            gradients,
+            gradients: None,
         })
     }
 

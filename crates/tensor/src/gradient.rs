@@ -3,7 +3,6 @@
 //! Walks the nodes in reverse. The gradient of a value is the sum over its uses; a gradient that nobody asked for is
 //! never built (so the first convolution has no gradient for the image).
 
-use crate::dtype::DType;
 use crate::graph::{Graph, GraphError, Node, Value};
 use crate::op::{BatchNorm, BatchNormGrad, Op, Rectifier, ReluMask};
 use crate::shape::Shape;
@@ -28,7 +27,14 @@ impl Gradients {
 /// # Panics
 /// When `seed` does not have the shape of `root`.
 pub fn differentiate(graph: &mut Graph, root: Value, seed: Value, wrt: &[Value]) -> Result<Gradients, GraphError> {
-    assert_eq!(graph.shape(root), graph.shape(seed), "the seed of a gradient has the root's shape");
+    differentiate_all(graph, &[(root, seed)], wrt)
+}
+
+/// The same for several roots, each with its seed: a value that is a root and read by other nodes too has the sum of both gradients.
+fn differentiate_all(graph: &mut Graph, roots: &[(Value, Value)], wrt: &[Value]) -> Result<Gradients, GraphError> {
+    for &(root, seed) in roots {
+        assert_eq!(graph.shape(root), graph.shape(seed), "the seed of a gradient has the root's shape");
+    }
     let forward = graph.nodes().len();
     let mut needed = vec![false; graph.values().count()];
     wrt.iter().for_each(|value| needed[value.index()] = true);
@@ -37,7 +43,7 @@ pub fn differentiate(graph: &mut Graph, root: Value, seed: Value, wrt: &[Value])
         node.outputs.iter().for_each(|output| needed[output.index()] |= reached && graph.dtype(*output).is_float());
     }
     let mut gradients: Vec<Option<Value>> = vec![None; needed.len()];
-    gradients[root.index()] = Some(seed);
+    roots.iter().for_each(|(root, seed)| gradients[root.index()] = Some(*seed));
     for index in (0..forward).rev() {
         let node = graph.nodes()[index].clone();
         if !node.inputs.iter().any(|input| needed[input.index()]) {
@@ -264,11 +270,28 @@ impl Builder<'_> {
 /// # Errors
 /// As [`differentiate`].
 pub fn of_loss(graph: &mut Graph, loss: Value) -> Result<(Value, Gradients), GraphError> {
-    let seed = graph.input("grad_seed", Shape::scalar(), DType::F32);
+    let (seeds, gradients) = of_roots(graph, &[loss], &[])?;
+    Ok((seeds[0], gradients))
+}
+
+/// As [`of_loss`] for several roots, each of which gets an input for its gradient, and with respect to some `inputs` besides.
+///
+/// # Errors
+/// As [`differentiate`].
+pub fn of_roots(graph: &mut Graph, roots: &[Value], inputs: &[Value]) -> Result<(Vec<Value>, Gradients), GraphError> {
+    let mut seeds = Vec::with_capacity(roots.len());
+    for (number, &root) in roots.iter().enumerate() {
+        let name = if number == 0 { "grad_seed".to_owned() } else { format!("grad_seed.{number}") };
+        let (shape, dtype) = (graph.shape(root).clone(), graph.dtype(root));
+        seeds.push(graph.input(&name, shape, dtype));
+    }
+    let pairs: Vec<(Value, Value)> = roots.iter().copied().zip(seeds.iter().copied()).collect();
     let parameters = graph.parameters().to_vec();
-    let mut gradients = differentiate(graph, loss, seed, &parameters)?;
-    let mut taken: std::collections::HashSet<Value> =
-        graph.nodes().iter().flat_map(|node| &node.inputs).copied().chain([seed]).collect();
+    let wrt = [&parameters[..], inputs].concat();
+    let mut gradients = differentiate_all(graph, &pairs, &wrt)?;
+    let read = graph.nodes().iter().flat_map(|node| &node.inputs).copied();
+    let of_inputs = inputs.iter().filter_map(|&input| gradients.of(input));
+    let mut taken: std::collections::HashSet<Value> = read.chain(seeds.iter().copied()).chain(of_inputs).collect();
     for parameter in parameters {
         let slot = &mut gradients.0[parameter.index()];
         if let Some(gradient) = *slot
@@ -278,5 +301,5 @@ pub fn of_loss(graph: &mut Graph, loss: Value) -> Result<(Value, Gradients), Gra
             *slot = Some(graph.push_one(&layer, Op::Scale(1.0), &[gradient])?);
         }
     }
-    Ok((seed, gradients))
+    Ok((seeds, gradients))
 }

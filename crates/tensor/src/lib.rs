@@ -5,6 +5,7 @@
 
 pub mod bf16;
 pub mod buffer;
+pub mod cut;
 pub mod device;
 pub mod dtype;
 pub mod execute;

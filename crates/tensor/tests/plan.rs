@@ -3,6 +3,7 @@
 
 mod graphs {
     pub mod accept;
+    pub mod cut;
     pub mod halves;
     pub mod random_net;
     pub mod recompute;

@@ -37,7 +37,8 @@ impl Net {
         Self::with_input_gradient(graph, result)
     }
 
-    fn forward(steps: &[Step]) -> (Graph, Value) {
+    /// Without its backward pass.
+    pub fn forward(steps: &[Step]) -> (Graph, Value) {
         let mut graph = Graph::new();
         let mut images = vec![graph.input("x", [3, 6, 5, 4], DType::F32)];
         for (number, &(kind, choice)) in steps.iter().enumerate() {
