@@ -10,5 +10,6 @@ pub mod agree;
 pub mod mesh;
 pub mod schedule;
 pub mod squeeze;
+pub mod stage;
 
 pub use agree::{Agreement, Settled};

@@ -32,11 +32,11 @@ pub struct Votes {
 pub(super) const WORDS: usize = 8;
 
 /// A report as it travels: numbers that are added up in `f32`.
-pub(super) type Words = [f32; WORDS];
+pub(crate) type Words = [f32; WORDS];
 
 impl StepReport {
     /// Counts below 2²⁴ stay exact; the loss is two numbers, of which the second is what the first leaves.
-    pub(super) fn to_words(self) -> Words {
+    pub(crate) fn to_words(self) -> Words {
         let Self { rows, loss, top1, top5, votes: Votes { interrupted, time_limit, checkpoint } } = self;
         let high = loss as f32;
         let low = (loss - f64::from(high)) as f32;
@@ -46,7 +46,7 @@ impl StepReport {
     }
 
     /// What a peer made up gives a report too.
-    pub(super) fn from_words(words: Words) -> Self {
+    pub(crate) fn from_words(words: Words) -> Self {
         let [rows, high, low, top1, top5, interrupted, time_limit, checkpoint] = words;
         let [rows, top1, top5] = [rows, top1, top5].map(|count| count as u64);
         let [interrupted, time_limit, checkpoint] = [interrupted, time_limit, checkpoint].map(|votes| votes as u32);
