@@ -162,24 +162,12 @@ impl Network {
         Wanted { outputs, gradients, bucket_bytes_max, moments_from: MOMENTS_FROM, ..Wanted::default() }
     }
 
-    /// Whether every batch normalisation has more than one value per channel to take statistics of: of one value they say nothing, and
-    /// a layer behind it learns nothing from it.
+    /// Whether every batch normalisation has more than one value per channel ([`check_statistics`]).
     ///
     /// # Errors
     /// When one has not; the error names it.
     pub fn check_statistics(&self) -> Result<()> {
-        let shape = |node: &Node| self.graph.shape(node.inputs[0]);
-        let single = |node: &&Node| matches!(node.op, Op::BatchNorm(_)) && shape(node).elements() == shape(node).last();
-        self.graph.nodes().iter().find(single).map_or(Ok(()), |node| {
-            Err(GraphError {
-                layer: node.layer.clone(),
-                op: node.op.name().to_string(),
-                message: format!(
-                    "training needs more than one value per channel, not {}; use a larger batch or image",
-                    shape(node)
-                ),
-            })
-        })
+        check_statistics(&self.graph)
     }
 
     /// The number of trained elements.
@@ -312,6 +300,26 @@ impl Net {
         self.states.push(State { name: name.clone(), shape: shape.clone(), start, layout });
         self.graph.state(&name, shape)
     }
+}
+
+/// Whether every batch normalisation of a graph has more than one value per channel to take statistics of: of one value they say nothing,
+/// and a layer behind it learns nothing from it.
+///
+/// # Errors
+/// When one has not; the error names it.
+pub fn check_statistics(graph: &Graph) -> Result<()> {
+    let shape = |node: &Node| graph.shape(node.inputs[0]);
+    let single = |node: &&Node| matches!(node.op, Op::BatchNorm(_)) && shape(node).elements() == shape(node).last();
+    graph.nodes().iter().find(single).map_or(Ok(()), |node| {
+        Err(GraphError {
+            layer: node.layer.clone(),
+            op: node.op.name().to_string(),
+            message: format!(
+                "training needs more than one value per channel, not {}; use a larger batch or image",
+                shape(node)
+            ),
+        })
+    })
 }
 
 fn input_error(name: &str, message: String) -> GraphError {

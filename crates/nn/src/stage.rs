@@ -42,7 +42,7 @@ pub struct Head {
 }
 
 /// What a stage's backward pass begins with and comes to.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct StageGradients {
     /// What the gradients of the loss are multiplied by: in the last stage.
     pub seed: Option<Value>,

@@ -26,6 +26,10 @@ pub enum Message {
     Weights,
     /// The optimizer's state.
     Optimizer,
+    /// What the stage before has computed.
+    Activations,
+    /// Gradients of the stage behind.
+    Gradients,
 }
 
 impl Message {
@@ -39,6 +43,8 @@ impl Message {
             Self::Statistics => 5,
             Self::Weights => 6,
             Self::Optimizer => 7,
+            Self::Activations => 8,
+            Self::Gradients => 9,
         }
     }
 
@@ -51,6 +57,8 @@ impl Message {
             5 => Self::Statistics,
             6 => Self::Weights,
             7 => Self::Optimizer,
+            8 => Self::Activations,
+            9 => Self::Gradients,
             _ => return None,
         })
     }
@@ -71,6 +79,8 @@ impl fmt::Display for Message {
             Self::Statistics => "running statistics",
             Self::Weights => "the weights",
             Self::Optimizer => "the optimizer's state",
+            Self::Activations => "the activations of the stage before",
+            Self::Gradients => "the gradients of the stage behind",
         })
     }
 }

@@ -9,7 +9,7 @@ use crate::shape::Shape;
 use crate::window::PoolKind;
 
 /// Gradients by value: what [`differentiate`] returns.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Gradients(Vec<Option<Value>>);
 
 impl Gradients {

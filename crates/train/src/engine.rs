@@ -26,11 +26,13 @@ mod update;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use compiled::CrossingLengths;
 pub(crate) use compiled::{Planned, updates};
 pub use cuda::Albums;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Segment};
 use paceline_parallel::Agreement;
+use paceline_parallel::stage::Side;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::device::null::CostModel;
@@ -138,6 +140,25 @@ pub enum Event<'a> {
     Sum {
         /// Which.
         numbers: &'a mut [f32],
+    },
+    /// Numbers of a neighbouring stage are needed now: activations of the one before, gradients of the one behind.
+    Receive {
+        /// Whose.
+        from: Side,
+        /// Where to put them.
+        numbers: &'a mut [f32],
+    },
+    /// Numbers for a neighbouring stage are there.
+    Send {
+        /// For which.
+        to: Side,
+        /// Which.
+        numbers: &'a [f32],
+    },
+    /// The sum of squares of this engine's gradients becomes that of the whole model's: a norm is taken of it.
+    Squares {
+        /// The sum.
+        sum: &'a mut f64,
     },
     /// The step is computed; its tally becomes that of all replicas.
     Total {
@@ -310,12 +331,27 @@ impl Engine {
         each!(self, engine => engine.close(moment, on))
     }
 
-    /// The logits of a batch in evaluation mode, for its `size` samples; it may be smaller than planned.
+    /// The logits of a batch in evaluation mode, for its `size` samples; it may be smaller than planned. A stage that is not the last has
+    /// none.
     ///
     /// # Errors
-    /// When a device fails.
-    pub fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
-        each!(self, engine => engine.evaluate(batch))
+    /// What the listener gives, or when a device fails.
+    pub fn evaluate(&mut self, batch: &Batch, on: &mut dyn Listener) -> Result<(Vec<f32>, Tally), Halt> {
+        match self {
+            Self::Cpu(engine) => engine.evaluate(batch, on),
+            Self::Cuda(engine) => Ok(engine.evaluate(batch)?),
+            Self::Null(engine) => Ok(engine.evaluate(batch)?),
+        }
+    }
+
+    /// How long the messages to and from other stages are for a micro-batch that is computed as so many samples.
+    pub fn lengths(&self, samples: usize) -> &CrossingLengths {
+        if let Self::Cpu(engine) = self { engine.lengths(samples) } else { &CrossingLengths::NONE }
+    }
+
+    /// How long they are in an evaluation.
+    pub fn evaluation_lengths(&self) -> &CrossingLengths {
+        if let Self::Cpu(engine) = self { engine.evaluation_lengths() } else { &CrossingLengths::NONE }
     }
 
     /// Applies what came back for buckets of the last step, between steps.

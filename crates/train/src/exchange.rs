@@ -12,6 +12,7 @@ use paceline_nn::optim::Moment;
 use paceline_parallel::agree::{
     self, Agreement, Alone, Opening, Refusal, RunIdentity, Settled, StepReport, Steps, Votes, Wait,
 };
+use paceline_parallel::stage::{Side, StageLinks};
 use paceline_system::clock::Clock;
 use paceline_system::phase::Phase;
 use paceline_system::progress::{Message, Progress};
@@ -26,6 +27,8 @@ use crate::replica::NotFinite;
 #[derive(Debug)]
 pub struct Exchange {
     agreement: Box<dyn Agreement>,
+    /// With the other stages of this replica, where the model is cut.
+    stages: Option<StageLinks>,
     /// The step under way.
     moment: Moment,
     /// The step whose gradients are not all applied.
@@ -59,6 +62,7 @@ impl Exchange {
     pub fn new(agreement: Box<dyn Agreement>, mixed: bool, clock: &Clock) -> Self {
         Self {
             agreement,
+            stages: None,
             moment: Moment { step: 0, learning_rate: 0.0 },
             pending: None,
             mixed,
@@ -71,6 +75,69 @@ impl Exchange {
             waited_s: 0.0,
             updated_s: 0.0,
         }
+    }
+
+    /// Computes together with other stages from now on.
+    pub fn join_stages(&mut self, links: StageLinks) {
+        self.stages = Some(links);
+    }
+
+    /// The other stages, if there are any.
+    pub fn stages(&mut self) -> Option<&mut StageLinks> {
+        self.stages.as_mut()
+    }
+
+    /// Whether nobody else takes part, in any way.
+    pub fn is_alone(&self) -> bool {
+        self.workers() == 1 && self.stages.is_none()
+    }
+
+    fn links(&mut self) -> Result<&mut StageLinks, TrainError> {
+        self.stages.as_mut().ok_or_else(|| TrainError::Refused("a stage has to join the others first".into()))
+    }
+
+    /// Says that a neighbour will send messages of these lengths.
+    ///
+    /// # Errors
+    /// When it, or the way to it, has failed.
+    pub fn expect(&mut self, from: Side, lengths: &[usize]) -> Result<(), TrainError> {
+        Ok(self.links()?.expect(from, lengths)?)
+    }
+
+    /// Passes on from stage to stage what the first of them wishes.
+    ///
+    /// # Errors
+    /// When another stage, or the way to it, has failed.
+    pub fn pass_on(&mut self, wishes: bool, (stage, stages): (usize, usize)) -> Result<bool, TrainError> {
+        let mut word = [f32::from(u8::from(wishes))];
+        if stage > 0 {
+            self.expect(Side::Before, &[1])?;
+            self.receive(Side::Before, &mut word)?;
+        }
+        if stage + 1 < stages {
+            self.links()?.send(Side::Behind, &word)?;
+        }
+        Ok(word[0] > 0.0)
+    }
+
+    /// Waits for numbers of a neighbour.
+    fn receive(&mut self, from: Side, numbers: &mut [f32]) -> Result<(), TrainError> {
+        let message = if from == Side::Before { Message::Activations } else { Message::Gradients };
+        let (before, start) = (self.progress.switch(Phase::Exchange, Some(message)), self.clock.seconds());
+        let received = self.links()?.receive(from, numbers);
+        self.waited_s += self.clock.seconds() - start;
+        self.progress.set(before);
+        Ok(received?)
+    }
+
+    /// Adds up a report over the other stages.
+    fn sum_stages(&mut self, report: StepReport) -> Result<StepReport, TrainError> {
+        let Some(stages) = &mut self.stages else { return Ok(report) };
+        let (before, start) = (self.progress.switch(Phase::Exchange, Some(Message::Report)), self.clock.seconds());
+        let summed = stages.sum_report(report);
+        self.waited_s += self.clock.seconds() - start;
+        self.progress.set(before);
+        Ok(summed?)
     }
 
     /// The agreement.
@@ -135,7 +202,7 @@ impl Exchange {
         if updated_s > 0.0 {
             phases.shift(phase, Phase::Update, updated_s);
         }
-        if self.workers() > 1 && waited_s > 0.0 {
+        if !self.is_alone() && waited_s > 0.0 {
             phases.shift(phase, Phase::Exchange, waited_s);
         }
     }
@@ -193,6 +260,7 @@ impl Exchange {
     pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
         let own = report(&tally, self.votes);
         let report = self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?;
+        let report = self.sum_stages(report)?;
         Ok(self.take_total(report))
     }
 
@@ -284,7 +352,7 @@ impl Listener for Exchange {
             Event::Forwarded { tally } => {
                 self.tally = tally;
                 // Alone, nothing has changed yet; others find out by the total.
-                if self.workers() == 1 && !self.settles() && !tally.loss.is_finite() {
+                if self.is_alone() && !self.settles() && !tally.loss.is_finite() {
                     return Err(Halt::NotFinite(NotFinite::Loss));
                 }
                 self.reported = true;
@@ -317,11 +385,20 @@ impl Listener for Exchange {
                 self.updated_s += self.clock.seconds();
                 Ok(())
             }
+            Event::Receive { from, numbers } => Ok(self.receive(from, numbers)?),
+            Event::Send { to, numbers } => Ok(self.links()?.send(to, numbers)?),
+            Event::Squares { sum } => {
+                if let Some(stages) = &mut self.stages {
+                    *sum = stages.sum(*sum)?;
+                }
+                Ok(())
+            }
             Event::Sum { numbers: [] } => Ok(()),
             Event::Sum { numbers } => Ok(self.wait_for(Message::BatchNormSums, |agreement| agreement.sum(numbers))?),
             Event::Total { tally } => {
                 if self.reported {
                     let total = self.wait_for(Message::Report, |agreement| agreement.total())?;
+                    let total = self.sum_stages(total)?;
                     *tally = self.take_total(total);
                 } else {
                     // The gradients never came by: they were summed between devices.

@@ -24,6 +24,7 @@ pub mod room;
 pub mod run;
 pub mod serve;
 pub mod sizing;
+pub mod stage;
 pub mod step;
 pub mod together;
 pub mod trainer;

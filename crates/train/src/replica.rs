@@ -1,6 +1,7 @@
 //! One copy of a model, ready to be trained and evaluated: what its tensors are, the engine that computes,
 //! and how its steps are made together with others'. It knows nothing of data and files.
 
+mod pipeline;
 mod rescue;
 
 use std::ops::Range;
@@ -8,10 +9,13 @@ use std::sync::Arc;
 
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Rule, Segment};
-use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
+use paceline_nn::net::check_statistics;
+use paceline_nn::{Input, Mode, Model, Parameter, StageNetwork, State};
 use paceline_parallel::Agreement;
 use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Votes};
+use paceline_parallel::split::{self as schedule, Schedule, Task};
 use paceline_parallel::squeeze;
+use paceline_parallel::stage::Side;
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
@@ -21,6 +25,7 @@ use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Updates};
 use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Wanted};
+use pipeline::Pipeline;
 use rescue::Boundary;
 
 use crate::engine::finite::is_finite;
@@ -33,6 +38,7 @@ use crate::exchange::Exchange;
 use crate::metrics::Tally;
 use crate::micro_batch::{MicroBatch, OTHER_SIZES, micro_batches, share};
 use crate::phases::Phases;
+use crate::stage::{ModelStage, WholeModel};
 
 /// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough
 /// to overlap with the backward pass (25 MiB is also what PyTorch's DDP found to work).
@@ -85,6 +91,15 @@ pub struct ReplicaOptions {
     /// Whether gradients of weights are computed behind all others, so that both can be asked for apart;
     /// keeps all gradients.
     pub separate_gradients: bool,
+    /// Micro-batches whose activations are alive at once in a stage of a pipeline; 0 for a replica that is a whole model.
+    pub slots: usize,
+}
+
+impl ReplicaOptions {
+    /// Whether it is one stage of a pipeline.
+    pub const fn is_staged(&self) -> bool {
+        self.slots > 0
+    }
 }
 
 /// What stopped a step: nothing was applied after it was seen.
@@ -104,16 +119,20 @@ pub struct Replica {
     pub parameters: Vec<Parameter>,
     /// What the states are.
     pub states: Vec<State>,
+    /// What the tensors of the whole model are, where this is a stage of it.
+    pub whole: Option<WholeModel>,
     /// What computes, with the weights.
     pub engine: Engine,
     /// With the other replicas.
     exchange: Exchange,
     /// Where the last step ended, for whoever survives when another replica is lost.
     boundary: Boundary,
+    /// In which order it computes its micro-batches.
+    pipeline: Pipeline,
 }
 
 /// What the plan of a network's step has to provide.
-pub fn wanted(network: &Network, updates: Updates) -> Wanted {
+pub fn wanted(network: &StageNetwork, updates: Updates) -> Wanted {
     let bucket_bytes_max = match updates {
         Updates::AtEnd | Updates::FromArena => BUCKET_BYTES_MAX,
         Updates::Early { .. } => BUCKET_BYTES_LOCAL,
@@ -131,13 +150,12 @@ pub fn early(whole_tensors: bool) -> Updates {
 /// # Errors
 /// When a layer does not fit the input, which the error names.
 pub(crate) fn plan(
-    model: &dyn Model,
+    stage: ModelStage<'_>,
     options: &ReplicaOptions,
 ) -> Result<(Plan, Vec<Parameter>, Vec<Segment>), TrainError> {
-    let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = *options;
-    let network = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
+    let network = stage.network(Mode::Train, options.micro_batch, options)?;
     let (updates, parameters) = (updates(&network, options, false), network.parameters.clone());
-    let plan = Planned::new(network, updates, options, false).plan;
+    let plan = Planned::new(network, options.micro_batch, updates, options, false).plan;
     let segments = segments(&parameters, plan.parameters());
     Ok((plan, parameters, segments))
 }
@@ -158,7 +176,15 @@ impl Replica {
     /// # Errors
     /// As [`Replica::new`], and when a GPU's memory is too small or a layer cannot be computed there.
     pub fn at(model: &dyn Model, options: ReplicaOptions, place: &Place) -> Result<Self, TrainError> {
-        memory::caught(|| Self::take_memory(model, options, place, Mode::Train))?
+        Self::stage(ModelStage::whole(model), options, place)
+    }
+
+    /// As [`Replica::at`], one stage of a model.
+    ///
+    /// # Errors
+    /// As [`Replica::at`].
+    pub fn stage(stage: ModelStage<'_>, options: ReplicaOptions, place: &Place) -> Result<Self, TrainError> {
+        memory::caught(|| Self::take_memory(stage, options, place, Mode::Train))?
     }
 
     /// As [`Replica::at`], without the memory that only training needs; it can only evaluate.
@@ -166,22 +192,28 @@ impl Replica {
     /// # Errors
     /// As [`Replica::at`].
     pub fn for_evaluation(model: &dyn Model, options: ReplicaOptions, place: &Place) -> Result<Self, TrainError> {
-        memory::caught(|| Self::take_memory(model, options, place, Mode::Eval))?
+        memory::caught(|| Self::take_memory(ModelStage::whole(model), options, place, Mode::Eval))?
     }
 
-    fn take_memory(model: &dyn Model, options: ReplicaOptions, place: &Place, mode: Mode) -> Result<Self, TrainError> {
-        let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = options;
+    fn take_memory(
+        stage: ModelStage<'_>,
+        options: ReplicaOptions,
+        place: &Place,
+        mode: Mode,
+    ) -> Result<Self, TrainError> {
+        let micro_batch = options.micro_batch;
         let on_gpu = place.is_gpu();
-        let eval = Network::new(model, Mode::Eval, micro_batch, input, classes, 0.0)?;
+        let eval = stage.network(Mode::Eval, micro_batch, &options)?;
+        let whole = stage.inventory(&options)?;
         let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
         let sizes = [&[micro_batch], &options.other_sizes[..]].concat();
         let plan_for = |samples: usize| {
-            let network = Network::new(model, Mode::Train, samples, input, classes, smoothing)?;
+            let network = stage.network(Mode::Train, samples, &options)?;
             if samples == micro_batch && !options.sync_batch_norm {
-                network.check_statistics()?;
+                check_statistics(&network.graph)?;
             }
             let updates = updates(&network, &options, on_gpu);
-            Ok::<_, TrainError>(Planned::new(network, updates, &options, on_gpu))
+            Ok::<_, TrainError>(Planned::new(network, samples, updates, &options, on_gpu))
         };
         let train = match mode {
             Mode::Train => sizes.into_iter().filter(|&size| size > 0).map(plan_for).collect::<Result<Vec<_>, _>>()?,
@@ -191,7 +223,7 @@ impl Replica {
             |planned: &Planned| planned.plan.buckets().iter().map(|bucket| bucket.elements.clone()).collect::<Vec<_>>();
         let same = train.windows(2).all(|pair| elements(&pair[0]) == elements(&pair[1]));
         assert!(same, "gradients have the same buckets for any number of samples");
-        let eval = Planned::new(eval, Updates::AtEnd, &options, on_gpu);
+        let eval = Planned::new(eval, micro_batch, Updates::AtEnd, &options, on_gpu);
         let plan = train.first().map_or(&eval.plan, |train| &train.plan);
         let elements = plan.parameters().length();
         let sizes = Sizes::of(train.first().map(|train| &train.plan), &eval.plan, &options, on_gpu);
@@ -208,7 +240,8 @@ impl Replica {
         let parts = Parts { options, train, eval, weights: Weights { store, optimizer }, segments };
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
-        Ok(Self { options, parameters, states, engine, exchange, boundary })
+        let pipeline = Pipeline::new(stage.number, stage.cuts.len() + 1);
+        Ok(Self { options, parameters, states, whole, engine, exchange, boundary, pipeline })
     }
 
     /// The buckets of gradients.
@@ -331,28 +364,29 @@ impl Replica {
         self.exchange.begin(moment);
     }
 
-    /// The forward pass over a micro-batch. Late sums of the step before are applied before they are read.
+    /// Computes one pass over a micro-batch: the next of [`Replica::schedule`]. In the forward pass late sums of the step before are applied
+    /// before they are read; in the backward pass final buckets leave, and what came back is applied.
     ///
     /// # Errors
     /// When another replica, or the way to it, or a device has failed, or the step would spoil the weights.
     ///
     /// # Panics
     /// When the replica was built for evaluation.
-    pub fn forward(&mut self, batch: &Batch, part: usize) -> Result<(), Halt> {
-        let inputs = self.inputs(batch, part, self.exchange.moment());
-        self.exchange.count(batch.size, part);
-        self.engine.forward(Slot(0), &inputs, &mut self.exchange)
-    }
-
-    /// The backward pass over the same. Final buckets leave, and what came back is applied.
-    ///
-    /// # Errors
-    /// As [`Replica::forward`].
-    ///
-    /// # Panics
-    /// As [`Replica::forward`].
-    pub fn backward(&mut self) -> Result<(), Halt> {
-        self.engine.backward(Slot(0), Gradients::All, &mut self.exchange)
+    pub fn pass(&mut self, batch: &Batch, schedule: &Schedule, task: Task) -> Result<(), Halt> {
+        let slot = Slot(schedule.slot(self.pipeline.stage, task.micro_batch));
+        let separate = schedule.separates_gradients();
+        match task.pass {
+            schedule::Pass::Forward => {
+                let inputs = self.inputs(batch, task.micro_batch, self.exchange.moment());
+                self.exchange.count(batch.size, task.micro_batch);
+                self.engine.forward(slot, &inputs, &mut self.exchange)
+            }
+            schedule::Pass::Backward => {
+                let which = if separate { Gradients::Inputs } else { Gradients::All };
+                self.engine.backward(slot, which, &mut self.exchange)
+            }
+            schedule::Pass::Weights => self.engine.backward(slot, Gradients::Weights, &mut self.exchange),
+        }
     }
 
     /// Ends the step: its tally becomes that of all replicas, and gradients that were kept are applied.
@@ -422,9 +456,9 @@ impl Replica {
         let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
         self.begin_step(moment);
         let mut passes = || {
-            for part in 0..self.micro_batches(batch) {
-                self.timed(Phase::Forward, phases, |replica| replica.forward(batch, part))?;
-                self.timed(Phase::Backward, phases, Self::backward)?;
+            let schedule = self.schedule(batch)?;
+            for &task in schedule.tasks(self.pipeline.stage) {
+                self.timed(phase_of(task), phases, |replica| replica.pass(batch, &schedule, task))?;
             }
             self.timed(Phase::Update, phases, Self::close)
         };
@@ -463,13 +497,14 @@ impl Replica {
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Result<Tally, TrainError> {
         assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
         self.begin_step(Moment { step, learning_rate: 0.0 });
-        for part in 0..self.micro_batches(batch) {
-            let passed = self.forward(batch, part).and_then(|()| self.backward());
-            passed.map_err(|halt| match halt {
-                Halt::Failed(error) => error,
-                _ => TrainError::Refused("the loss is not a number".into()),
-            })?;
-        }
+        let mut passes = || {
+            let schedule = self.schedule(batch)?;
+            schedule.tasks(0).iter().try_for_each(|&task| self.pass(batch, &schedule, task))
+        };
+        passes().map_err(|halt| match halt {
+            Halt::Failed(error) => error,
+            _ => TrainError::Refused("the loss is not a number".into()),
+        })?;
         Ok(self.engine.tally())
     }
 
@@ -547,7 +582,37 @@ impl Replica {
     /// # Errors
     /// When a device fails.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
-        self.engine.evaluate(batch)
+        let Self { engine, exchange, pipeline, .. } = self;
+        if pipeline.stage > 0 {
+            exchange.expect(Side::Before, &engine.evaluation_lengths().received)?;
+        }
+        engine.evaluate(batch, exchange).map_err(|halt| match halt {
+            Halt::Failed(error) => error,
+            _ => TrainError::Refused("an evaluation changes nothing, so nothing can refuse it".into()),
+        })
+    }
+
+    /// Whether to evaluate one batch more: the first stage decides, the others hear of it.
+    ///
+    /// # Errors
+    /// When another stage, or the way to it, has failed.
+    pub fn evaluates_on(&mut self, wishes: bool) -> Result<bool, TrainError> {
+        let Pipeline { stage, stages, .. } = self.pipeline;
+        self.exchange.pass_on(wishes, (stage, stages))
+    }
+
+    /// Elements of the whole model's parameters.
+    pub fn whole_parameter_count(&self) -> usize {
+        let parameters = self.whole.as_ref().map_or(&self.parameters, |whole| &whole.parameters);
+        parameters.iter().map(|parameter| parameter.shape.elements()).sum()
+    }
+}
+
+/// What a pass is told as.
+pub(crate) const fn phase_of(task: Task) -> Phase {
+    match task.pass {
+        schedule::Pass::Forward => Phase::Forward,
+        schedule::Pass::Backward | schedule::Pass::Weights => Phase::Backward,
     }
 }
 

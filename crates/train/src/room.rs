@@ -17,6 +17,7 @@ use crate::engine::Planned;
 use crate::engine::sizes::{BASE, Sizes};
 use crate::error::TrainError;
 use crate::micro_batch::MicroBatchSizes;
+use crate::stage::ModelStage;
 use crate::replica::{self, BUCKET_BYTES_MAX, ReplicaOptions};
 use crate::together::{Carry, Overlap, Squeeze};
 use crate::trainer::options;
@@ -131,7 +132,7 @@ impl Candidate<'_> {
     /// # Errors
     /// As [`Candidate::bytes`].
     pub fn kept_gradient_bytes(&self) -> Result<u64, TrainError> {
-        let sizes = Sizes::plan(self.model, &self.options(self.config)?)?;
+        let sizes = Sizes::plan(ModelStage::whole(self.model), &self.options(self.config)?)?;
         Ok(sizes.gradients * sizes.parameters)
     }
 
@@ -142,10 +143,10 @@ impl Candidate<'_> {
     pub fn plan(&self, mode: Mode) -> Result<Plan, TrainError> {
         let options = self.options(self.config)?;
         if mode == Mode::Train {
-            return Ok(replica::plan(self.model, &options)?.0);
+            return Ok(replica::plan(ModelStage::whole(self.model), &options)?.0);
         }
         let network = Network::new(self.model, mode, options.micro_batch, self.input, self.classes, 0.0)?;
-        Ok(Planned::new(network, Updates::AtEnd, &options, false).plan)
+        Ok(Planned::new(network, options.micro_batch, Updates::AtEnd, &options, false).plan)
     }
 
     fn options(&self, config: &Config) -> Result<ReplicaOptions, TrainError> {
@@ -156,7 +157,7 @@ impl Candidate<'_> {
 
     /// What the processes of a run like this would take.
     fn need(&self, config: &Config) -> Result<Need, TrainError> {
-        let sizes = Sizes::plan(self.model, &self.options(config)?)?;
+        let sizes = Sizes::plan(ModelStage::whole(self.model), &self.options(config)?)?;
         let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
         let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
         let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;

@@ -15,7 +15,7 @@ use paceline_system::progress::Progress;
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::phases::Phases;
-use crate::replica::{NotFinite, Replica};
+use crate::replica::{NotFinite, Replica, phase_of};
 
 /// What a step depends on besides the replica and the data.
 #[derive(Clone, Copy, Debug)]
@@ -61,12 +61,13 @@ pub fn step(
     let learning_rate = rules.learning_rate.rate(step, rules.length);
     replica.begin_step(Moment { step, learning_rate });
     let mut passes = || {
-        for part in 0..replica.micro_batches(&batch) {
-            // nn, tensor: the planned graph. Late sums of the step before are applied just before they are
-            // read.
-            replica.timed(Phase::Forward, &mut phases, |replica| replica.forward(&batch, part))?;
-            // tensor -> parallel -> comm: final buckets leave, and what came back is applied.
-            replica.timed(Phase::Backward, &mut phases, Replica::backward)?;
+        // parallel: forward and backward passes in the order of a list. A model that is not cut is a pipeline of one
+        // stage.
+        let schedule = replica.schedule(&batch)?;
+        for &task in schedule.tasks(replica.stage_number()) {
+            // nn, tensor -> parallel -> comm: the planned graph. Late sums of the step before are applied just before
+            // they are read; final buckets leave, and what came back is applied.
+            replica.timed(phase_of(task), &mut phases, |replica| replica.pass(&batch, &schedule, task))?;
         }
         // The next batch travels to the device meanwhile.
         if replica.engine.prefetches() {

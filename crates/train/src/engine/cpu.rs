@@ -10,7 +10,7 @@ use paceline_tensor::execute::{self, Profile, Turn};
 use paceline_tensor::plan::Bucket;
 use paceline_tensor::{Buffer, Device, Executor, Pass, Plan, Store};
 
-use super::compiled::{Bindings, CompiledGraph};
+use super::compiled::{Bindings, CompiledGraph, CrossingLengths};
 use super::finite::{all_finite, is_finite};
 use super::update::{HostTarget, KeptTarget, Updates};
 use super::{Event, Gradients, Halt, Inputs, Listener, Parts, Slot, StepOutput, Weights};
@@ -77,7 +77,7 @@ impl CpuEngine {
             // A plan for fewer samples takes less, or hardly more; what it takes is taken now.
             others.iter_mut().for_each(|other| executor.lend_arena(&mut other.executor, |_| ()));
         }
-        Ok(Self {
+        let mut engine = Self {
             weights,
             accumulated: Buffer::zeroed_for("the gradients", elements),
             options,
@@ -91,7 +91,11 @@ impl CpuEngine {
             sums: Vec::new(),
             live: vec![Live::default()],
             tally: Tally::default(),
-        })
+        };
+        if engine.train.is_some() {
+            engine.open(Slot(engine.options.slots.saturating_sub(1)));
+        }
+        Ok(engine)
     }
 
     pub(super) fn forward(&mut self, slot: Slot, inputs: &Inputs<'_>, on: &mut dyn Listener) -> Result<(), Halt> {
@@ -109,6 +113,7 @@ impl CpuEngine {
         let (graphs, store, mut updates) = self.split(slot);
         let tally = graphs.run(pass.samples, |executor, bindings| {
             bindings.fill(executor, batch, micro_batch, seed)?;
+            bindings.receive(executor, on)?;
             executor.forward_with(store, pass, &mut |turn| match turn {
                 Turn::BeforeRead { bucket, parameters } if !keeps => {
                     let target = &mut HostTarget { updates: &mut updates, parameters };
@@ -117,6 +122,7 @@ impl CpuEngine {
                 Turn::Sum { numbers, .. } => sum_statistics(numbers, micro_batch, on),
                 _ => Ok(()),
             })?;
+            bindings.send(executor, on)?;
             Ok::<_, Halt>(bindings.answers(executor, batch, micro_batch).1)
         })?;
         let kept = &self.kept_states;
@@ -127,30 +133,37 @@ impl CpuEngine {
 
     pub(super) fn backward(&mut self, slot: Slot, which: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
         let Live { pass, micro_batch, .. } = self.live[slot.0];
-        let (keeps, mut result) = (self.keeps_gradients(), Ok(()));
+        let keeps = self.keeps_gradients();
         let (graphs, store, mut updates) = self.split(slot);
-        let mut turn = |turn: Turn<'_>| {
-            result = match turn {
-                Turn::Sum { numbers, .. } => sum_gradients(numbers, micro_batch, on),
-                _ if keeps => Ok(()),
-                Turn::Final { bucket, gradients } => on.on(Event::Final { bucket, gradients }),
-                Turn::Apply { bucket, gradients, parameters } => {
-                    let target = &mut HostTarget { updates: &mut updates, parameters };
-                    on.on(Event::MayApply { bucket, gradients: Some(gradients), target })
-                }
-                Turn::Offer { bucket, parameters } | Turn::BeforeRead { bucket, parameters } => {
-                    let target = &mut HostTarget { updates: &mut updates, parameters };
-                    on.on(Event::MayApply { bucket, gradients: None, target })
-                }
+        graphs.run(pass.samples, |executor, bindings| {
+            if which != Gradients::Weights {
+                bindings.receive_gradients(executor, on)?;
+            }
+            let mut result = Ok(());
+            let mut turn = |turn: Turn<'_>| {
+                result = match turn {
+                    Turn::Sum { numbers, .. } => sum_gradients(numbers, micro_batch, on),
+                    _ if keeps => Ok(()),
+                    Turn::Final { bucket, gradients } => on.on(Event::Final { bucket, gradients }),
+                    Turn::Apply { bucket, gradients, parameters } => {
+                        let target = &mut HostTarget { updates: &mut updates, parameters };
+                        on.on(Event::MayApply { bucket, gradients: Some(gradients), target })
+                    }
+                    Turn::Offer { bucket, parameters } | Turn::BeforeRead { bucket, parameters } => {
+                        let target = &mut HostTarget { updates: &mut updates, parameters };
+                        on.on(Event::MayApply { bucket, gradients: None, target })
+                    }
+                };
+                result.is_ok()
             };
-            result.is_ok()
-        };
-        graphs.run(pass.samples, |executor, _| match which {
-            Gradients::All => executor.backward(store, pass, &mut turn),
-            Gradients::Inputs => executor.backward_inputs(store, pass, &mut turn),
-            Gradients::Weights => executor.backward_weights(store, pass, &mut turn),
+            match which {
+                Gradients::All => executor.backward(store, pass, &mut turn),
+                Gradients::Inputs => executor.backward_inputs(store, pass, &mut turn),
+                Gradients::Weights => executor.backward_weights(store, pass, &mut turn),
+            }?;
+            result?;
+            if which == Gradients::Weights { Ok(()) } else { bindings.send_gradients(executor, on) }
         })?;
-        result?;
         if keeps && which != Gradients::Inputs && micro_batch.of > 1 {
             self.accumulate(micro_batch);
         }
@@ -177,7 +190,8 @@ impl CpuEngine {
             false => Err(NotFinite::Loss),
             true if keeps && !replaced => {
                 on.on(Event::UpdateBegins)?;
-                let updated = self.update_all(moment);
+                let norm = self.norm(on)?;
+                let updated = self.update_all(moment, norm);
                 on.on(Event::UpdateEnds)?;
                 updated
             }
@@ -186,9 +200,21 @@ impl CpuEngine {
         Ok(StepOutput { tally, updated })
     }
 
+    /// The norm of the whole model's gradients, where they are clipped to one.
+    fn norm(&mut self, on: &mut dyn Listener) -> Result<Option<f64>, Halt> {
+        if self.options.clip_norm.is_none() {
+            return Ok(None);
+        }
+        let mut sum = self.own_norm().powi(2);
+        on.on(Event::Squares { sum: &mut sum })?;
+        Ok(Some(sum.sqrt()))
+    }
+
     /// Clips and applies the gradients that were kept, unless they would spoil the weights.
-    fn update_all(&mut self, moment: Moment) -> Result<(), NotFinite> {
-        let norm = self.options.clip_norm.map(|norm_max| self.clip(norm_max));
+    fn update_all(&mut self, moment: Moment, norm: Option<f64>) -> Result<(), NotFinite> {
+        if let (Some(norm), Some(norm_max)) = (norm, self.options.clip_norm) {
+            self.clip_by(norm, norm_max);
+        }
         let store = &self.weights.store;
         let finite = norm.map_or_else(|| all_finite(self.device.pool(), &store.gradients), f64::is_finite);
         if !finite {
@@ -211,13 +237,23 @@ impl CpuEngine {
 
     /// Scales the kept gradients down to a norm over all parameters, and returns the norm they had.
     pub fn clip(&mut self, norm_max: f64) -> f64 {
-        let Self { weights: Weights { store, .. }, device, segments, sums, .. } = self;
-        let mut tools = Tools { cpu: device, sums };
-        let norm = optim::global_norm(&store.gradients, segments, &mut tools);
-        if let Some(factor) = optim::clip_factor(norm, norm_max) {
-            optim::scale(&mut store.gradients, factor, &tools);
-        }
+        let norm = self.own_norm();
+        self.clip_by(norm, norm_max);
         norm
+    }
+
+    /// The norm of the kept gradients that are here.
+    fn own_norm(&mut self) -> f64 {
+        let Self { weights: Weights { store, .. }, device, segments, sums, .. } = self;
+        optim::global_norm(&store.gradients, segments, &mut Tools { cpu: device, sums })
+    }
+
+    /// Scales the kept gradients, whose norm is known.
+    fn clip_by(&mut self, norm: f64, norm_max: f64) {
+        let Self { weights: Weights { store, .. }, device, sums, .. } = self;
+        if let Some(factor) = optim::clip_factor(norm, norm_max) {
+            optim::scale(&mut store.gradients, factor, &Tools { cpu: device, sums });
+        }
     }
 
     pub(super) fn settle(&mut self, on: &mut dyn Listener) -> Result<(), Halt> {
@@ -233,11 +269,13 @@ impl CpuEngine {
         Ok(())
     }
 
-    pub(super) fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
-        let Self { train, eval: CompiledGraph { executor, bindings }, weights, .. } = self;
+    pub(super) fn evaluate(&mut self, batch: &Batch, on: &mut dyn Listener) -> Result<(Vec<f32>, Tally), Halt> {
+        let Self { train, eval: CompiledGraph { executor, bindings, .. }, weights, .. } = self;
         let mut run = |executor: &mut Executor| {
             bindings.fill(executor, batch, MicroBatch::whole(batch), 1.0)?;
+            bindings.receive(executor, on)?;
             executor.run(&mut weights.store, Pass::default())?;
+            bindings.send(executor, on)?;
             let (logits, tally) = bindings.answers(executor, batch, MicroBatch::whole(batch));
             Ok((logits.to_vec(), tally))
         };
@@ -245,6 +283,15 @@ impl CpuEngine {
             Some(train) => train.executor.lend_arena(executor, run),
             None => run(executor),
         }
+    }
+
+    pub(super) fn lengths(&self, samples: usize) -> &CrossingLengths {
+        let other = self.others.iter().find(|other| other.samples == samples);
+        &other.or(self.train.as_ref()).unwrap_or(&self.eval).lengths
+    }
+
+    pub(super) fn evaluation_lengths(&self) -> &CrossingLengths {
+        &self.eval.lengths
     }
 
     pub(super) fn profile(&mut self, inputs: &Inputs<'_>) -> Result<Profile, TrainError> {
@@ -309,7 +356,7 @@ impl CpuEngine {
         (Graphs { train: train.as_mut().expect(EVALUATES), others, activations }, store, updates)
     }
 
-    /// Takes memory for the activations of a slot, the first time.
+    /// Takes memory for the activations of a slot, unless that was done.
     fn open(&mut self, slot: Slot) {
         let executor = &self.train.as_ref().expect(EVALUATES).executor;
         while self.live.len() <= slot.0 {
@@ -329,8 +376,8 @@ struct Graphs<'a> {
 impl Graphs<'_> {
     /// Runs the graph that was planned for so many samples, or else the largest.
     fn run<T>(self, samples: usize, run: impl FnOnce(&mut Executor, &Bindings) -> T) -> T {
-        let Self { train: CompiledGraph { executor, bindings }, others, activations } = self;
-        let in_arena = |executor: &mut Executor| match others.iter_mut().find(|other| other.samples() == samples) {
+        let Self { train: CompiledGraph { executor, bindings, .. }, others, activations } = self;
+        let in_arena = |executor: &mut Executor| match others.iter_mut().find(|other| other.samples == samples) {
             Some(other) => executor.lend_arena(&mut other.executor, |executor| run(executor, &other.bindings)),
             None => run(executor, bindings),
         };

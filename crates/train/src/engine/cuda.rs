@@ -78,7 +78,9 @@ fn refused(error: CudaError) -> TrainError {
 }
 
 fn ends(bindings: &Bindings) -> session::DeviceBindings {
-    let Bindings { x, targets, logits, seed } = *bindings;
+    let Bindings { x: Some(x), targets: Some(targets), logits: Some(logits), seed, .. } = *bindings else {
+        unreachable!("a GPU has whole models")
+    };
     session::DeviceBindings { x, targets, logits, seed }
 }
 

@@ -1,6 +1,6 @@
 //! What a replica takes of a machine's memory, by plan. [`crate::room`] adds what a process takes beside it.
 
-use paceline_nn::{Mode, Model, Network};
+use paceline_nn::Mode;
 use paceline_system::limits::{Limits, in_words};
 use paceline_tensor::Plan;
 use paceline_tensor::plan::Updates;
@@ -8,6 +8,7 @@ use paceline_tensor::plan::Updates;
 use super::compiled::{Planned, updates};
 use crate::error::TrainError;
 use crate::replica::ReplicaOptions;
+use crate::stage::ModelStage;
 
 /// Bytes of a process that does nothing yet, of code, stacks and small things: from 12 to 32 MB were
 /// measured.
@@ -44,7 +45,8 @@ impl Sizes {
     /// GPU the arena is there.
     pub fn of(train: Option<&Plan>, eval: &Plan, options: &ReplicaOptions, on_gpu: bool) -> Self {
         let (plan, bytes) = (train.unwrap_or(eval), |elements: usize| (elements * size_of::<f32>()) as u64);
-        let arena = if on_gpu { 0 } else { plan.arena_bytes().max(eval.arena_bytes()) };
+        // Every micro-batch that is alive has an arena.
+        let arena = if on_gpu { 0 } else { (options.slots.max(1) * plan.arena_bytes()).max(eval.arena_bytes()) };
         let slots = if train.is_some() { options.rule.optimizer().state_slots() } else { 0 };
         let kept = usize::from(plan.stores_gradients()) + usize::from(train.is_some() && options.accumulate > 1);
         Self {
@@ -62,13 +64,13 @@ impl Sizes {
     ///
     /// # Errors
     /// When a layer does not fit the input, which the error names.
-    pub fn plan(model: &dyn Model, options: &ReplicaOptions) -> Result<Self, TrainError> {
-        let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = *options;
-        let train = Network::new(model, Mode::Train, micro_batch, input, classes, smoothing)?;
+    pub fn plan(stage: ModelStage<'_>, options: &ReplicaOptions) -> Result<Self, TrainError> {
+        let micro_batch = options.micro_batch;
+        let train = stage.network(Mode::Train, micro_batch, options)?;
         let applied = updates(&train, options, false);
-        let eval = Network::new(model, Mode::Eval, micro_batch, input, classes, 0.0)?;
-        let train = Planned::new(train, applied, options, false).plan;
-        let eval = Planned::new(eval, Updates::AtEnd, options, false).plan;
+        let eval = stage.network(Mode::Eval, micro_batch, options)?;
+        let train = Planned::new(train, micro_batch, applied, options, false).plan;
+        let eval = Planned::new(eval, micro_batch, Updates::AtEnd, options, false).plan;
         Ok(Self::of(Some(&train), &eval, options, false))
     }
 

@@ -246,6 +246,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        slots: 0,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     cpu.allow_winograd(config.winograd);
@@ -403,6 +404,7 @@ pub(crate) fn options(
         overlap: workers == 1 || config.overlap == Overlap::On,
         hosted,
         separate_gradients: false,
+        slots: 0,
     })
 }
 

@@ -92,6 +92,7 @@ fn options((rank, world): (usize, usize), case: Case) -> ReplicaOptions {
         overlap,
         hosted: case.gpus > 0,
         separate_gradients: false,
+        slots: 0,
     }
 }
 

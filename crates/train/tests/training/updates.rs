@@ -70,6 +70,7 @@ fn replica_with(
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        slots: 0,
     };
     Replica::new(model, options, &Arc::new(Cpu::new(2))).unwrap()
 }
@@ -202,6 +203,7 @@ fn micro_batches_that_are_alive_at_once_have_the_gradients_of_each_alone() {
     });
     let options = ReplicaOptions {
         separate_gradients: true,
+        slots: 0,
         ..*replica(&varied, Optimizer::Sgd, Some(f64::INFINITY), 4).options()
     };
     let mut both = Replica::new(&varied, options, &Arc::new(Cpu::new(2))).unwrap();

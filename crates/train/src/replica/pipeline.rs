@@ -1,0 +1,95 @@
+//! In which order a replica computes its micro-batches: by the schedule of its pipeline, of which a model that is not cut is the only stage.
+
+use std::sync::Arc;
+
+use paceline_data::batch::Batch;
+use paceline_parallel::split::{Kind, Schedule, StageTimes};
+use paceline_parallel::stage::{LinkShape, Side, StageLinks};
+
+use super::Replica;
+use crate::error::TrainError;
+
+/// A stage's place, and the schedules that it has run.
+#[derive(Debug)]
+pub(super) struct Pipeline {
+    pub stage: usize,
+    pub stages: usize,
+    kind: Kind,
+    times: Vec<StageTimes>,
+    /// One for every number of micro-batches that a batch was cut into.
+    schedules: Vec<Arc<Schedule>>,
+}
+
+impl Pipeline {
+    pub fn new(stage: usize, stages: usize) -> Self {
+        let equal = StageTimes { forward_s: 1.0, inputs_s: 1.0, weights_s: 1.0 };
+        Self { stage, stages, kind: Kind::default(), times: vec![equal; stages], schedules: Vec::new() }
+    }
+}
+
+impl Replica {
+    /// This replica's stage.
+    pub fn stage_number(&self) -> usize {
+        self.pipeline.stage
+    }
+
+    /// How many stages the model is cut into.
+    pub fn stages(&self) -> usize {
+        self.pipeline.stages
+    }
+
+    /// Computes in this order from now on: all stages with the same times.
+    ///
+    /// # Panics
+    /// When there are not as many times as stages.
+    pub fn schedule_by(&mut self, kind: Kind, times: &[StageTimes]) {
+        assert_eq!(times.len(), self.pipeline.stages, "every stage has its times");
+        (self.pipeline.kind, self.pipeline.times) = (kind, times.to_vec());
+        self.pipeline.schedules.clear();
+    }
+
+    /// Computes together with other stages from now on.
+    pub fn join_stages(&mut self, links: StageLinks) {
+        self.exchange.join_stages(links);
+    }
+
+    /// What may be under way to the stages before and behind.
+    pub fn link_shapes(&self) -> [LinkShape; 2] {
+        let (slots, lengths) = (self.options.slots.max(1), self.engine.lengths(self.options.micro_batch));
+        let shape = |forward: &[usize], backward: &[usize]| LinkShape {
+            messages: slots * forward.len().max(backward.len()).max(1),
+            elements: forward.iter().chain(backward).copied().max().unwrap_or(0),
+        };
+        // A stage before keeps more micro-batches alive than this one, by one where it can.
+        let before = shape(&lengths.received, &lengths.leaving);
+        let before = LinkShape { messages: before.messages / slots * (slots + 1), ..before };
+        [before, shape(&lengths.sent, &lengths.arriving)]
+    }
+
+    /// The order of a batch's passes; the neighbours' messages are expected from now on.
+    ///
+    /// # Errors
+    /// When a neighbour, or the way to it, has failed.
+    pub fn schedule(&mut self, batch: &Batch) -> Result<Arc<Schedule>, TrainError> {
+        let count = self.micro_batches(batch);
+        let Pipeline { stage, stages, kind, times, schedules } = &mut self.pipeline;
+        let found = schedules.iter().find(|schedule| schedule.micro_batches() == count).cloned();
+        let schedule = found.unwrap_or_else(|| {
+            let made = Arc::new(Schedule::new(*kind, count, times));
+            schedules.push(Arc::clone(&made));
+            made
+        });
+        let (stage, stages) = (*stage, *stages);
+        for part in 0..count {
+            let samples = self.inputs(batch, part, self.exchange.moment()).pass.samples;
+            let lengths = self.engine.lengths(samples);
+            if stage > 0 {
+                self.exchange.expect(Side::Before, &lengths.received)?;
+            }
+            if stage + 1 < stages {
+                self.exchange.expect(Side::Behind, &lengths.arriving)?;
+            }
+        }
+        Ok(schedule)
+    }
+}

@@ -1,0 +1,77 @@
+//! Which part of a model a replica computes: all of it, or one stage of a pipeline.
+
+use paceline_nn::{Mode, Model, Network, Parameter, StageNetwork, State};
+use paceline_tensor::GraphError;
+
+use crate::replica::ReplicaOptions;
+
+/// A model, or one stage of it.
+#[derive(Clone, Copy)]
+pub struct ModelStage<'a> {
+    /// The whole model.
+    pub model: &'a dyn Model,
+    /// The layers behind which it is cut; none if it is whole.
+    pub cuts: &'a [String],
+    /// Which of the stages.
+    pub number: usize,
+}
+
+impl<'a> ModelStage<'a> {
+    /// All of a model.
+    pub const fn whole(model: &'a dyn Model) -> Self {
+        Self { model, cuts: &[], number: 0 }
+    }
+
+    /// The network of this stage for so many samples.
+    ///
+    /// # Errors
+    /// When a layer does not fit, or the model cannot be cut there; the error names it.
+    pub fn network(
+        &self,
+        mode: Mode,
+        samples: usize,
+        options: &ReplicaOptions,
+    ) -> Result<StageNetwork, GraphError> {
+        let ReplicaOptions { input, classes, smoothing, .. } = *options;
+        let smoothing = if mode == Mode::Train { smoothing } else { 0.0 };
+        let mut stages = StageNetwork::all(self.model, mode, samples, (input, classes, smoothing), self.cuts)?;
+        Ok(stages.swap_remove(self.number))
+    }
+
+    /// What the tensors of the whole model are, if this is not all of it.
+    ///
+    /// # Errors
+    /// As [`ModelStage::network`].
+    pub fn inventory(&self, options: &ReplicaOptions) -> Result<Option<WholeModel>, GraphError> {
+        if self.cuts.is_empty() {
+            return Ok(None);
+        }
+        let ReplicaOptions { input, classes, .. } = *options;
+        let whole = Network::without_gradients(self.model, Mode::Eval, 1, input, classes, 0.0)?;
+        let stages = StageNetwork::all(self.model, Mode::Eval, 1, (input, classes, 0.0), self.cuts)?;
+        let owner = |name: &str, names: &dyn Fn(&StageNetwork) -> Vec<String>| {
+            stages.iter().position(|stage| names(stage).iter().any(|own| own == name)).unwrap_or(0)
+        };
+        let parameters = |stage: &StageNetwork| stage.parameters.iter().map(|own| own.name.clone()).collect();
+        let states = |stage: &StageNetwork| stage.states.iter().map(|own| own.name.clone()).collect();
+        Ok(Some(WholeModel {
+            parameter_stages: whole.parameters.iter().map(|one| owner(&one.name, &parameters)).collect(),
+            state_stages: whole.states.iter().map(|one| owner(&one.name, &states)).collect(),
+            parameters: whole.parameters,
+            states: whole.states,
+        }))
+    }
+}
+
+/// The tensors of a model of which a replica has some.
+#[derive(Debug)]
+pub struct WholeModel {
+    /// All parameters, in the order of files.
+    pub parameters: Vec<Parameter>,
+    /// All states.
+    pub states: Vec<State>,
+    /// The stage that has each parameter.
+    pub parameter_stages: Vec<usize>,
+    /// The stage that has each state.
+    pub state_stages: Vec<usize>,
+}
