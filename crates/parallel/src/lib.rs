@@ -3,12 +3,14 @@
 //!
 //! It works on flat slices of gradients and on the order in which they become final, which a plan knows
 //! before the first step. So it serves any engine that can say the same of its gradients; it never sees a
-//! graph. What is deliberately absent: negotiation while a step runs. What travels is a list
-//! ([`agree::Protocol`], [`schedule`]), the same on every rank.
+//! graph. [`split`] lists the order in which the stages of a split model work. What is deliberately absent:
+//! negotiation while a step runs. What travels is a list ([`agree::Protocol`], [`schedule`]), the same on every
+//! rank.
 
 pub mod agree;
 pub mod mesh;
 pub mod schedule;
+pub mod split;
 pub mod squeeze;
 pub mod stage;
 
