@@ -109,9 +109,9 @@ impl fmt::Display for Position {
 }
 
 const PHASE_BITS: u32 = 4;
-const KIND_BITS: u32 = 3;
+const KIND_BITS: u32 = 4;
 const MESSAGE_BITS: u32 = KIND_BITS + 16;
-/// What is left for steps: 2⁴¹ of them.
+/// What is left for steps: 2⁴⁰ of them.
 const STEP_SHIFT: u32 = PHASE_BITS + MESSAGE_BITS;
 
 /// The position of this process, written by the thread that makes steps and read by the one that sends heartbeats. Cheap

@@ -363,7 +363,9 @@ impl Executor {
             fill(&mut numbers)?;
             return Ok(match info.dtype {
                 // What is no float travels as the same bits.
-                DType::I32 => self.write(value, &numbers.iter().map(|x| x.to_bits().cast_signed()).collect::<Vec<_>>())?,
+                DType::I32 => {
+                    self.write(value, &numbers.iter().map(|x| x.to_bits().cast_signed()).collect::<Vec<_>>())?
+                }
                 _ => self.write(value, &numbers)?,
             });
         }

@@ -346,12 +346,12 @@ impl Engine {
 
     /// How long the messages to and from other stages are for a micro-batch that is computed as so many samples.
     pub fn lengths(&self, samples: usize) -> &CrossingLengths {
-        if let Self::Cpu(engine) = self { engine.lengths(samples) } else { &CrossingLengths::NONE }
+        if let Self::Cpu(engine) = self { engine.lengths(samples) } else { CrossingLengths::NONE }
     }
 
     /// How long they are in an evaluation.
     pub fn evaluation_lengths(&self) -> &CrossingLengths {
-        if let Self::Cpu(engine) = self { engine.evaluation_lengths() } else { &CrossingLengths::NONE }
+        if let Self::Cpu(engine) = self { engine.evaluation_lengths() } else { CrossingLengths::NONE }
     }
 
     /// Applies what came back for buckets of the last step, between steps.

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use paceline_data::batch::Batch;
-use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::net::check_statistics;
+use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Parameter, StageNetwork, State};
 use paceline_parallel::Agreement;
 use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Votes};

@@ -17,8 +17,8 @@ use crate::engine::Planned;
 use crate::engine::sizes::{BASE, Sizes};
 use crate::error::TrainError;
 use crate::micro_batch::MicroBatchSizes;
-use crate::stage::ModelStage;
 use crate::replica::{self, BUCKET_BYTES_MAX, ReplicaOptions};
+use crate::stage::ModelStage;
 use crate::together::{Carry, Overlap, Squeeze};
 use crate::trainer::options;
 

@@ -27,6 +27,7 @@ use crate::error::TrainError;
 use crate::micro_batch::MicroBatchSizes;
 use crate::registry::Registry;
 use crate::replica::{self, ReplicaOptions};
+use crate::stage::ModelStage;
 use crate::trainer::options;
 
 /// Channels, tokens in a sequence and classes above which a worker is not believed.
@@ -164,7 +165,7 @@ pub fn serve_model(
     serving: Serving,
     (told, rates): (ServerOptions, Rates<'_>),
 ) -> Result<Vec<u64>, TrainError> {
-    let (plan, parameters, segments) = replica::plan(model, options)?;
+    let (plan, parameters, segments) = replica::plan(ModelStage::whole(model), options)?;
     let (elements, slots) = (plan.parameters().length(), options.rule.optimizer().state_slots());
     // A server computes nothing, so it has no arena, and its workers keep the gradients.
     let sizes = Sizes::of(Some(&plan), &plan, options, true);

@@ -26,12 +26,7 @@ impl<'a> ModelStage<'a> {
     ///
     /// # Errors
     /// When a layer does not fit, or the model cannot be cut there; the error names it.
-    pub fn network(
-        &self,
-        mode: Mode,
-        samples: usize,
-        options: &ReplicaOptions,
-    ) -> Result<StageNetwork, GraphError> {
+    pub fn network(&self, mode: Mode, samples: usize, options: &ReplicaOptions) -> Result<StageNetwork, GraphError> {
         let ReplicaOptions { input, classes, smoothing, .. } = *options;
         let smoothing = if mode == Mode::Train { smoothing } else { 0.0 };
         let mut stages = StageNetwork::all(self.model, mode, samples, (input, classes, smoothing), self.cuts)?;

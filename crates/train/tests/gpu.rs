@@ -324,8 +324,8 @@ fn batches_come_to_a_gpu_in_three_ways() {
             let mut epoch = loader.epoch(number, 0);
             while let Some(batch) = epoch.next().map(Result::unwrap) {
                 replica.begin_step(Moment { step: losses.len() as u64, learning_rate: 0.01 });
-                replica.forward(&batch, 0).unwrap();
-                replica.backward().unwrap();
+                let schedule = replica.schedule(&batch).unwrap();
+                schedule.tasks(0).iter().for_each(|&task| replica.pass(&batch, &schedule, task).unwrap());
                 replica.engine.prefetch(if ahead { epoch.peek() } else { None });
                 let closed = replica.close();
                 let StepOutput { tally, updated } = replica.end_step(closed).unwrap();

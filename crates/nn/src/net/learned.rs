@@ -154,6 +154,6 @@ impl Net {
             let name = format!("{kind}_l{layer_number}");
             inputs.push(self.parameter(&layer, &name, Shape::new(shape), init, ForeignLayout::Same));
         }
-        self.graph.push_one(&layer, Op::Lstm, &inputs)
+        self.graph.push_one(&format!("{layer}.{layer_number}"), Op::Lstm, &inputs)
     }
 }

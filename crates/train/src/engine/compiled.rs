@@ -136,8 +136,8 @@ pub struct CrossingLengths {
 
 impl CrossingLengths {
     /// There are no messages.
-    pub const NONE: Self =
-        Self { received: Vec::new(), sent: Vec::new(), arriving: Vec::new(), leaving: Vec::new() };
+    pub(super) const NONE: &Self =
+        &Self { received: Vec::new(), sent: Vec::new(), arriving: Vec::new(), leaving: Vec::new() };
 }
 
 impl Bindings {
@@ -212,9 +212,9 @@ impl Bindings {
 
     /// Gives the activations for the stage behind away.
     pub fn send(&self, executor: &Executor, on: &mut dyn Listener) -> Result<(), Halt> {
-        self.sent.iter().try_for_each(|&value| {
-            executor.look(value, |numbers| on.on(Event::Send { to: Side::Behind, numbers }))
-        })
+        self.sent
+            .iter()
+            .try_for_each(|&value| executor.look(value, |numbers| on.on(Event::Send { to: Side::Behind, numbers })))
     }
 
     /// Takes the gradients of the stage behind into the inputs.
@@ -227,9 +227,7 @@ impl Bindings {
     /// Gives the gradients for the stage before away.
     pub fn send_gradients(&self, executor: &Executor, on: &mut dyn Listener) -> Result<(), Halt> {
         self.leaving.iter().try_for_each(|&(value, gradient)| match gradient {
-            Some(gradient) => {
-                executor.look(gradient, |numbers| on.on(Event::Send { to: Side::Before, numbers }))
-            }
+            Some(gradient) => executor.look(gradient, |numbers| on.on(Event::Send { to: Side::Before, numbers })),
             // Nothing here depends on it.
             None => {
                 let zeros = vec![0.0; executor.plan().graph().shape(value).elements()];

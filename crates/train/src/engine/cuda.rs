@@ -188,7 +188,7 @@ impl CudaEngine {
 
     /// Computes with the graph that was planned for so many samples, or else with the largest.
     fn choose(&mut self, samples: usize) {
-        self.active = self.train.iter().position(|graph| graph.samples() == samples).unwrap_or(0);
+        self.active = self.train.iter().position(|graph| graph.samples == samples).unwrap_or(0);
         self.session.choose(self.active);
     }
 
@@ -304,7 +304,7 @@ impl CudaEngine {
         // Without the weights of a GPU that does not answer, nothing can be computed again.
         self.fetch().ok()?;
         self.choose(inputs.pass.samples);
-        let CompiledGraph { executor, bindings } = self.train.get_mut(self.active).expect(EVALUATES);
+        let CompiledGraph { executor, bindings, .. } = self.train.get_mut(self.active).expect(EVALUATES);
         bindings.fill(executor, inputs.batch, inputs.micro_batch, inputs.seed).ok()?;
         executor.find_non_finite(&mut self.weights.store, inputs.pass).ok().flatten()
     }

@@ -55,15 +55,15 @@ impl Replica {
 
     /// What may be under way to the stages before and behind.
     pub fn link_shapes(&self) -> [LinkShape; 2] {
-        let (slots, lengths) = (self.options.slots.max(1), self.engine.lengths(self.options.micro_batch));
+        let lengths = self.engine.lengths(self.options.micro_batch);
+        // What is under way between two stages belongs to micro-batches that are alive in the first of them, of which there are at most
+        // as many as here and one more, or as many as stages.
+        let alive = (self.options.slots + 1).max(self.pipeline.stages);
         let shape = |forward: &[usize], backward: &[usize]| LinkShape {
-            messages: slots * forward.len().max(backward.len()).max(1),
+            messages: alive * forward.len().max(backward.len()),
             elements: forward.iter().chain(backward).copied().max().unwrap_or(0),
         };
-        // A stage before keeps more micro-batches alive than this one, by one where it can.
-        let before = shape(&lengths.received, &lengths.leaving);
-        let before = LinkShape { messages: before.messages / slots * (slots + 1), ..before };
-        [before, shape(&lengths.sent, &lengths.arriving)]
+        [shape(&lengths.received, &lengths.leaving), shape(&lengths.sent, &lengths.arriving)]
     }
 
     /// The order of a batch's passes; the neighbours' messages are expected from now on.

@@ -44,7 +44,7 @@ fn transports(carry: Carry, world: usize) -> Vec<Transport> {
                     match carry {
                         Carry::Shm => Transport::Shm(shm::connect(&member, &wait).unwrap()),
                         _ => {
-                            let config = tcp::Config::default();
+                            let config = tcp::Config { groups: 4, ..tcp::Config::default() };
                             Transport::Tcp(tcp::connect(listener, addresses, &member, config, &wait).unwrap())
                         }
                     }
