@@ -212,12 +212,25 @@ fn write_elements(writer: &mut dyn Write, elements: &[f32]) -> io::Result<()> {
 /// # Errors
 /// When the file is unreadable, damaged or for another model.
 pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, WeightsError> {
+    read_some(disk, path, (inventory, &|_| true), except)
+}
+
+/// As [`read`], of which only some tensors are wanted.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_some(
+    disk: &Disk,
+    path: &Path,
+    (inventory, is_wanted): (Inventory<'_>, &dyn Fn(Slot) -> bool),
+    except: &[&str],
+) -> Result<Loaded, WeightsError> {
     let header = header::read(disk, path)?;
     let infos = header.metadata.tensors();
     let shapes = by_name(infos.iter().map(|(name, info)| (name.as_str(), info.shape.as_slice())));
     // Before anything large is read: a file for another model may be of any length.
     check(path, inventory, &shapes, except)?;
-    parse(path, &disk.read_within(path, header.file_bytes)?, inventory, except)
+    parse_some(path, &disk.read_within(path, header.file_bytes)?, (inventory, is_wanted), except)
 }
 
 /// As [`read`], of a file whose bytes were read, and maybe checked, before.
@@ -225,6 +238,19 @@ pub fn read(disk: &Disk, path: &Path, inventory: Inventory<'_>, except: &[&str])
 /// # Errors
 /// As [`read`].
 pub fn parse(path: &Path, bytes: &[u8], inventory: Inventory<'_>, except: &[&str]) -> Result<Loaded, WeightsError> {
+    parse_some(path, bytes, (inventory, &|_| true), except)
+}
+
+/// As [`parse`], of which only some tensors are wanted: the file is checked as a whole, the others are not converted.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse_some(
+    path: &Path,
+    bytes: &[u8],
+    (inventory, is_wanted): (Inventory<'_>, &dyn Fn(Slot) -> bool),
+    except: &[&str],
+) -> Result<Loaded, WeightsError> {
     let file = SafeTensors::deserialize(bytes).map_err(|error| not_safetensors(path, &error))?;
     let tensors = by_name(file.iter());
     let shapes = tensors.iter().map(|(name, tensor)| (*name, tensor.shape())).collect();
@@ -232,6 +258,7 @@ pub fn parse(path: &Path, bytes: &[u8], inventory: Inventory<'_>, except: &[&str
     let mut loaded = Loaded { metadata: parse_metadata(path, bytes)?, ..Loaded::default() };
     for (slot, name, shape, layout) in inventory.entries() {
         let elements = match tensors.get(name).filter(|_| !is_left_out(name, except)) {
+            Some(_) if !is_wanted(slot) => None,
             Some(tensor) => Some(elements(path, name, tensor, shape, layout)?),
             None => {
                 loaded.left_out.push(name.to_owned());

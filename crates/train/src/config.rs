@@ -6,6 +6,7 @@ use paceline_data::order::LastBatch;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
 use paceline_parallel::agree;
+use paceline_parallel::split::Kind;
 use paceline_system::threads;
 use paceline_tensor::device::cpu::choice::Winograd;
 use paceline_tensor::{MemoryUse, Precision};
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::compute::Compute;
 use crate::deadlines::Deadlines;
 use crate::error::TrainError;
-use crate::together::{Agree, Carry, Overlap, Squeeze, Staleness};
+use crate::together::{Agree, Carry, Overlap, Split, Squeeze, Staleness};
 
 /// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
 pub const SIDE_MAX: usize = 8192;
@@ -80,8 +81,19 @@ pub struct Config {
     pub damaged_max: usize,
     /// Decides initial weights, order, augmentation and dropout.
     pub seed: u64,
-    /// Processes that compute gradients; they share the batch.
+    /// Replicas of the model, which share the batch: each a process, or as many as the model has stages.
     pub workers: usize,
+    /// How the model is split over processes.
+    pub split: Split,
+    /// The layers behind which a pipeline's stages end, all but the last; balanced by measured time if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cuts: Vec<String>,
+    /// The order in which a pipeline's stages compute micro-batches, of which `accumulate` says how many there are.
+    #[serde(with = "crate::together::pipeline_schedule")]
+    pub schedule: Kind,
+    /// Bytes that a process may take: a model that needs more is split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
     /// How they agree on the weights.
     pub agree: Agree,
     /// How their messages are squeezed.
@@ -171,6 +183,10 @@ impl Default for Config {
             damaged_max: 0,
             seed: 1,
             workers: 1,
+            split: Split::default(),
+            cuts: Vec::new(),
+            schedule: Kind::default(),
+            memory_limit: None,
             agree: Agree::default(),
             squeeze: Squeeze::default(),
             overlap: Overlap::On,
@@ -252,6 +268,7 @@ impl Config {
         if let Some((flag, Some(value), most)) = bounded.iter().find(|(_, value, most)| value > &Some(*most)) {
             return refuse(format!("{flag} {value} is too large; type {flag} with at most {most}"));
         }
+        self.check_split()?;
         self.check_agreement()?;
         if self.batch < self.accumulate {
             let (batch, accumulate) = (self.batch, self.accumulate);
@@ -291,6 +308,51 @@ impl Config {
     /// How replicas agree; `one_copy` says whether those that share memory may keep one copy of the weights.
     pub fn agreement(&self, one_copy: bool) -> agree::Options {
         agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy }
+    }
+
+    /// Stages of each replica.
+    pub const fn stages(&self) -> usize {
+        match self.split {
+            Split::Pipeline(stages) => stages,
+            Split::Replicate | Split::Auto => 1,
+        }
+    }
+
+    /// Processes that compute.
+    pub const fn computing(&self) -> usize {
+        self.workers * self.stages()
+    }
+
+    /// All processes of a run: servers are there where several replicas are.
+    pub fn processes(&self) -> usize {
+        self.computing() + if self.workers > 1 { self.server_count() } else { 0 }
+    }
+
+    /// Whether the ways to split the model fit the rest.
+    fn check_split(&self) -> Result<(), TrainError> {
+        let stages = self.stages();
+        if stages == 1 && !self.cuts.is_empty() {
+            let stages = self.cuts.len() + 1;
+            return refuse(format!("--cuts is for a model in stages; type --split pipeline:{stages}"));
+        }
+        if stages == 1 {
+            return Ok(());
+        }
+        if !self.cuts.is_empty() && self.cuts.len() + 1 != stages {
+            return refuse(format!(
+                "--split pipeline:{stages} ends {} stages behind layers, and --cuts names {}; type as many, or leave --cuts out",
+                stages - 1,
+                self.cuts.len()
+            ));
+        }
+        if self.agree.recipe().has_servers() {
+            return refuse(format!(
+                "--agree {} holds whole models, and --split {} has stages; type --agree all-reduce, or leave --split out",
+                self.agree.name(),
+                self.split
+            ));
+        }
+        Ok(())
     }
 
     /// Servers that a run with more than one worker has.

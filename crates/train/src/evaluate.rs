@@ -20,7 +20,12 @@ pub fn evaluate(
     let mut tally = Tally::default();
     let mut epoch = loader.epoch(0, 0);
     let total = epoch.end();
+    let mut goes_on = true;
     while let Some(batch) = epoch.next() {
+        // In a pipeline, the first stage decides whether there is one more, and the others follow it.
+        if !replica.evaluates_on(goes_on && batch.is_ok())? {
+            return batch.map(|_| tally).map_err(TrainError::from);
+        }
         let mut batch = batch?;
         let (mut logits, mut found) = replica.evaluate(&batch)?;
         if mirrored {
@@ -31,9 +36,7 @@ pub fn evaluate(
         }
         tally.merge(&found);
         epoch.recycle(batch);
-        if !progress(epoch.step(), total) {
-            break;
-        }
+        goes_on = progress(epoch.step(), total);
     }
     Ok(tally)
 }

@@ -82,9 +82,9 @@ impl Exchange {
         self.stages = Some(links);
     }
 
-    /// The other stages, if there are any.
-    pub fn stages(&mut self) -> Option<&mut StageLinks> {
-        self.stages.as_mut()
+    /// Takes the links to other stages, for as long as somebody else talks to them; [`Exchange::join_stages`] gives them back.
+    pub fn take_stages(&mut self) -> Option<StageLinks> {
+        self.stages.take()
     }
 
     /// Whether nobody else takes part, in any way.

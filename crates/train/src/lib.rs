@@ -3,6 +3,7 @@
 //! `step.rs` is the journey of a mini-batch; everything else is about starting it, repeating it, and being able to
 //! stop. What is absent: how events look to people (the binary and crate `lab`), and how replicas agree.
 
+pub mod balance;
 pub mod checkpoint;
 mod class_names;
 pub mod compute;

@@ -323,6 +323,11 @@ impl Replica {
         self.exchange.workers()
     }
 
+    /// Whether nobody else takes part in training.
+    pub fn is_alone(&self) -> bool {
+        self.exchange.is_alone()
+    }
+
     /// This replica's wishes, and after a step everybody's.
     pub fn votes(&self) -> Votes {
         self.exchange.votes

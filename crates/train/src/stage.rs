@@ -49,11 +49,15 @@ impl<'a> ModelStage<'a> {
         };
         let parameters = |stage: &StageNetwork| stage.parameters.iter().map(|own| own.name.clone()).collect();
         let states = |stage: &StageNetwork| stage.states.iter().map(|own| own.name.clone()).collect();
+        let parameter_stages: Vec<usize> = whole.parameters.iter().map(|one| owner(&one.name, &parameters)).collect();
+        let state_stages: Vec<usize> = whole.states.iter().map(|one| owner(&one.name, &states)).collect();
         Ok(Some(WholeModel {
-            parameter_stages: whole.parameters.iter().map(|one| owner(&one.name, &parameters)).collect(),
-            state_stages: whole.states.iter().map(|one| owner(&one.name, &states)).collect(),
+            own_parameters: own(&parameter_stages, self.number),
+            own_states: own(&state_stages, self.number),
             parameters: whole.parameters,
             states: whole.states,
+            parameter_stages,
+            state_stages,
         }))
     }
 }
@@ -69,4 +73,42 @@ pub struct WholeModel {
     pub parameter_stages: Vec<usize>,
     /// The stage that has each state.
     pub state_stages: Vec<usize>,
+    /// The number of each parameter in this replica, if it has it.
+    pub own_parameters: Vec<Option<usize>>,
+    /// The number of each state in this replica, if it has it.
+    pub own_states: Vec<Option<usize>>,
+}
+
+/// One of the tensors that a checkpoint holds, by its number in the whole model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tensor {
+    /// A parameter.
+    Parameter(usize),
+    /// A state.
+    State(usize),
+    /// A buffer of the optimizer for a parameter.
+    Optimizer {
+        /// Which buffer.
+        slot: usize,
+        /// The parameter.
+        index: usize,
+    },
+}
+
+impl WholeModel {
+    /// What a tensor's message is marked with: another for each.
+    pub fn tag(&self, tensor: Tensor) -> u64 {
+        let (parameters, states) = (self.parameters.len(), self.states.len());
+        (match tensor {
+            Tensor::Parameter(index) => index,
+            Tensor::State(index) => parameters + index,
+            Tensor::Optimizer { slot, index } => parameters + states + slot * parameters + index,
+        }) as u64
+    }
+}
+
+/// The numbers that tensors have in one stage, which keeps their order.
+fn own(stages: &[usize], number: usize) -> Vec<Option<usize>> {
+    let before = |index: usize| stages[..index].iter().filter(|&&stage| stage == number).count();
+    stages.iter().enumerate().map(|(index, &stage)| (stage == number).then(|| before(index))).collect()
 }

@@ -231,7 +231,7 @@ impl Trainer {
     /// # Errors
     /// When the run fails; the event log then says so too.
     pub fn run(&mut self) -> Result<Outcome, TrainError> {
-        let parameters = self.replica.parameter_count() as u64;
+        let parameters = self.replica.whole_parameter_count() as u64;
         let begun = self.journal.begin(parameters, std::mem::take(&mut self.notes));
         let ended = begun.and_then(|()| self.epochs());
         // Whatever ended the run, what was under way to the disk arrives there.
@@ -330,7 +330,7 @@ impl Trainer {
                 return Err(not_a_number(replica, &batch, what, journal));
             }
             journal.after_step(event, &tally)?;
-            if replica.world() == 1 {
+            if replica.is_alone() {
                 replica.vote(journal.votes());
             }
             if let Some(reason) = journal.ends_inside_epoch(replica.votes()) {
@@ -366,7 +366,7 @@ fn settle(replica: &mut Replica, journal: &Journal) -> Result<(), TrainError> {
 
 /// The folder of a new run: rank 0 makes it and says where it is, the others join.
 fn make(around: &Surroundings, asked: Option<&Path>, config: &Config) -> Result<RunDir, TrainError> {
-    if around.shard.rank == 0 {
+    if around.rank() == 0 {
         let run = RunDir::create(&around.disk, asked, config)?;
         let id = read_id(&around.disk, run.path()).unwrap_or_default();
         around.folder.send(&RunFolder { path: run.path().to_owned(), id })?;
@@ -406,7 +406,7 @@ impl Reopened {
 fn reopen(path: &Path, around: &Surroundings, change: impl FnOnce(&mut Config)) -> Result<Reopened, TrainError> {
     let ResumeFrom { run: path, checkpoint } = ResumeFrom::find(&around.disk, path);
     let path = path.as_path();
-    let (run, before) = match around.shard.rank {
+    let (run, before) = match around.rank() {
         0 => {
             let opened = RunDir::open(&around.disk, path)?;
             // Workers know it already; servers do not.

@@ -47,7 +47,7 @@ impl Kind {
     /// 1F1B needs one for itself and one for every stage that follows, so the first stage needs most. A last
     /// stage that waits with gradients of weights needs more than one, so with zero bubbles every stage may
     /// keep as many as 1F1B's first (ZB-H1 of Qi et al., 2023): no device needs more than 1F1B's largest.
-    pub(crate) fn slots_max(self, stage: usize, stages: usize, micro_batches: usize) -> usize {
+    pub fn slots_max(self, stage: usize, stages: usize, micro_batches: usize) -> usize {
         match self {
             Self::GPipe => micro_batches,
             Self::OneForwardOneBackward => micro_batches.min(stages - stage),

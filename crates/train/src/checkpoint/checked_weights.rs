@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use paceline_nn::weights::{self, Inventory, Loaded};
+use paceline_nn::weights::{self, Inventory, Loaded, Slot};
 use paceline_system::disk::Disk;
 use paceline_system::printable::Shown;
 
@@ -91,22 +91,45 @@ impl CheckedWeights {
         })
     }
 
+    /// Those that a replica has, of a file that holds the whole model's.
+    fn read_own(&self, replica: &Replica, except: &[&str]) -> Result<Loaded, TrainError> {
+        let Some(whole) = &replica.whole else {
+            return self.read(Inventory { parameters: &replica.parameters, states: &replica.states }, except);
+        };
+        let inventory = Inventory { parameters: &whole.parameters, states: &whole.states };
+        let is_own = |slot: Slot| match slot {
+            Slot::Parameter(index) => whole.own_parameters[index].is_some(),
+            Slot::State(index) => whole.own_states[index].is_some(),
+        };
+        Ok(match &self.source {
+            Source::Checked(bytes) => weights::parse_some(&self.path, bytes, (inventory, &is_own), except)?,
+            Source::Foreign(disk) => weights::read_some(disk, &self.path, (inventory, &is_own), except)?,
+        })
+    }
+
     /// Loads it into a replica; tensors whose names start with one of `except` keep their start. Returns those.
     ///
     /// # Errors
     /// When the file is damaged or does not fit.
     pub fn load(&self, replica: &mut Replica, except: &[&str]) -> Result<Vec<String>, TrainError> {
-        let inventory = Inventory { parameters: &replica.parameters, states: &replica.states };
-        let loaded = self.read(inventory, except)?;
-        for (index, data) in loaded.parameters.into_iter().enumerate() {
-            if let Some(data) = data {
-                replica.store_mut().parameter_mut(index).copy_from_slice(&data);
-            }
+        let loaded = self.read_own(replica, except)?;
+        // Of a stage's replica, what is there of the whole model's tensors is what it has, in its order.
+        let own = |tensors: Vec<Option<Vec<f32>>>, numbers: Option<&Vec<Option<usize>>>| {
+            let number = |index: usize| numbers.map_or(Some(index), |numbers| numbers[index]);
+            tensors
+                .into_iter()
+                .enumerate()
+                .filter_map(move |(index, data)| Some((number(index)?, data?)))
+                .collect::<Vec<_>>()
+        };
+        let whole = replica.whole.as_ref();
+        let parameters = own(loaded.parameters, whole.map(|whole| &whole.own_parameters));
+        let states = own(loaded.states, whole.map(|whole| &whole.own_states));
+        for (index, data) in parameters {
+            replica.store_mut().parameter_mut(index).copy_from_slice(&data);
         }
-        for (index, data) in loaded.states.into_iter().enumerate() {
-            if let Some(data) = data {
-                replica.store_mut().state_mut(index).copy_from_slice(&data);
-            }
+        for (index, data) in states {
+            replica.store_mut().state_mut(index).copy_from_slice(&data);
         }
         replica.engine.load();
         Ok(loaded.left_out)

@@ -2,11 +2,14 @@
 //! trains on.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use paceline_comm::CommError;
 use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
 use paceline_nn::{ForeignLayout, Init, Parameter, State};
+use paceline_parallel::stage::StageLinks;
 use paceline_system::checksum::Checksum;
 use paceline_system::disk::{Disk, DiskError};
 use paceline_system::memory::{self, OutOfMemory};
@@ -15,7 +18,9 @@ use serde::Serialize;
 
 use super::manifest::{MANIFEST, Manifest};
 use super::{CARD_KEY, Card, POSITION_KEY, Position, STATE, WEIGHTS};
+use crate::engine::Weights;
 use crate::replica::Replica;
+use crate::stage::{Tensor, WholeModel};
 
 /// What is written beside the tensors.
 #[derive(Clone, Debug)]
@@ -42,9 +47,69 @@ pub struct Contents<'a> {
     weights: &'a [f32],
     kept: &'a [f32],
     optimizer: Vec<&'a [f32]>,
+    /// Of a stage: the whole model, and how the tensors of other stages come.
+    elsewhere: Option<(&'a WholeModel, &'a Stages<'a>)>,
+}
+
+/// The other stages, whose tensors are collected one after the other while the file is written.
+#[derive(Debug)]
+pub struct Stages<'a> {
+    links: RefCell<&'a mut StageLinks>,
+    failed: RefCell<Option<CommError>>,
+}
+
+impl<'a> Stages<'a> {
+    /// To be collected over these links.
+    pub fn new(links: &'a mut StageLinks) -> Self {
+        Self { links: RefCell::new(links), failed: RefCell::default() }
+    }
+
+    /// What went wrong meanwhile: then what was written is not to be used.
+    pub fn failure(&self) -> Option<CommError> {
+        self.failed.take()
+    }
+
+    /// Takes a tensor from the stage that has it.
+    fn collect(&self, stage: usize, tag: u64, elements: usize) -> Vec<f32> {
+        let mut tensor = vec![0.0; elements];
+        if self.failed.borrow().is_none() {
+            let collected = self.links.borrow_mut().collect(stage, tag, &mut tensor);
+            *self.failed.borrow_mut() = collected.err();
+        }
+        tensor
+    }
+}
+
+/// Gives a stage's tensors to the one that writes the files of a checkpoint, in the order in which it wants them.
+///
+/// # Errors
+/// When that one, or the way to it, has failed.
+pub fn hand_in(replica: &Replica, links: &mut StageLinks) -> Result<(), CommError> {
+    let (Some(whole), Weights { store, optimizer }) = (&replica.whole, replica.engine.weights()) else { return Ok(()) };
+    let own = |numbers: &[Option<usize>]| {
+        numbers.iter().enumerate().filter_map(|(index, own)| Some((index, (*own)?))).collect::<Vec<_>>()
+    };
+    let parameters = own(&whole.own_parameters);
+    for &(index, own) in &parameters {
+        links.hand_in(whole.tag(Tensor::Parameter(index)), store.parameter(own))?;
+    }
+    for (index, own) in own(&whole.own_states) {
+        links.hand_in(whole.tag(Tensor::State(index)), store.state(own))?;
+    }
+    for (slot, buffer) in optimizer.iter().enumerate() {
+        for &(index, own) in &parameters {
+            links.hand_in(whole.tag(Tensor::Optimizer { slot, index }), &buffer[store.layout().range(own)])?;
+        }
+    }
+    Ok(())
 }
 
 impl<'a> Contents<'a> {
+    /// As they are now, in a stage and in the others.
+    pub fn of_stages(replica: &'a Replica, stages: &'a Stages<'a>) -> Self {
+        Self { elsewhere: replica.whole.as_ref().map(|whole| (whole, stages)), ..Self::of(replica) }
+    }
+
     /// As they are now.
     pub fn of(replica: &'a Replica) -> Self {
         Self {
@@ -55,6 +120,43 @@ impl<'a> Contents<'a> {
             weights: &replica.store().parameters,
             kept: &replica.store().states,
             optimizer: replica.engine.weights().optimizer.iter().map(|slot| &slot[..]).collect(),
+            elsewhere: None,
+        }
+    }
+
+    /// All parameters and states, in the order of files.
+    fn inventory(&self) -> Inventory<'a> {
+        match self.elsewhere {
+            Some((whole, _)) => Inventory { parameters: &whole.parameters, states: &whole.states },
+            None => Inventory { parameters: self.parameters, states: self.states },
+        }
+    }
+
+    /// What belongs to a parameter, of a buffer that holds a number for each element: by its number among all.
+    fn parameter(&self, index: usize, tensor: Tensor, buffer: &'a [f32]) -> Cow<'a, [f32]> {
+        match self.elsewhere {
+            None => Cow::Borrowed(&buffer[self.layout.range(index)]),
+            Some((whole, stages)) => match whole.own_parameters[index] {
+                Some(own) => Cow::Borrowed(&buffer[self.layout.range(own)]),
+                None => {
+                    let elements = whole.parameters[index].shape.elements();
+                    Cow::Owned(stages.collect(whole.parameter_stages[index], whole.tag(tensor), elements))
+                }
+            },
+        }
+    }
+
+    /// A state, by its number among all.
+    fn state(&self, index: usize) -> Cow<'a, [f32]> {
+        match self.elsewhere {
+            None => Cow::Borrowed(&self.kept[self.states_layout.range(index)]),
+            Some((whole, stages)) => match whole.own_states[index] {
+                Some(own) => Cow::Borrowed(&self.kept[self.states_layout.range(own)]),
+                None => {
+                    let (stage, elements) = (whole.state_stages[index], whole.states[index].shape.elements());
+                    Cow::Owned(stages.collect(stage, whole.tag(Tensor::State(index)), elements))
+                }
+            },
         }
     }
 
@@ -69,22 +171,23 @@ impl<'a> Contents<'a> {
     }
 
     fn write_weights(&self, disk: &Disk, path: &Path, card: &Card) -> Result<Checksum, DiskError> {
-        let inventory = Inventory { parameters: self.parameters, states: self.states };
         let values = |slot: Slot| match slot {
-            Slot::Parameter(index) => Cow::Borrowed(&self.weights[self.layout.range(index)]),
-            Slot::State(index) => Cow::Borrowed(&self.kept[self.states_layout.range(index)]),
+            Slot::Parameter(index) => self.parameter(index, Tensor::Parameter(index), self.weights),
+            Slot::State(index) => self.state(index),
         };
         let metadata = BTreeMap::from([(CARD_KEY.to_owned(), to_json(card)), ("format".to_owned(), "pt".to_owned())]);
-        disk_only(weights::write(disk, path, inventory, &values, &metadata))
+        disk_only(weights::write(disk, path, self.inventory(), &values, &metadata))
     }
 
     fn write_state(&self, disk: &Disk, path: &Path, position: &Position) -> Result<Checksum, DiskError> {
-        let slots = optimizer_inventory(self.parameters, self.optimizer.len());
+        let parameters = self.inventory().parameters;
+        let slots = optimizer_inventory(parameters, self.optimizer.len());
         let inventory = Inventory { parameters: &slots, states: &[] };
-        let count = self.parameters.len();
+        let count = parameters.len();
         let values = |slot: Slot| {
             let Slot::Parameter(index) = slot else { unreachable!("the inventory has no states") };
-            Cow::Borrowed(&self.optimizer[index / count][self.layout.range(index % count)])
+            let (slot, index) = (index / count, index % count);
+            self.parameter(index, Tensor::Optimizer { slot, index }, self.optimizer[slot])
         };
         let metadata = BTreeMap::from([(POSITION_KEY.to_owned(), to_json(position))]);
         disk_only(weights::write(disk, path, inventory, &values, &metadata))
@@ -145,6 +248,7 @@ impl Snapshot {
             weights: &self.weights,
             kept: &self.kept,
             optimizer: self.optimizer.iter().map(Vec::as_slice).collect(),
+            elsewhere: None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use paceline_nn::weights::{self, Inventory, WeightsError};
+use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
 
 use super::contents::optimizer_inventory;
 use super::manifest::{Damage, Manifest, read_plain};
@@ -50,18 +50,23 @@ impl Checkpoints {
 
     fn load_checked(&self, path: &Path, replica: &mut Replica) -> Result<Position, Unfit> {
         let Files { weights, state, position } = self.read_files(path)?;
-        let slots = optimizer_inventory(&replica.parameters, replica.engine.weights().optimizer.len());
+        let parameters = replica.whole.as_ref().map_or(&replica.parameters, |whole| &whole.parameters);
+        let count = parameters.len();
+        let own = |index: usize| replica.whole.as_ref().map_or(Some(index), |whole| whole.own_parameters[index]);
+        let slots = optimizer_inventory(parameters, replica.engine.weights().optimizer.len());
         let inventory = Inventory { parameters: &slots, states: &[] };
-        let loaded = weights::parse(&path.join(STATE), &state, inventory, &[]);
+        let is_own = |slot: Slot| matches!(slot, Slot::Parameter(index) if own(index % count).is_some());
+        let loaded = weights::parse_some(&path.join(STATE), &state, (inventory, &is_own), &[]);
         let loaded = loaded.map_err(|error| unfit(path, error))?;
         weights.load(replica, &[]).map_err(|error| match error {
             TrainError::Weights(error) => unfit(path, error),
             other => Unfit::Damaged(other.to_string()),
         })?;
-        let count = replica.parameters.len();
         for (index, data) in loaded.parameters.into_iter().enumerate() {
-            let range = replica.store().layout().range(index % count);
-            if let Some(data) = data {
+            let number =
+                replica.whole.as_ref().map_or(Some(index % count), |whole| whole.own_parameters[index % count]);
+            if let (Some(number), Some(data)) = (number, data) {
+                let range = replica.store().layout().range(number);
                 replica.engine.weights_mut().optimizer[index / count][range].copy_from_slice(&data);
             }
         }

@@ -53,6 +53,14 @@ impl Replica {
         self.exchange.join_stages(links);
     }
 
+    /// Does something with the links to other stages, if there are any, and all else that is here.
+    pub fn with_stages<T>(&mut self, body: impl FnOnce(&mut Self, &mut StageLinks) -> T) -> Option<T> {
+        let mut links = self.exchange.take_stages()?;
+        let done = body(self, &mut links);
+        self.exchange.join_stages(links);
+        Some(done)
+    }
+
     /// What may be under way to the stages before and behind.
     pub fn link_shapes(&self) -> [LinkShape; 2] {
         let lengths = self.engine.lengths(self.options.micro_batch);

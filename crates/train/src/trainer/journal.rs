@@ -21,7 +21,7 @@ use paceline_tensor::device::cuda::Cuda;
 use super::gauge::Gauge;
 use super::saving::{Saver, Written};
 use super::{Observer, Reason, Restarts, Surroundings};
-use crate::checkpoint::{Card, Checkpoints, Contents, Evaluated, Label, Position, Purpose};
+use crate::checkpoint::{Card, Checkpoints, Contents, Evaluated, Label, Position, Purpose, Stages, hand_in};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -56,6 +56,7 @@ pub(super) struct Journal {
     pub observers: Vec<Observer>,
     /// Only rank 0 saves.
     rank: usize,
+    worker: usize,
     disk: Disk,
     card: Card,
     log: EventLog,
@@ -86,14 +87,15 @@ impl Journal {
         run: RunDir,
         (length, samples): (RunLength, u64),
     ) -> Result<Self, TrainError> {
-        let Surroundings { disk, clock, stop, shard, progress, inbox, restarts, .. } = around;
+        let rank = around.rank();
+        let Surroundings { disk, clock, stop, shard, progress, inbox, restarts, stage, .. } = around;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
         // The folder is made, so this is no refusal any more.
-        let log = EventLog::open(&disk, clock.clone(), run.path(), shard.rank as u32).map_err(|source| {
+        let log = EventLog::open(&disk, clock.clone(), run.path(), rank as u32).map_err(|source| {
             let (step, survivor, run) = (0, checkpoints.survivor(), run.path().to_owned());
             TrainError::EventNotWritten { step, source, survivor, run }
         })?;
-        let (id, save_every_s) = (read_id(&disk, run.path()), config.checkpoint_seconds(shard.world));
+        let (id, save_every_s) = (read_id(&disk, run.path()), config.checkpoint_seconds(shard.world * stage.world));
         Ok(Self {
             id: id.unwrap_or_default(),
             saver: Saver::default(),
@@ -111,7 +113,8 @@ impl Journal {
             position: Position { samples, ..Position::default() },
             previous: None,
             observers: Vec::new(),
-            rank: shard.rank,
+            rank,
+            worker: shard.rank,
             disk,
             card,
             log,
@@ -394,7 +397,15 @@ impl Journal {
             return Ok(());
         }
         let (start, label) = (self.clock.seconds(), self.label(best));
-        let folder = self.checkpoints.save(&Contents::of(replica), &label);
+        let collected = replica.with_stages(|replica, links| {
+            let stages = Stages::new(links);
+            let folder = self.checkpoints.save(&Contents::of_stages(replica, &stages), &label);
+            stages.failure().map_or(Ok(folder), Err)
+        });
+        let folder = match collected {
+            Some(collected) => collected?,
+            None => self.checkpoints.save(&Contents::of(replica), &label),
+        };
         let seconds = self.clock.seconds() - start;
         self.record_written(Written { position: label.position, best, folder, seconds })
     }
@@ -422,6 +433,10 @@ impl Journal {
 
     /// As [`Journal::save`], while training goes on.
     pub fn save_beside(&mut self, replica: &mut Replica) -> Result<(), TrainError> {
+        if replica.stages() > 1 {
+            // No stage has a copy of the others' tensors.
+            return self.save(replica, false);
+        }
         // By rank 0's vote none is under way; on the other ranks none ever is.
         self.take_written(true)?;
         if !self.begins_to_save(replica)? {
@@ -445,11 +460,15 @@ impl Journal {
         if let Some(layer) = replica.spoiled_tensor() {
             return Err(self.not_a_number(step, layer, "parameter"));
         }
+        self.progress.enter(Phase::Checkpoint, step);
         if self.rank > 0 {
             self.saved = Some(self.position.clone());
+            // The first worker's other stages have a part of what is saved.
+            if self.worker == 0 {
+                replica.with_stages(|replica, links| hand_in(replica, links)).transpose()?;
+            }
             return Ok(false);
         }
-        self.progress.enter(Phase::Checkpoint, step);
         self.saved_at_s = self.clock.seconds();
         Ok(true)
     }

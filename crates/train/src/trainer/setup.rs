@@ -32,6 +32,7 @@ use crate::registry::Registry;
 use crate::replica::{Replica, ReplicaOptions};
 use crate::room::{Candidate, Processes};
 use crate::sizing::{self, Sizing};
+use crate::stage::ModelStage;
 use crate::together::Overlap;
 
 /// The world around a run.
@@ -47,6 +48,8 @@ pub struct Surroundings {
     pub data_home: Option<PathBuf>,
     /// Which rank of how many this process is.
     pub shard: Shard,
+    /// Which stage of how many of its worker's model this process computes.
+    pub stage: Shard,
     /// Which process of how many it is on its machine.
     pub local: Shard,
     /// Says how far the run is; heartbeats read it.
@@ -84,6 +87,7 @@ impl Default for Surroundings {
             stop: Stop::new(),
             data_home: None,
             shard: Shard::WHOLE,
+            stage: Shard::WHOLE,
             local: Shard::WHOLE,
             progress: Progress::default(),
             inbox: Inbox::default(),
@@ -93,6 +97,13 @@ impl Default for Surroundings {
             registry: Registry::default(),
             restarts: Restarts::default(),
         }
+    }
+}
+
+impl Surroundings {
+    /// This process's number among all that compute.
+    pub const fn rank(&self) -> usize {
+        self.shard.rank * self.stage.world + self.stage.rank
     }
 }
 
@@ -296,7 +307,13 @@ fn assemble(
         // The smallest part of a whole batch; what an epoch leaves may be smaller.
         Network::new(model, Mode::Train, sizes.evaluation, sizing.input, info.classes, 0.0)?.check_statistics()?;
     }
-    let options = options(config, sizes, (around.shard.world, around.hosted), (sizing.input, info.classes))?;
+    let slots = slots(config, around.stage);
+    let options = ReplicaOptions {
+        slots,
+        separate_gradients: slots > 0 && config.schedule.separates_gradients(),
+        ..options(config, sizes, (around.shard.world, around.hosted), (sizing.input, info.classes))?
+    };
+    let staged = ModelStage { model, cuts: &config.cuts, number: around.stage.rank };
     let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
     let (here, held_bytes) =
         (Processes::here(config, workers, around.local.world), train.held_bytes() + val.held_bytes());
@@ -307,9 +324,9 @@ fn assemble(
     cpu.allow_winograd(config.winograd);
     let mut notes: Vec<String> = sizing.note.into_iter().collect();
     let mut replica = match open_gpu(config, around)? {
-        None => Replica::new(model, options, &cpu)?,
+        None => Replica::stage(staged, options, &Place::Cpu(Arc::clone(&cpu)))?,
         Some(gpu) => {
-            let mut replica = Replica::at(model, options, &Place::Cuda(Arc::clone(&cpu), Arc::clone(&gpu.cuda)))?;
+            let mut replica = Replica::stage(staged, options, &Place::Cuda(Arc::clone(&cpu), Arc::clone(&gpu.cuda)))?;
             notes.extend(gpu.warning.clone());
             notes.extend(gpu.keep().err().map(|error| format!("what was chosen for the GPU is not kept: {error}")));
             let albums = albums(&gpu.cuda, [(&train, &training), (&val, &evaluation)])?;
@@ -320,8 +337,10 @@ fn assemble(
         }
     };
     let holds_images = replica.engine.cuda_mut().is_some_and(|engine| engine.holds_images());
-    let loader = |dataset: Dataset, augment, options: LoaderOptions| {
-        let (threads, shard, views) = (config.loader_threads, around.shard, holds_images);
+    let loader = |dataset: Dataset, augment: Augment, options: LoaderOptions| {
+        // Only the first stage looks at images.
+        let views = holds_images || around.stage.rank > 0 && augment.is_view();
+        let (threads, shard) = (config.loader_threads, around.shard);
         let (deadline, stop) = (config.deadlines.batch, Some(around.stop.clone()));
         let options = LoaderOptions { threads, shard, views, deadline, stop, ..options };
         Loader::new(Arc::new(dataset), augment, options, around.clock.clone())
@@ -329,7 +348,7 @@ fn assemble(
     let last = config.last_batch;
     let train = loader(train, training, LoaderOptions { last, ..LoaderOptions::training(config.batch, config.seed) })?;
     let val = loader(val, evaluation, LoaderOptions::evaluation(sizes.evaluation * around.shard.world))?;
-    if config.sync_batch_norm && replica.plan().nodes_with_sums().next().is_none() {
+    if config.sync_batch_norm && around.stage.world == 1 && replica.plan().nodes_with_sums().next().is_none() {
         let name = &config.model;
         return Err(TrainError::Refused(format!(
             "{name} has no batch-norm whose statistics could be those of all workers; leave --sync-batch-norm out"
@@ -406,6 +425,14 @@ pub(crate) fn options(
         separate_gradients: false,
         slots: 0,
     })
+}
+
+/// Micro-batches that are alive at once in a stage; 0 for a whole model.
+pub(crate) fn slots(config: &Config, stage: Shard) -> usize {
+    match stage.world {
+        1 => 0,
+        stages => config.schedule.slots_max(stage.rank, stages, config.accumulate),
+    }
 }
 
 /// What is known of the data, with the user's mean and deviation if they were given.
