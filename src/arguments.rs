@@ -11,13 +11,13 @@ use std::time::Duration;
 use crate::cluster::Job;
 use crate::data::{AugmentChoice, LastBatch};
 use crate::nn::optim::Optimizer;
-use crate::nn::schedule::Schedule;
 use crate::tensor::device::cpu::choice::Winograd;
 use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
-use crate::train::together::{self, Agree, Overlap, Squeeze, Staleness};
+use crate::train::together::{self, Agree, Overlap, Split, Squeeze, Staleness};
 pub use bench::*;
 use clap::{Args, Parser, Subcommand};
+pub use parse::Schedules;
 
 use crate::command::calibrate::Calibrate;
 
@@ -146,9 +146,9 @@ pub struct Train {
     /// Multiply the learning rate by batch/256
     #[arg(long, help_heading = "Learning")]
     pub scale_lr: bool,
-    /// constant | cosine | step:EPOCHS | milestones:30,60,80 | poly:POWER
-    #[arg(long, value_parser = parse::schedule, help_heading = "Learning")]
-    pub schedule: Option<Schedule>,
+    /// Of the learning rate: constant | cosine | step:EPOCHS | milestones:30,60,80 | poly:POWER; of a pipeline: gpipe | 1f1b | zero-bubble
+    #[arg(long, value_parser = parse::schedules, help_heading = "Learning")]
+    pub schedule: Vec<Schedules>,
     /// Climb to the full learning rate over so many epochs
     #[arg(long, value_name = "EPOCHS", value_parser = parse::not_negative, allow_negative_numbers = true, help_heading = "Learning")]
     pub warmup_epochs: Option<f64>,
@@ -168,9 +168,21 @@ pub struct Train {
     #[arg(long, value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Learning")]
     pub seed: Option<u64>,
 
-    /// Processes on this machine that share every batch, each on cores of its own [default: 1; without any argument, 2]
+    /// Replicas on this machine that share every batch, each a process on cores of its own [default: 1; without any argument, 2]
     #[arg(long, short, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub workers: Option<usize>,
+    #[arg(long, overrides_with = "split", help = splits(), help_heading = "Many processes")]
+    pub split: Option<Split>,
+    /// The layers behind which a pipeline's stages end, such as features.8 [default: balanced by measured time]
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',', help_heading = "Many processes")]
+    pub cuts: Vec<String>,
+    /// Micro-batches of a pipeline, the same as --accumulate [default: 8 with --split pipeline]
+    #[arg(long, value_name = "M", conflicts_with = "accumulate", value_parser = parse::count, allow_negative_numbers = true)]
+    #[arg(help_heading = "Many processes")]
+    pub micro_batches: Option<usize>,
+    /// Memory that each process may take, such as 600MB: a model that needs more is split into stages
+    #[arg(long, value_name = "SIZE", value_parser = parse::memory, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub memory_limit: Option<u64>,
     #[arg(long, help = agrees(), help_heading = "Many processes")]
     pub agree: Option<Agree>,
     #[arg(long, help = squeezes(), help_heading = "Many processes")]
@@ -454,6 +466,11 @@ pub struct Inspect {
 pub struct Report {
     /// A run's folder
     pub run: PathBuf,
+}
+
+/// The help of `--split`.
+fn splits() -> String {
+    together::help("How the model is split over processes", Split::WORDS.into_iter())
 }
 
 /// The help of `--agree`, of all that there are.

@@ -20,6 +20,7 @@ pub(crate) mod execute;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod others;
+pub(crate) mod split;
 pub(crate) mod team;
 mod trained;
 

@@ -209,6 +209,10 @@ impl Display {
             Event::Evaluated { step, val_loss, val_top1, val_top5, .. } => self.say(&format!(
                 "Step {step}  val_loss: {val_loss:.4}  val_accuracy: {val_top1:.4}  val_top5: {val_top5:.4}"
             )),
+            Event::Pipeline { schedule, micro_batches, stages, speedup, bound, .. } => self.say(&format!(
+                "stages  {} by {schedule}, {micro_batches} micro-batches; expected {speedup:.2}× one device, at most {bound:.2}×",
+                stages.len()
+            )),
             Event::Warning { message } => self.say(&format!("note    {message}")),
             // The launcher has said it; and who is late was said when it was.
             Event::Restarted { .. }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::comm::Algorithm;
 use crate::data::AugmentChoice;
 use crate::nn::schedule::Schedule;
+use crate::parallel::split::Kind;
 use crate::train::config::THREADS_MAX;
 
 /// The largest batch, class count or length of a sequence: products of a few of them are far from overflowing.
@@ -124,6 +125,35 @@ pub fn schedule(text: &str) -> Result<Schedule, String> {
         ("poly", &[power]) => Ok(Schedule::Polynomial { power, end: 0.0 }),
         _ => Err(refusal()),
     }
+}
+
+/// Of the learning rate, or of a pipeline.
+#[derive(Clone, Debug)]
+pub enum Schedules {
+    /// How the learning rate changes.
+    LearningRate(Schedule),
+    /// In which order stages compute.
+    Pipeline(Kind),
+}
+
+/// Either of them: no word means both.
+pub fn schedules(text: &str) -> Result<Schedules, String> {
+    match text.parse() {
+        Ok(kind) => Ok(Schedules::Pipeline(kind)),
+        Err(_) => {
+            let refused = |sentence| format!("{sentence}; for a pipeline, gpipe, 1f1b or zero-bubble");
+            schedule(text).map(Schedules::LearningRate).map_err(refused)
+        }
+    }
+}
+
+/// A size of memory: a number with MB, GB, MiB or GiB behind it.
+pub fn memory(text: &str) -> Result<u64, String> {
+    let units = [("MiB", 1u64 << 20), ("GiB", 1 << 30), ("MB", 1_000_000), ("GB", 1_000_000_000)];
+    let found = units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, bytes)));
+    let bytes = found.and_then(|(number, bytes)| Some(number.trim().parse::<f64>().ok()? * *bytes as f64));
+    let bytes = bytes.filter(|bytes| bytes.is_finite() && *bytes >= 1e6).map(|bytes| bytes as u64);
+    bytes.ok_or_else(|| "type a number with MB or GB, such as 600MB or 2.5GB".to_owned())
 }
 
 #[cfg(test)]

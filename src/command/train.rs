@@ -15,10 +15,10 @@ use crate::train::{Config, Registry, TrainError};
 use super::restart::{self, Requeue};
 use super::team::{self, Meeting, Role};
 use super::{Outcome, surroundings};
-use crate::arguments::Train;
+use crate::arguments::{Schedules, Train};
 use crate::failure::Failure;
 use crate::run::execute::{Begin, Execution, check_launch};
-use crate::run::make_absolute;
+use crate::run::{make_absolute, split};
 use crate::terminal::Style;
 
 /// Runs the command: alone, as the launcher of others, or as one of several.
@@ -32,7 +32,7 @@ pub fn run(arguments: Train, registry: &Registry) -> Outcome {
 }
 
 fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) -> Outcome {
-    let config = resolve(arguments)?;
+    let config = split::fit(resolve(arguments)?, registry, arguments.resume.is_some())?;
     let member = match team::role(arguments, &config, &team::variables())? {
         Role::Launcher(starts) => {
             if arguments.hosts.is_none() {
@@ -98,6 +98,10 @@ fn resolve(arguments: &Train) -> Result<Config, Failure> {
     if std::env::args_os().len() == 2 {
         config.workers = 2;
     }
+    let told = arguments.accumulate.or(arguments.micro_batches).is_some() || arguments.resume.is_some();
+    if !told {
+        split::cut_batch(&mut config);
+    }
     Ok(config)
 }
 
@@ -145,6 +149,15 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.optimizer, &arguments.optimizer);
     set(&mut config.seed, &arguments.seed);
     set(&mut config.workers, &arguments.workers);
+    set(&mut config.split, &arguments.split);
+    if !arguments.cuts.is_empty() {
+        config.cuts.clone_from(&arguments.cuts);
+    } else if arguments.split.is_some() {
+        // Of another number of stages, those of the run before are none.
+        config.cuts.clear();
+    }
+    set_some(&mut config.memory_limit, &arguments.memory_limit);
+    set(&mut config.accumulate, &arguments.micro_batches);
     set(&mut config.agree, &arguments.agree);
     set(&mut config.squeeze, &arguments.squeeze);
     set(&mut config.overlap, &arguments.overlap);
@@ -180,8 +193,11 @@ fn apply_learning_rate(arguments: &Train, config: &mut Config) {
     let rate = &mut config.learning_rate;
     rate.base = arguments.lr.unwrap_or(rate.base);
     rate.scale_with_batch |= arguments.scale_lr;
-    if let Some(schedule) = &arguments.schedule {
-        rate.schedule = schedule.clone();
+    for schedule in &arguments.schedule {
+        match schedule {
+            Schedules::LearningRate(schedule) => rate.schedule = schedule.clone(),
+            Schedules::Pipeline(kind) => config.schedule = *kind,
+        }
     }
     if let Some(epochs) = arguments.warmup_epochs {
         rate.warm_up = WarmUp::Epochs(epochs);

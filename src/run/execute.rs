@@ -23,8 +23,8 @@ use crate::train::trainer::{Observer, Surroundings};
 use crate::train::{Config, Outcome, Reason, Registry, TrainError, Trainer, gpus};
 
 use super::calibrate::{Calibrate, calibrate, tell};
-use super::surroundings;
 use super::team::{self, Meeting, Team, room};
+use super::{split, surroundings};
 use crate::failure::Failure;
 use crate::terminal::{Style, Terminal};
 
@@ -120,7 +120,16 @@ impl Execution<'_> {
             }
             return self.train(config, None).map(Part::Trained);
         };
-        let config = Config { workers: member.workers(), ..config };
+        let stages = config.stages();
+        if !member.workers().is_multiple_of(stages) {
+            let (processes, fewer) = (member.workers(), member.workers() / stages * stages);
+            return Err(Failure::refused(format!(
+                "{processes} processes are not replicas of {stages} stages each; start {} or {}",
+                fewer.max(stages),
+                fewer + stages
+            )));
+        }
+        let config = Config { workers: member.workers() / stages, ..config };
         config.check()?;
         if member.world == 1 {
             return self.train(config, None).map(Part::Trained).map_err(|failure| failure.for_all(true));
@@ -138,8 +147,9 @@ impl Execution<'_> {
             return team.serve(&config).map(|_| Part::Served);
         }
         let (shard, local, progress, inbox) = (team.shard(), team.local(), team.progress(), team.inbox());
-        let (folder, hosted) = (team.folder(), team.is_hosted());
-        let around = Surroundings { shard, local, progress, inbox, folder, hosted, ..self.around };
+        let (folder, hosted, stage) = (team.folder(), team.is_hosted(), team.stage());
+        let config = split::settle_cuts(config, &registry, &team, self.calibrate)?;
+        let around = Surroundings { shard, stage, local, progress, inbox, folder, hosted, ..self.around };
         Self { around, ..self }.train(config, Some(team)).map(Part::Trained)
     }
 
@@ -148,7 +158,13 @@ impl Execution<'_> {
         let Self { begin, around, style, .. } = self;
         let disk = around.disk.clone();
         let begun = whole(|| match begin {
-            Begin::Resume(run, change) => Trainer::resume(run, around, change),
+            Begin::Resume(run, change) => {
+                let cuts = config.cuts.clone();
+                Trainer::resume(run, around, |config| {
+                    change(config);
+                    config.cuts = cuts;
+                })
+            }
             Begin::New(folder) => Trainer::start(config, around, folder),
         });
         let mut trainer = match &team {
@@ -165,6 +181,10 @@ impl Execution<'_> {
         }
         let how = if trainer.replica().engine.gpu().is_some() { Calibrate::Off } else { self.calibrate };
         let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), how);
+        if let Some(team) = &team {
+            let ordered = trainer.order_stages();
+            team.guard(ordered).map_err(Failure::after_start)?;
+        }
         let run = trainer.run_dir().path().to_owned();
         if team.as_ref().is_some_and(|team| !team.speaks()) {
             let ended = whole(|| trainer.run());

@@ -23,7 +23,8 @@ use crate::comm::{
 };
 use crate::data::order::Shard;
 use crate::parallel::agree::{Join, Roles};
-use crate::parallel::mesh::{Extent, Mesh};
+use crate::parallel::mesh::{Axis, Extent, Mesh};
+use crate::parallel::stage::StageLinks;
 use crate::system::clock::Clock;
 use crate::system::disk::Disk;
 use crate::system::inbox::Inbox;
@@ -75,7 +76,7 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
             "--carry mpi is for processes that mpirun starts; type: mpirun -n {workers} paceline train --carry mpi …"
         )));
     }
-    if arguments.hosts.is_none() && config.workers < 2 && !restart::is_asked(arguments) {
+    if arguments.hosts.is_none() && config.processes() < 2 && !restart::is_asked(arguments) {
         return Ok(Role::Alone);
     }
     Ok(Role::Launcher(starts(arguments, config, words(arguments, config))?))
@@ -86,6 +87,10 @@ pub fn words(arguments: &Train, config: &Config) -> Vec<String> {
     let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     if arguments.workers.is_none() && arguments.resume.is_none() && arguments.hosts.is_none() {
         words.extend(["--workers".to_owned(), config.workers.to_string()]);
+    }
+    // What was found out here is told.
+    if arguments.split != Some(config.split) && config.stages() > 1 {
+        words.extend(["--split".to_owned(), config.split.to_string()]);
     }
     words
 }
@@ -105,7 +110,7 @@ pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<
         }
         .starts()?
     } else {
-        let workers = if config.workers > 1 { config.workers + config.server_count() } else { 1 };
+        let workers = config.processes();
         // Files that all processes would refuse are refused once.
         arguments.tls.as_deref().map(|files| secrecy(files, &Token::random())).transpose()?;
         local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
@@ -154,6 +159,11 @@ pub fn exit_code(ended: Ended, stop: &Stop) -> ExitCode {
         Ended::Interrupted { in_order: true } => stop.signal().exit_code().into(),
         Ended::Interrupted { in_order: false } => ExitCode::FAILURE,
     }
+}
+
+/// Whether this process is the first of those that a launcher has started, or none of them.
+pub fn is_first() -> bool {
+    from_environment(&variables()).ok().flatten().is_none()
 }
 
 /// This process's environment.
@@ -247,8 +257,9 @@ impl Team {
         let (control, listener) = arrived?;
         let control = Arc::new(control);
         let (communicator, urgent) = (Cell::new(None), Cell::new(None));
-        let (workers, servers) = (member.workers(), member.servers);
-        let mesh = Mesh::new(Extent { workers, stages: 1, parts: 1, servers }, control.table().nodes());
+        let (stages, servers) = (config.stages(), member.servers);
+        let workers = member.workers() / stages;
+        let mesh = Mesh::new(Extent { workers, stages, parts: 1, servers }, control.table().nodes());
         let (sums, deadlines, registry) = (Cell::new(Sums::Cpu), config.deadlines, arguments.registry.clone());
         let team = Self {
             member,
@@ -295,7 +306,9 @@ impl Team {
             }
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
-                sockets.groups += u16::from(apart);
+                // Those along the data, and those between stages.
+                let staged = if self.mesh.extent().stages > 1 { 1 + StageLinks::GROUPS } else { 0 };
+                sockets.groups += u16::from(apart) + staged;
                 Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
             }
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
@@ -307,7 +320,10 @@ impl Team {
         let algorithm = config.algorithm.as_deref().and_then(Algorithm::from_name);
         let links = probe::links(&mut communicator, nodes)?;
         communicator.set_choice(Choice::by_cost(links).forced(algorithm));
-        let all: Vec<Rank> = (0..world).map(Rank::at).collect();
+        let all: Vec<Rank> = match self.mesh.extent().stages {
+            1 => (0..world).map(Rank::at).collect(),
+            _ => self.mesh.group(Axis::Data, rank),
+        };
         let urgent = apart.then(|| communicator.group(&all)).transpose()?;
         Ok((communicator, urgent))
     }
@@ -317,7 +333,7 @@ impl Team {
         let on_gpu = config.device != Compute::Cpu && !self.serves();
         let mut counts = [on_gpu, on_gpu && config.sums_on_devices()].map(|is| f32::from(u8::from(is)));
         communicator.all_reduce(&mut counts)?;
-        let ([gpus, among_themselves], workers) = (counts.map(|count| count as usize), self.mesh.extent().workers);
+        let ([gpus, among_themselves], workers) = (counts.map(|count| count as usize), self.mesh.extent().computing());
         if config.carry == Carry::NCCL && among_themselves < workers {
             return Err(TrainError::Refused(format!(
                 "--carry nccl is for GPUs, and {gpus} of {workers} workers compute on one; type --device cuda on all, or leave --carry out"
@@ -340,6 +356,20 @@ impl Team {
         let world = self.mesh.extent().workers;
         let rank = self.mesh.coordinates(self.member.rank).map_or(world - 1, |coordinates| coordinates.data);
         Shard { rank, world }
+    }
+
+    /// Which stage of how many this process computes.
+    pub fn stage(&self) -> Shard {
+        let rank = self.mesh.coordinates(self.member.rank).map_or(0, |coordinates| coordinates.stage);
+        Shard { rank, world: self.mesh.extent().stages }
+    }
+
+    /// Tells all what rank 0 has found out.
+    pub fn broadcast(&self, own: &str) -> Result<String, Failure> {
+        let mut communicator = self.communicator.take().expect("a team has met");
+        let told = broadcast(&mut communicator, own).map_err(TrainError::from);
+        self.communicator.set(Some(communicator));
+        self.guard(told)
     }
 
     /// Whether this process holds parameters instead of computing.
@@ -435,6 +465,19 @@ impl Team {
             // Gradients stay on the GPUs; what else ranks tell each other goes the usual way.
             shape.buckets.clear();
         }
+        if self.mesh.extent().stages > 1 {
+            let (shapes, deadline) = (trainer.replica().link_shapes(), self.deadlines.message);
+            let along_data = self.mesh.group(Axis::Data, self.member.rank);
+            let connected = communicator
+                .group(&along_data)
+                .and_then(|data| Ok((data, StageLinks::connect(&mut communicator, &self.mesh, shapes, deadline)?)));
+            let (data, links) = self.guard(connected.map_err(TrainError::from))?;
+            trainer.join_stages(links);
+            self.communicator.set(Some(std::mem::replace(&mut communicator, data)));
+            if self.mesh.extent().workers == 1 {
+                return Ok(());
+            }
+        }
         let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
         let one_copy = whole && self.sums.get() == Sums::Cpu && trainer.replica().engine.steps_by_elements();
         let join = Join {
@@ -506,6 +549,16 @@ impl Team {
         let rank = self.shares_output.then_some(self.member.rank);
         control.finish(self.deadlines.farewell).map_err(|error| once(error, rank))
     }
+}
+
+/// Gives all ranks the words of rank 0.
+fn broadcast(communicator: &mut Communicator, own: &str) -> Result<String, CommError> {
+    let mut bytes = own.as_bytes().to_vec();
+    let mut length = (bytes.len() as u64).to_le_bytes();
+    communicator.broadcast_bytes(Rank(0), &mut length)?;
+    bytes.resize(usize::try_from(u64::from_le_bytes(length)).unwrap_or(0).min(FILE_BYTES_MAX as usize), 0);
+    communicator.broadcast_bytes(Rank(0), &mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// How long GPUs may wait for each other: to meet (connections of many take a while), and in a step, as any message.

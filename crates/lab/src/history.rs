@@ -130,6 +130,8 @@ pub(crate) struct History {
     pub evaluations: Vec<Evaluation>,
     /// How often the launcher started the run again.
     pub restarts: u64,
+    /// How the stages of the model compute together.
+    pub pipeline: Option<Event>,
     pub checkpoints: Vec<Checkpoint>,
     pub warnings: Vec<Warning>,
     /// Warnings beyond [`WARNINGS_MAX`] different ones.
@@ -174,6 +176,7 @@ impl History {
                 self.evaluations.push(Evaluation { epoch, step, loss, top1, top5 });
             }
             Event::Restarted { .. } => self.restarts += 1,
+            Event::Pipeline { .. } => self.pipeline = Some(line.event.clone()),
             Event::Checkpoint { step, path, best, seconds } => {
                 self.checkpoints.retain(|known| known.path != *path);
                 self.checkpoints.push(Checkpoint { step: *step, path: path.clone(), best: *best, seconds: *seconds });

@@ -103,6 +103,7 @@ impl TensorBoard {
                 self.push(line.time_s, *step, What::Summary(proto::Summary { value }));
             }
             Event::Restarted { .. }
+            | Event::Pipeline { .. }
             | Event::Checkpoint { .. }
             | Event::Gpu(_)
             | Event::Served { .. }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use paceline_system::event::{Event, GpuUse, Line, SCHEMA_VERSION};
+use paceline_system::event::{Event, GpuUse, Line, SCHEMA_VERSION, StageUse};
 use paceline_system::host::Host;
 use paceline_system::phase::{Phase, PhaseTimes};
 
@@ -47,6 +47,15 @@ fn all_events() -> Vec<Event> {
         },
         Event::Evaluated { epoch: 0, step: 0, val_loss: 0.0, val_top1: 0.0, val_top5: 0.0 },
         Event::Restarted { step: 0, number: 0, most: 0 },
+        Event::Pipeline {
+            schedule: String::new(),
+            micro_batches: 0,
+            stages: vec![StageUse::default()],
+            forecast_s: 0.0,
+            speedup: 0.0,
+            bound: 0.0,
+            drawing: String::new(),
+        },
         Event::Checkpoint { step: 0, path: String::new(), best: false, seconds: 0.0 },
         Event::Gpu(GpuUse {
             busy: Some(0.0),
@@ -83,6 +92,7 @@ fn all_events() -> Vec<Event> {
             | Event::Epoch { .. }
             | Event::Evaluated { .. }
             | Event::Restarted { .. }
+            | Event::Pipeline { .. }
             | Event::Checkpoint { .. }
             | Event::Gpu(_)
             | Event::Served { .. }

@@ -125,6 +125,11 @@ impl StageNetwork {
     pub fn sent_bytes(&self) -> usize {
         self.sent.iter().map(|&value| self.graph.info(value).bytes()).sum()
     }
+
+    /// The same with what comes from the stage before.
+    pub fn crossing_bytes(&self) -> usize {
+        self.sent_bytes() + self.received.iter().map(|&value| self.graph.info(value).bytes()).sum::<usize>()
+    }
 }
 
 impl StageGradients {

@@ -155,6 +155,22 @@ impl StageLinks {
         Ok(f64::from(words[0]) + f64::from(words[1]))
     }
 
+    /// Gives every stage the numbers of all, one stage behind the other; all have as many.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn gather(&mut self, own: &[f64]) -> Result<Vec<f64>, CommError> {
+        let mut all = vec![0.0; own.len() * self.stages()];
+        for stage in 0..self.stages() {
+            let place = &mut all[stage * own.len()..(stage + 1) * own.len()];
+            if stage == self.stage() {
+                place.copy_from_slice(own);
+            }
+            self.stages.broadcast_bytes(Rank::at(stage), bytemuck::cast_slice_mut(place))?;
+        }
+        Ok(all)
+    }
+
     /// Gives a tensor to the first stage, which collects all to save them.
     ///
     /// # Errors

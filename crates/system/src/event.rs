@@ -181,6 +181,23 @@ pub enum Event {
         /// What it is.
         message: String,
     },
+    /// The model is computed in stages, in this order.
+    Pipeline {
+        /// `gpipe`, `1f1b` or `zero-bubble`.
+        schedule: String,
+        /// Micro-batches of a worker's batch.
+        micro_batches: u64,
+        /// Each stage.
+        stages: Vec<StageUse>,
+        /// What a step is expected to take, without its update.
+        forecast_s: f64,
+        /// Times that one device would take as long as all stages together.
+        speedup: f64,
+        /// The most that this could be: a device for each stage, and no waiting.
+        bound: f64,
+        /// The order as a picture of letters.
+        drawing: String,
+    },
     /// The run ended.
     RunFinished {
         /// Updates done.
@@ -195,6 +212,21 @@ pub enum Event {
         /// The most memory the process held.
         peak_memory_bytes: u64,
     },
+}
+
+/// What a stage of a pipeline is and takes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageUse {
+    /// Trained elements.
+    pub parameters: u64,
+    /// Bytes that it sends to the stage behind, for one sample.
+    pub sent_bytes: u64,
+    /// Seconds of a forward pass over a micro-batch.
+    pub forward_s: f64,
+    /// Of the gradients of inputs.
+    pub inputs_s: f64,
+    /// Of the gradients of weights; of all gradients, where they are not computed apart.
+    pub weights_s: f64,
 }
 
 /// What a GPU was doing at one moment. What it does not tell is left out.

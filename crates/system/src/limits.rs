@@ -21,6 +21,8 @@ pub enum Source {
     Cgroup(String),
     /// `ulimit -v`, for every process by itself.
     Ulimit,
+    /// The user, for every process by itself.
+    Asked,
 }
 
 /// As the subject of a sentence with a number behind it: "the cgroup /x allows".
@@ -31,6 +33,7 @@ impl fmt::Display for Source {
             // A group's name is anybody's: nothing that a terminal would obey is shown.
             Self::Cgroup(path) => write!(f, "the cgroup {} allows", path.escape_debug()),
             Self::Ulimit => f.write_str("`ulimit -v` allows each process"),
+            Self::Asked => f.write_str("--memory-limit allows each process"),
         }
     }
 }
@@ -68,6 +71,8 @@ pub struct Limits {
     pub shared: Option<Memory>,
     /// Addresses that it may have by itself, touched or not.
     pub own: Option<Memory>,
+    /// Memory that it may hold by itself, because the user says so.
+    pub asked: Option<Memory>,
     /// Processor time that it has together with the others in the group.
     pub quota: Option<Quota>,
 }
@@ -87,7 +92,7 @@ impl Limits {
         let shared = machine.into_iter().chain(group).min_by_key(|limit| limit.bytes);
         let own = address_bytes.map(|bytes| Memory { bytes, source: Source::Ulimit });
         let quota = groups.quota().map(|(cores, group)| Quota { cores, group });
-        Self { shared, own, quota }
+        Self { shared, own, asked: None, quota }
     }
 
     /// The least of all limits on memory.

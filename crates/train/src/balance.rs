@@ -86,14 +86,16 @@ impl Uncut<'_> {
         Ok(NodeCosts::by_arithmetic(&self.forward()?))
     }
 
-    /// What the layers cost on the cores of this machine: two steps of the whole model, the second of which is timed node by node.
+    /// What the layers cost on the cores of this machine: two steps of the whole model, the second of which is timed node by node. `choose`
+    /// has a look at the plan first.
     ///
     /// # Errors
     /// As [`Uncut::arithmetic`].
-    pub fn measure(&self, device: &Device) -> Result<NodeCosts, TrainError> {
+    pub fn measure(&self, device: &Device, choose: &dyn Fn(&Plan)) -> Result<NodeCosts, TrainError> {
         let options =
             ReplicaOptions { slots: 0, separate_gradients: false, accumulate: 1, clip_norm: None, ..*self.options };
         let (plan, ..) = replica::plan(ModelStage::whole(self.model), &options)?;
+        choose(&plan);
         let mut store = Store::new(&plan);
         let mut executor = Executor::new(device, plan).map_err(|error| TrainError::Refused(error.to_string()))?;
         let pass = Pass { samples: options.micro_batch, ..Pass::default() };

@@ -32,6 +32,7 @@ pub use cuda::Albums;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Segment};
 use paceline_parallel::Agreement;
+use paceline_parallel::split::StageTimes;
 use paceline_parallel::stage::Side;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::Cuda;
@@ -347,6 +348,14 @@ impl Engine {
     /// How long the messages to and from other stages are for a micro-batch that is computed as so many samples.
     pub fn lengths(&self, samples: usize) -> &CrossingLengths {
         if let Self::Cpu(engine) = self { engine.lengths(samples) } else { CrossingLengths::NONE }
+    }
+
+    /// What a micro-batch takes, measured; computes on whatever is there, and changes nothing that is kept.
+    ///
+    /// # Errors
+    /// When a device fails.
+    pub fn stage_times(&mut self) -> Result<StageTimes, TrainError> {
+        if let Self::Cpu(engine) = self { engine.stage_times() } else { Ok(StageTimes::default()) }
     }
 
     /// How long they are in an evaluation.

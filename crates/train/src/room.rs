@@ -7,10 +7,11 @@
 use paceline_data::order::Shard;
 use paceline_nn::{Input, Mode, Model, Network};
 use paceline_system::cores;
-use paceline_system::limits::{Limits, Memory, in_words};
+use paceline_system::limits::{Limits, Memory, Source, in_words};
 use paceline_tensor::plan::Updates;
-use paceline_tensor::{MemoryUse, Plan, Precision};
+use paceline_tensor::{Device, MemoryUse, Plan, Precision};
 
+use crate::balance::{Balanced, Uncut};
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::engine::Planned;
@@ -19,8 +20,8 @@ use crate::error::TrainError;
 use crate::micro_batch::MicroBatchSizes;
 use crate::replica::{self, BUCKET_BYTES_MAX, ReplicaOptions};
 use crate::stage::ModelStage;
-use crate::together::{Carry, Overlap, Squeeze};
-use crate::trainer::options;
+use crate::together::{Carry, Overlap, Split, Squeeze};
+use crate::trainer::{options, slots};
 
 /// What a process maps beside what it holds: code, libraries, and ranges that the allocator sets aside. By itself none was short
 /// of addresses with nothing for this; the threads and channels of one among others took 150 MB.
@@ -39,6 +40,8 @@ pub struct Processes {
     pub workers: usize,
     /// Those that hold parameters.
     pub servers: usize,
+    /// How many of those that compute make up a worker.
+    pub stages: usize,
     /// Whether these are all processes of the run.
     pub all: bool,
 }
@@ -47,10 +50,10 @@ impl Processes {
     /// So many processes of a run with so many workers in all. Servers are the last ranks: they are here if everybody is.
     /// Elsewhere every process counts as a worker, which takes more.
     pub fn here(config: &Config, workers: usize, processes: usize) -> Self {
-        let servers = if workers > 1 { config.server_count() } else { 0 };
-        let all = processes == workers + servers;
+        let (servers, stages) = (if workers > 1 { config.server_count() } else { 0 }, config.stages());
+        let all = processes == workers * stages + servers;
         let servers = if all { servers } else { 0 };
-        Self { workers: processes - servers, servers, all }
+        Self { workers: processes - servers, servers, stages, all }
     }
 
     fn count(self) -> usize {
@@ -84,7 +87,10 @@ pub struct Candidate<'a> {
 /// Bytes that processes take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Need {
+    /// The process of a worker that takes most.
     worker: u64,
+    /// All processes of a worker together: one for each stage.
+    replica: u64,
     server: u64,
     /// Taken once, by all together or by the first.
     once: u64,
@@ -94,7 +100,8 @@ struct Need {
 
 impl Need {
     fn total(&self, here: Processes) -> u64 {
-        here.workers as u64 * self.worker + here.servers as u64 * self.server + self.once
+        let workers = (here.workers as u64 * self.replica).div_ceil(here.stages as u64);
+        workers + here.servers as u64 * self.server + self.once
     }
 
     /// The addresses of one process.
@@ -113,6 +120,8 @@ impl Candidate<'_> {
         if self.config.device != Compute::Cpu {
             return Ok(());
         }
+        let asked = self.config.memory_limit.map(|bytes| Memory { bytes, source: Source::Asked });
+        let limits = &Limits { asked, ..limits.clone() };
         let need = self.need(self.config)?;
         let Some((needed, limit)) = self.excess(&need, limits) else { return Ok(()) };
         let complaint = format!("{} and {} {}", self.wish(needed, &need, limit), limit.source, in_words(limit.bytes));
@@ -155,9 +164,69 @@ impl Candidate<'_> {
         options(config, sizes, (self.workers, self.hosted), (self.input, self.classes))
     }
 
+    /// How the replica of a stage is built.
+    fn stage_options(&self, config: &Config, stage: usize) -> Result<ReplicaOptions, TrainError> {
+        let slots = slots(config, Shard { rank: stage, world: config.stages() });
+        let separate_gradients = slots > 0 && config.schedule.separates_gradients();
+        Ok(ReplicaOptions { slots, separate_gradients, ..self.options(config)? })
+    }
+
+    /// The layers behind which the stages of a configuration end: as it says, or else by arithmetic.
+    ///
+    /// # Errors
+    /// When the model cannot be cut so, or no stages fit.
+    pub fn cuts(&self, config: &Config) -> Result<Balanced, TrainError> {
+        let options = self.stage_options(config, 0)?;
+        let beside = self.loader(config) + self.held_bytes as u64;
+        let uncut = Uncut { model: self.model, options: &options, beside, limit: config.memory_limit };
+        uncut.balance(config.stages(), &uncut.arithmetic()?)
+    }
+
+    /// The same, by the time that every layer takes on a device; `choose` has a look at the plan first, to choose algorithms.
+    ///
+    /// # Errors
+    /// As [`Candidate::cuts`].
+    pub fn measured_cuts(
+        &self,
+        config: &Config,
+        device: &Device,
+        choose: &dyn Fn(&Plan),
+    ) -> Result<Balanced, TrainError> {
+        let options = self.stage_options(config, 0)?;
+        let beside = self.loader(config) + self.held_bytes as u64;
+        let uncut = Uncut { model: self.model, options: &options, beside, limit: config.memory_limit };
+        uncut.balance(config.stages(), &uncut.measure(device, choose)?)
+    }
+
     /// What the processes of a run like this would take.
     fn need(&self, config: &Config) -> Result<Need, TrainError> {
-        let sizes = Sizes::plan(ModelStage::whole(self.model), &self.options(config)?)?;
+        if config.stages() == 1 {
+            return self.need_of(config, ModelStage::whole(self.model), &self.options(config)?);
+        }
+        let cuts = if config.cuts.is_empty() { self.cuts(config)?.cuts } else { config.cuts.clone() };
+        let mut all = Need::default();
+        for number in 0..config.stages() {
+            let (stage, options) =
+                (ModelStage { model: self.model, cuts: &cuts, number }, self.stage_options(config, number)?);
+            let need = self.need_of(config, stage, &options)?;
+            // Messages in both directions, for every micro-batch that can be alive in the stage before.
+            let network = stage.network(Mode::Eval, options.micro_batch, &options)?;
+            let messages = 2 * (options.slots + 1).max(config.stages()) * network.crossing_bytes();
+            let worker = need.worker + messages as u64;
+            all = Need {
+                worker: all.worker.max(worker),
+                replica: all.replica + worker,
+                server: 0,
+                once: all.once.max(need.once),
+                mapped: all.mapped.max(need.mapped),
+            };
+        }
+        Ok(all)
+    }
+
+    /// What the process of one stage takes, which may be all of the model.
+    fn need_of(&self, config: &Config, stage: ModelStage<'_>, options: &ReplicaOptions) -> Result<Need, TrainError> {
+        let sizes = Sizes::plan(stage, options)?;
         let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
         let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
         let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;
@@ -171,7 +240,8 @@ impl Candidate<'_> {
         let running = BASE + states + arena.saturating_add(beside).max(loading);
         // One tensor at a time is brought into the order of files; a launcher waits for the others.
         // One worker keeps a copy of all that is saved beside training.
-        let copy = config.checkpoint_seconds(self.workers).map_or(0, |_| parameters + optimizer + states);
+        let copies = config.checkpoint_seconds(self.workers).filter(|_| !options.is_staged());
+        let copy = copies.map_or(0, |_| parameters + optimizer + states);
         let once = largest + copy + if self.here.count() > 1 { BASE / 2 } else { 0 };
         // A small model is one message.
         let message = 2 * (BUCKET_BYTES_MAX as u64).min(parameters);
@@ -180,17 +250,17 @@ impl Candidate<'_> {
         let recipe = config.agree.recipe();
         let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
         let one_copy = recipe.keeps_one_copy() && whole && shared && sizes.by_elements && !self.hosted;
-        Ok(match () {
+        let need = match () {
             () if self.workers == 1 => {
                 let worker = running + (1 + gradients + slots) * parameters;
-                Need { worker, server: 0, once, mapped }
+                Need { worker, once, mapped, ..Need::default() }
             }
             // One copy of weights and optimizer, and every worker's gradients; before that, every worker's own weights.
             () if one_copy => Need {
                 worker: running + parameters + if several_nodes() { optimizer } else { 0 },
                 once: once + parameters + optimizer,
                 mapped: mapped + self.here.workers as u64 * parameters,
-                server: 0,
+                ..Need::default()
             },
             // Servers step; the first worker has the optimizer's state while it saves it.
             () if recipe.has_servers() => Need {
@@ -198,14 +268,16 @@ impl Candidate<'_> {
                 server: BASE + parameters + optimizer + message,
                 once: once + 2 * optimizer,
                 mapped,
+                ..Need::default()
             },
             // Gradients that travel are copied into messages.
             () => {
                 let worker = running + (2 + gradients + slots) * parameters + message;
                 let others = if shared { self.here.workers as u64 * parameters } else { 0 };
-                Need { worker, server: 0, once, mapped: mapped + others }
+                Need { worker, once, mapped: mapped + others, ..Need::default() }
             }
-        })
+        };
+        Ok(Need { replica: need.worker, ..need })
     }
 
     /// Batches that are made, waiting or in use, for training and for evaluation.
@@ -224,14 +296,15 @@ impl Candidate<'_> {
     fn excess<'a>(&self, need: &Need, limits: &'a Limits) -> Option<(u64, &'a Memory)> {
         let shared = limits.shared.as_ref().map(|limit| (need.total(self.here), limit));
         let own = limits.own.as_ref().map(|limit| (need.addresses(), limit));
-        let exceeded = shared.into_iter().chain(own).filter(|(needed, limit)| *needed > limit.bytes);
+        let asked = limits.asked.as_ref().map(|limit| (need.worker + need.once, limit));
+        let exceeded = shared.into_iter().chain(own).chain(asked).filter(|(needed, limit)| *needed > limit.bytes);
         exceeded.min_by_key(|(_, limit)| limit.bytes)
     }
 
     fn wish(&self, needed: u64, need: &Need, limit: &Memory) -> String {
         let Processes { workers, servers, .. } = self.here;
         let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-        let one = matches!(limit.source, paceline_system::limits::Source::Ulimit) || self.here.count() == 1;
+        let one = matches!(limit.source, Source::Ulimit | Source::Asked) || self.here.count() == 1;
         match (one, servers) {
             (true, _) => format!("a process needs {} of memory", in_words(needed)),
             (false, 0) => format!(
@@ -253,7 +326,8 @@ impl Candidate<'_> {
 
     /// What to type instead: changes of which each by itself makes the run fit.
     fn advice(&self, limits: &Limits) -> String {
-        let limits = &Limits { shared: less(&limits.shared), own: less(&limits.own), quota: None };
+        let limits =
+            &Limits { shared: less(&limits.shared), own: less(&limits.own), asked: less(&limits.asked), quota: None };
         let with = |change: &dyn Fn(&mut Config)| {
             let mut config = self.config.clone();
             change(&mut config);
@@ -272,6 +346,14 @@ impl Candidate<'_> {
         }
         if self.config.dtype == Precision::F32 && with(&|config| config.dtype = Precision::Bf16) {
             fitting.push("--dtype bf16".into());
+        }
+        if self.config.stages() == 1 && !self.config.agree.recipe().has_servers() {
+            let split = |config: &mut Config| {
+                (config.split, config.accumulate) = (Split::Pipeline(2), config.accumulate.max(4));
+            };
+            if with(&split) {
+                fitting.push("--split auto to cut the model into stages".into());
+            }
         }
         match fitting.split_first() {
             None if self.resumes => "type fewer --workers, or resume on a machine with more memory".into(),

@@ -16,6 +16,7 @@ use paceline_data::loader::Loader;
 use paceline_nn::Model;
 use paceline_nn::schedule::RunLength;
 use paceline_parallel::Agreement;
+use paceline_parallel::stage::StageLinks;
 use paceline_system::disk::DiskError;
 use paceline_system::event::Line;
 use paceline_system::phase::Phase;
@@ -32,10 +33,10 @@ use crate::run::{ResumeFrom, RunDir, read_config, read_id};
 use crate::serve::{ServerOptions, fingerprint};
 use crate::step::{Rules, Stepped, step};
 
-pub(crate) use setup::options;
 pub use setup::{
     Examined, FolderBroadcast, Prepared, Restarts, RunFolder, Surroundings, prepare, prepare_evaluation, prepare_with,
 };
+pub(crate) use setup::{options, slots};
 
 /// Why a run ended without failing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,6 +174,24 @@ impl Trainer {
         self.replica.agree(agreement, &self.journal.clock)?;
         self.replica.report_to(&self.journal.progress);
         self.replica.begin_together(step, identity)
+    }
+
+    /// Computes together with the other stages of its worker from now on.
+    pub fn join_stages(&mut self, links: StageLinks) {
+        self.replica.report_to(&self.journal.progress);
+        self.replica.join_stages(links);
+    }
+
+    /// Measures what a micro-batch takes in every stage, and makes the order of a step from it. All stages call this at the same point.
+    ///
+    /// # Errors
+    /// When another stage, or the way to it, has failed.
+    pub fn order_stages(&mut self) -> Result<(), TrainError> {
+        if self.replica.stages() > 1 {
+            let pipeline = self.replica.order_stages(self.journal.config.schedule)?;
+            self.journal.pipeline = Some(pipeline);
+        }
+        Ok(())
     }
 
     /// Adds up gradients with the other ranks' GPUs by NCCL from now on; before [`Trainer::agree`].

@@ -1,10 +1,12 @@
 //! The engine on the cores of this machine: an executor over one arena, and the optimizer's arithmetic as
 //! gradients become final.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Segment, Tools};
+use paceline_parallel::split::StageTimes;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::{self, Profile, Turn};
 use paceline_tensor::plan::Bucket;
@@ -283,6 +285,27 @@ impl CpuEngine {
             Some(train) => train.executor.lend_arena(executor, run),
             None => run(executor),
         }
+    }
+
+    /// The second of two passes, by the clock.
+    pub(super) fn stage_times(&mut self) -> Result<StageTimes, TrainError> {
+        let pass = Pass { samples: self.options.micro_batch, ..Pass::default() };
+        let states = self.weights.store.states.to_vec();
+        let (Graphs { train, .. }, store, _) = self.split(Slot(0));
+        let executor = &mut train.executor;
+        executor.profile(store, pass)?;
+        let Profile { seconds } = executor.profile(store, pass)?;
+        let plan = executor.plan();
+        let sum = |nodes: Range<usize>| seconds[nodes].iter().sum::<f64>();
+        let backward = plan.forward_nodes()..plan.graph().nodes().len();
+        let weights = if plan.weights_are_last() { plan.weight_gradient_nodes() } else { backward };
+        let times = StageTimes {
+            forward_s: sum(0..plan.forward_nodes()),
+            inputs_s: sum(plan.input_gradient_nodes()),
+            weights_s: sum(weights),
+        };
+        self.weights.store.states.copy_from_slice(&states);
+        Ok(times)
     }
 
     pub(super) fn lengths(&self, samples: usize) -> &CrossingLengths {

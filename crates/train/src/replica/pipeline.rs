@@ -3,11 +3,15 @@
 use std::sync::Arc;
 
 use paceline_data::batch::Batch;
-use paceline_parallel::split::{Kind, Schedule, StageTimes};
+use paceline_parallel::split::{Kind, Schedule, StageTimes, draw};
 use paceline_parallel::stage::{LinkShape, Side, StageLinks};
+use paceline_system::event::{Event, StageUse};
 
 use super::Replica;
 use crate::error::TrainError;
+
+/// Columns of a drawn schedule.
+const DRAWING_COLUMNS: usize = 120;
 
 /// A stage's place, and the schedules that it has run.
 #[derive(Debug)]
@@ -59,6 +63,44 @@ impl Replica {
         let done = body(self, &mut links);
         self.exchange.join_stages(links);
         Some(done)
+    }
+
+    /// Measures what a micro-batch takes in every stage, computes in the order that follows from it from now on, and tells of it. All stages
+    /// call this at the same point.
+    ///
+    /// # Errors
+    /// When another stage, or the way to it, or a device has failed.
+    pub fn order_stages(&mut self, kind: Kind) -> Result<Event, TrainError> {
+        let own = self.engine.stage_times()?;
+        let (parameters, lengths) = (self.parameter_count() as u64, self.engine.lengths(self.options.micro_batch));
+        let sent = lengths.sent.iter().sum::<usize>() * size_of::<f32>() / self.options.micro_batch.max(1);
+        let mine = [own.forward_s, own.inputs_s, own.weights_s, parameters as f64, sent as f64];
+        let all = self.with_stages(|_, links| links.gather(&mine)).transpose()?.unwrap_or_else(|| mine.to_vec());
+        let of = |numbers: &[f64]| StageUse {
+            forward_s: numbers[0],
+            inputs_s: numbers[1],
+            weights_s: numbers[2],
+            parameters: numbers[3] as u64,
+            sent_bytes: numbers[4] as u64,
+        };
+        let stages: Vec<StageUse> = all.chunks_exact(mine.len()).map(of).collect();
+        let times: Vec<StageTimes> = stages
+            .iter()
+            .map(|&StageUse { forward_s, inputs_s, weights_s, .. }| StageTimes { forward_s, inputs_s, weights_s })
+            .collect();
+        self.schedule_by(kind, &times);
+        let schedule = Schedule::new(kind, self.options.accumulate, &times);
+        let transfer_s = vec![0.0; times.len() - 1];
+        let forecast = schedule.forecast(&times, &transfer_s);
+        Ok(Event::Pipeline {
+            schedule: kind.name().to_owned(),
+            micro_batches: schedule.micro_batches() as u64,
+            stages,
+            forecast_s: forecast.seconds,
+            speedup: forecast.speedup(),
+            bound: forecast.bound(),
+            drawing: draw(&schedule, &times, &transfer_s, DRAWING_COLUMNS),
+        })
     }
 
     /// What may be under way to the stages before and behind.

@@ -75,6 +75,8 @@ pub(super) struct Journal {
     restarts: Restarts,
     /// Damaged samples that were told of already.
     damage_told: usize,
+    /// How the stages compute together, to be told at the beginning.
+    pub pipeline: Option<Event>,
     /// The name of the GPU, and what looks at it.
     gpu: Option<(String, Option<Gauge>)>,
 }
@@ -122,6 +124,7 @@ impl Journal {
             restarts,
             damage_told: 0,
             gpu: None,
+            pipeline: None,
         })
     }
 
@@ -262,6 +265,9 @@ impl Journal {
             host: Host { gpu: self.gpu.as_ref().map(|(name, _)| name.clone()), ..Host::look() },
             config: self.config.to_toml(),
         })?;
+        if let Some(event) = self.pipeline.take() {
+            self.record(event)?;
+        }
         let (step, Restarts { number, most, .. }) = (self.position.step, self.restarts);
         if number > 0 {
             self.record(Event::Restarted { step, number, most })?;
