@@ -11,12 +11,13 @@ use std::time::Duration;
 use crate::cluster::Job;
 use crate::data::{AugmentChoice, LastBatch};
 use crate::nn::optim::Optimizer;
+use crate::parallel::split::Kind;
 use crate::tensor::device::cpu::choice::Winograd;
 use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
 use crate::train::together::{self, Agree, Overlap, Split, Squeeze, Staleness};
 pub use bench::*;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use parse::Schedules;
 
 use crate::command::calibrate::Calibrate;
@@ -390,12 +391,12 @@ pub struct Plan {
     /// Share the batch between so many processes, and show what they send each other
     #[arg(long, short, default_value_t = 1, value_parser = parse::count, allow_negative_numbers = true)]
     pub workers: usize,
-    /// Latency of the links between them, in microseconds
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50.0, value_parser = parse::positive)]
-    pub link_latency: f64,
-    /// Bandwidth of the links, in Gbit/s
-    #[arg(long, value_name = "GBIT", default_value_t = 1.0, value_parser = parse::positive)]
-    pub link_bandwidth: f64,
+    /// Latency of the links between them, in microseconds [default: 50; between stages, that of one machine's memory]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = parse::positive)]
+    pub link_latency: Option<f64>,
+    /// Bandwidth of the links, in Gbit/s [default: 1; between stages, that of one machine's memory]
+    #[arg(long, value_name = "GBIT", value_parser = parse::positive)]
+    pub link_bandwidth: Option<f64>,
     /// Take the statistics of batch-norm layers over the batches of all processes
     #[arg(long)]
     pub sync_batch_norm: bool,
@@ -408,6 +409,27 @@ pub struct Plan {
     /// sgd | momentum | nesterov | adagrad | adam | adamw | lars [default: as `paceline train`]
     #[arg(long)]
     pub optimizer: Option<Optimizer>,
+    #[arg(long, conflicts_with_all = ["eval", "nodes"], help = splits())]
+    pub split: Option<Split>,
+    /// The layers behind which a pipeline's stages end, such as features.8 [default: balanced]
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',', requires = "split")]
+    pub cuts: Vec<String>,
+    /// What a pipeline is balanced and forecast by
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Balance::Time, requires = "split")]
+    pub balance: Balance,
+    /// Micro-batches of a pipeline, the same as --accumulate [default: 8 with --split pipeline]
+    #[arg(long, value_name = "M", conflicts_with = "accumulate", requires = "split", value_parser = parse::count)]
+    #[arg(allow_negative_numbers = true)]
+    pub micro_batches: Option<usize>,
+    /// In which order a pipeline computes: gpipe | 1f1b | zero-bubble [default: 1f1b]
+    #[arg(long, value_name = "ORDER", requires = "split")]
+    pub schedule: Option<Kind>,
+    /// Memory that the process of each stage may take, such as 600MB
+    #[arg(long, value_name = "SIZE", requires = "split", value_parser = parse::memory, allow_negative_numbers = true)]
+    pub memory_limit: Option<u64>,
+    /// Compute threads with which each stage is measured [default: as `paceline train` would give it]
+    #[arg(long, value_name = "N", requires = "split", value_parser = parse::threads, allow_negative_numbers = true)]
+    pub threads: Option<usize>,
     /// Plan the evaluation, which keeps nothing for a backward pass, instead of a training step
     #[arg(long, conflicts_with = "memory")]
     pub eval: bool,
@@ -417,6 +439,15 @@ pub struct Plan {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// What stages are balanced and forecast by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Balance {
+    /// Seconds, measured on this machine
+    Time,
+    /// Floating-point operations; measures nothing
+    Arithmetic,
 }
 
 /// `paceline models`

@@ -1,12 +1,14 @@
 //! `paceline plan`: what a step will do, before it does.
 
 mod messages;
+mod stages;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use crate::nn::models::Named;
 use crate::nn::{Input, Mode};
+use crate::system::limits::Limits;
 use crate::system::threads;
 use crate::tensor::device::cpu::Cpu;
 use crate::tensor::device::cpu::conv::{Algorithm, ConvPass};
@@ -14,6 +16,7 @@ use crate::tensor::device::cpu::trial::Kernel;
 use crate::tensor::{Graph, MemoryUse, Node, Plan as Planned};
 use crate::train::config::SIDE_MAX;
 use crate::train::room::{Candidate, Processes};
+use crate::train::together::Split;
 use crate::train::{Config, Registry};
 use serde_json::{Value, json};
 
@@ -23,6 +26,7 @@ use super::calibrate::{calibrate, tell};
 use super::{Outcome, print, print_json};
 use crate::arguments::Plan;
 use crate::failure::Failure;
+use crate::run::split::{cut_batch, fewest_stages};
 
 /// Runs the command.
 pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
@@ -30,11 +34,14 @@ pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
     let (input, config) = (input(entry, arguments.size)?, config(arguments));
     config.check()?;
     config.check_world(arguments.workers)?;
-    let prepared = Prepared { entry, arguments, input, config };
+    let prepared = Prepared { entry, arguments, input, config }.fitted()?;
+    if prepared.config.stages() > 1 {
+        return stages::run(&prepared);
+    }
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let plan = prepared.candidate().plan(mode)?;
-    let link = (arguments.link_latency * 1e-6, arguments.link_bandwidth * 1e9 / 8.0);
-    let messages = (arguments.workers > 1 && !arguments.eval).then(|| Messages::new(&plan, arguments.workers, link));
+    let messages =
+        (arguments.workers > 1 && !arguments.eval).then(|| Messages::new(&plan, arguments.workers, link(arguments)));
     let choices = prepared.memory_choices(mode)?;
     let cpu = Cpu::new(threads::available());
     cpu.allow_winograd(arguments.winograd);
@@ -52,11 +59,16 @@ pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
 /// The run that such a step would be of.
 fn config(arguments: &Plan) -> Config {
     let usual = Config::default();
-    Config {
+    let mut config = Config {
         model: arguments.model.clone(),
         data: "synthetic:8x8x3/10".into(),
         batch: arguments.batch,
-        accumulate: arguments.accumulate,
+        accumulate: arguments.micro_batches.unwrap_or(arguments.accumulate),
+        split: arguments.split.unwrap_or_default(),
+        cuts: arguments.cuts.clone(),
+        schedule: arguments.schedule.unwrap_or_default(),
+        memory_limit: arguments.memory_limit,
+        threads: arguments.threads,
         clip_norm: arguments.clip_norm,
         optimizer: arguments.optimizer.unwrap_or(usual.optimizer),
         workers: arguments.workers,
@@ -64,7 +76,22 @@ fn config(arguments: &Plan) -> Config {
         memory: arguments.memory,
         sync_batch_norm: arguments.sync_batch_norm,
         ..usual
+    };
+    if arguments.micro_batches.is_none() {
+        cut_batch(&mut config);
     }
+    config
+}
+
+/// Links between processes that nobody has described otherwise.
+const LATENCY_US: f64 = 50.0;
+const BANDWIDTH_GBIT: f64 = 1.0;
+
+/// The links between processes: seconds of latency, and bytes per second.
+fn link(arguments: &Plan) -> (f64, f64) {
+    let latency_us = arguments.link_latency.unwrap_or(LATENCY_US);
+    let bandwidth_gbit = arguments.link_bandwidth.unwrap_or(BANDWIDTH_GBIT);
+    (latency_us * 1e-6, bandwidth_gbit * 1e9 / 8.0)
 }
 
 /// A run that is looked at.
@@ -84,6 +111,24 @@ struct Found<'a> {
 }
 
 impl Prepared<'_> {
+    /// With as few stages as fit this machine, where that is what was asked for.
+    fn fitted(mut self) -> Result<Self, Failure> {
+        if self.config.split != Split::Auto {
+            return Ok(self);
+        }
+        let limits = Limits::look();
+        let config = Config { split: Split::Replicate, ..self.config.clone() };
+        let fits = |config: &Config| {
+            let here = Processes::here(config, config.workers, config.processes());
+            Candidate { config, here, ..self.candidate() }.check(&limits)
+        };
+        self.config = match fits(&config) {
+            Ok(()) => config,
+            Err(refusal) => fewest_stages(&config, fits).ok_or(refusal)?.0,
+        };
+        Ok(self)
+    }
+
     /// As the trainer and its check of memory see it; all processes are on this machine.
     fn candidate(&self) -> Candidate<'_> {
         let (workers, config) = (self.arguments.workers, &self.config);
@@ -94,7 +139,7 @@ impl Prepared<'_> {
             classes: self.arguments.classes.unwrap_or(self.entry.classes),
             held_bytes: 0,
             workers,
-            here: Processes::here(config, workers, workers + config.server_count() * usize::from(workers > 1)),
+            here: Processes::here(config, workers, config.processes()),
             resumes: false,
             hosted: false,
         }

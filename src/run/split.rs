@@ -63,23 +63,27 @@ pub fn fit(mut config: Config, registry: &Registry, resumes: bool) -> Result<Con
         candidate.check(&Limits::look()).map(|()| candidate.bytes())
     };
     let Err(refusal) = fits(&config) else { return Ok(config) };
-    for stages in 2..=STAGES_MAX {
+    let Some((staged, bytes)) = fewest_stages(&config, |staged| fits(staged)?) else { return Err(refusal.into()) };
+    let why = refusal.to_string();
+    let why = why.split(';').next().unwrap_or_default();
+    if !std::env::args().any(|word| word == "--quiet" || word == "-q") && super::team::is_first() {
+        note(&format!(
+            "{why}; so {} is trained in {} stages, each a process, which take {} in all",
+            config.model,
+            staged.stages(),
+            in_words(bytes)
+        ));
+    }
+    Ok(staged)
+}
+
+/// As few stages as fit, and what fits said of them.
+pub fn fewest_stages<T>(config: &Config, fits: impl Fn(&Config) -> Result<T, TrainError>) -> Option<(Config, T)> {
+    (2..=STAGES_MAX).find_map(|stages| {
         let mut staged = Config { split: Split::Pipeline(stages), ..config.clone() };
         cut_batch(&mut staged);
-        if let Ok(Ok(bytes)) = fits(&staged) {
-            let why = refusal.to_string();
-            let why = why.split(';').next().unwrap_or_default();
-            if !std::env::args().any(|word| word == "--quiet" || word == "-q") && super::team::is_first() {
-                note(&format!(
-                    "{why}; so {} is trained in {stages} stages, each a process, which take {} in all",
-                    config.model,
-                    in_words(bytes)
-                ));
-            }
-            return Ok(staged);
-        }
-    }
-    Err(refusal.into())
+        fits(&staged).ok().map(|found| (staged, found))
+    })
 }
 
 /// Finds out where to cut, where nobody has said it: rank 0 measures, and tells the others.

@@ -130,7 +130,7 @@ pub(crate) struct History {
     pub evaluations: Vec<Evaluation>,
     /// How often the launcher started the run again.
     pub restarts: u64,
-    /// How the stages of the model compute together.
+    /// How the stages of the model compute together, in the latest process; none if that has all of the model.
     pub pipeline: Option<Event>,
     pub checkpoints: Vec<Checkpoint>,
     pub warnings: Vec<Warning>,
@@ -163,7 +163,10 @@ impl History {
         let process = self.processes.last_mut().expect("pushed above");
         process.last_time_s = process.last_time_s.max(line.time_s);
         match &line.event {
-            Event::RunStarted { .. } => process.start = start(&line.event),
+            Event::RunStarted { .. } => {
+                process.start = start(&line.event);
+                self.pipeline = None;
+            }
             Event::RunFinished { .. } => process.finish = finish(&line.event),
             Event::Step { step, .. } => {
                 process.last_step = *step;

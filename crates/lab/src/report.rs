@@ -22,6 +22,7 @@ mod charts;
 mod curve;
 mod markup;
 mod scale;
+mod stages;
 mod tables;
 mod waiting;
 
@@ -70,6 +71,7 @@ fn render(histories: &[History]) -> String {
         charts::learning_rate(history).render(),
     ];
     page.push_str(&section("speed", "Speed", &format!("<div class=\"grid\">\n{}</div>\n", speed.concat())));
+    page.push_str(&stages::stages(history));
     page.push_str(&tables::warnings(histories));
     page.push_str(&tables::epochs(history, &summary));
     page.push_str(&waiting::late(histories));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use paceline_lab::{LabError, report};
 use paceline_system::disk::Disk;
-use paceline_system::event::{Event, GpuUse, Line};
+use paceline_system::event::{Event, GpuUse, Line, StageUse};
 
 #[path = "../examples/specimen/log.rs"]
 mod specimen;
@@ -98,6 +98,50 @@ fn a_run_on_a_gpu_shows_what_the_gpu_was_doing() {
     {
         assert!(html.contains(part), "{part}");
     }
+}
+
+#[test]
+fn a_run_in_stages_shows_them_and_how_good_the_forecast_was() {
+    let stage = |parameters, sent_bytes, inputs_s| StageUse {
+        parameters,
+        sent_bytes,
+        forward_s: 0.010,
+        inputs_s,
+        weights_s: 0.020,
+    };
+    let event = Event::Pipeline {
+        schedule: "zero-bubble".into(),
+        micro_batches: 8,
+        stages: vec![stage(2_734, 173_056, 0.0), stage(58_972, 0, 0.010)],
+        forecast_s: 0.120,
+        speedup: 1.66,
+        bound: 1.75,
+        drawing: "stage 0 |F0 <F1>|\nstage 1 |.. F0|\n".into(),
+    };
+    let mut lines = specimen::lines(1, None, Some(specimen::done(390)));
+    assert!(!report_of(&lines).contains("id=\"stages\""), "nothing is said of stages of a whole model");
+    for line in &mut lines {
+        if let Event::Step { seconds, .. } = &mut line.event {
+            *seconds = 0.150;
+        }
+    }
+    lines.insert(1, Line { time_s: 0.0, rank: 0, event });
+    let html = report_of(&lines);
+    for part in [
+        "id=\"stages\"",
+        "<td class=\"n\">58,972</td>",
+        "<td class=\"n\">10.0 ms</td><td class=\"n\">0 s</td><td class=\"n\">20.0 ms</td><td class=\"n\">42.9%</td><td class=\"n\">169.0 KiB</td>",
+        "zero-bubble with 8 micro-batches",
+        "Expected 1.66× one device, of at most 1.75×",
+        "expected to take 120 ms without messages and its update; the median step took 150 ms: the forecast is off by -20.0%.",
+        "<pre>stage 0 |F0 &lt;F1&gt;|\nstage 1 |.. F0|</pre>",
+    ] {
+        assert!(html.contains(part), "{part}");
+    }
+    // A process that went on with the whole model has no stages.
+    let resumed = Line { rank: 0, ..lines[0].clone() };
+    lines.push(resumed);
+    assert!(!report_of(&lines).contains("id=\"stages\""));
 }
 
 #[test]

@@ -28,6 +28,11 @@ pub fn beside_loaders_among(loaders: usize, processes: usize) -> usize {
     compute(available_among(processes), loaders)
 }
 
+/// As [`beside_loaders`], in each of so many processes between which the cores that are free here will be shared out.
+pub fn beside_loaders_sharing(loaders: usize, processes: usize) -> usize {
+    compute((available() / processes.max(1)).max(1), loaders)
+}
+
 const fn compute(cores: usize, loaders: usize) -> usize {
     let spare = if cores <= 4 { 0 } else { cores / 4 };
     cores - if loaders < spare { loaders } else { spare }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use paceline_nn::{Mode, Network};
 use paceline_system::limits::in_words;
+use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::execute::Profile;
 use paceline_tensor::{Device, Executor, Graph, Pass, Plan, Store, cut};
 
@@ -72,7 +73,8 @@ pub struct Uncut<'a> {
 }
 
 impl Uncut<'_> {
-    fn forward(&self) -> Result<Graph, TrainError> {
+    /// The forward pass of the whole model for a micro-batch, with its loss.
+    pub(crate) fn forward(&self) -> Result<Graph, TrainError> {
         let ReplicaOptions { input, classes, micro_batch, smoothing, .. } = *self.options;
         let whole = Network::without_gradients(self.model, Mode::Train, micro_batch, input, classes, smoothing)?;
         Ok(whole.graph)
@@ -96,13 +98,8 @@ impl Uncut<'_> {
             ReplicaOptions { slots: 0, separate_gradients: false, accumulate: 1, clip_norm: None, ..*self.options };
         let (plan, ..) = replica::plan(ModelStage::whole(self.model), &options)?;
         choose(&plan);
-        let mut store = Store::new(&plan);
-        let mut executor = Executor::new(device, plan).map_err(|error| TrainError::Refused(error.to_string()))?;
-        let pass = Pass { samples: options.micro_batch, ..Pass::default() };
-        let mut profile = || executor.profile(&mut store, pass).map_err(|error| TrainError::Refused(error.to_string()));
-        profile()?;
-        let profile = profile()?;
-        Ok(NodeCosts::measured(&self.forward()?, executor.plan(), &profile))
+        let forward = self.forward()?;
+        profiled(plan, options.micro_batch, device, |plan, profile| NodeCosts::measured(&forward, plan, profile))
     }
 
     /// The best cuts into so many stages.
@@ -183,6 +180,22 @@ impl Uncut<'_> {
         let copies = 3 + self.options.rule.optimizer().state_slots();
         (results * slots + parameters * copies) as f64 + (self.beside + BASE) as f64
     }
+}
+
+/// What the second of two steps by a plan took, node by node, as somebody reads it. Inputs and weights are zero.
+pub(crate) fn profiled<T>(
+    plan: Plan,
+    samples: usize,
+    device: &Device,
+    read: impl FnOnce(&Plan, &Profile) -> T,
+) -> Result<T, TrainError> {
+    let refused = |error: CudaError| TrainError::Refused(error.to_string());
+    let mut store = Store::new(&plan);
+    let mut executor = Executor::new(device, plan).map_err(refused)?;
+    let pass = Pass { samples, ..Pass::default() };
+    executor.profile(&mut store, pass).map_err(refused)?;
+    let profile = executor.profile(&mut store, pass).map_err(refused)?;
+    Ok(read(executor.plan(), &profile))
 }
 
 /// Where a graph can be cut: the node in front of which, and the layer that ends there.

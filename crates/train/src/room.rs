@@ -165,7 +165,7 @@ impl Candidate<'_> {
     }
 
     /// How the replica of a stage is built.
-    fn stage_options(&self, config: &Config, stage: usize) -> Result<ReplicaOptions, TrainError> {
+    pub(crate) fn stage_options(&self, config: &Config, stage: usize) -> Result<ReplicaOptions, TrainError> {
         let slots = slots(config, Shard { rank: stage, world: config.stages() });
         let separate_gradients = slots > 0 && config.schedule.separates_gradients();
         Ok(ReplicaOptions { slots, separate_gradients, ..self.options(config)? })
@@ -177,8 +177,7 @@ impl Candidate<'_> {
     /// When the model cannot be cut so, or no stages fit.
     pub fn cuts(&self, config: &Config) -> Result<Balanced, TrainError> {
         let options = self.stage_options(config, 0)?;
-        let beside = self.loader(config) + self.held_bytes as u64;
-        let uncut = Uncut { model: self.model, options: &options, beside, limit: config.memory_limit };
+        let uncut = self.uncut(config, &options);
         uncut.balance(config.stages(), &uncut.arithmetic()?)
     }
 
@@ -193,9 +192,24 @@ impl Candidate<'_> {
         choose: &dyn Fn(&Plan),
     ) -> Result<Balanced, TrainError> {
         let options = self.stage_options(config, 0)?;
-        let beside = self.loader(config) + self.held_bytes as u64;
-        let uncut = Uncut { model: self.model, options: &options, beside, limit: config.memory_limit };
+        let uncut = self.uncut(config, &options);
         uncut.balance(config.stages(), &uncut.measure(device, choose)?)
+    }
+
+    /// The model before it is cut, with the options of the first stage.
+    pub(crate) fn uncut<'b>(&'b self, config: &Config, options: &'b ReplicaOptions) -> Uncut<'b> {
+        let beside = self.loader(config) + self.held_bytes as u64;
+        Uncut { model: self.model, options, beside, limit: config.memory_limit }
+    }
+
+    /// Bytes that the process of each stage takes at most, as [`Candidate::check`] holds them against a limit that was asked for.
+    ///
+    /// # Errors
+    /// As [`Candidate::cuts`].
+    pub fn stage_bytes(&self, config: &Config) -> Result<Vec<u64>, TrainError> {
+        let needs = self.stage_needs(config)?;
+        let once = needs.iter().map(|need| need.once).max().unwrap_or(0);
+        Ok(needs.iter().map(|need| need.worker + once).collect())
     }
 
     /// What the processes of a run like this would take.
@@ -203,25 +217,29 @@ impl Candidate<'_> {
         if config.stages() == 1 {
             return self.need_of(config, ModelStage::whole(self.model), &self.options(config)?);
         }
+        let add = |all: Need, need: Need| Need {
+            worker: all.worker.max(need.worker),
+            replica: all.replica + need.worker,
+            server: 0,
+            once: all.once.max(need.once),
+            mapped: all.mapped.max(need.mapped),
+        };
+        Ok(self.stage_needs(config)?.into_iter().fold(Need::default(), add))
+    }
+
+    /// What the process of each stage takes.
+    fn stage_needs(&self, config: &Config) -> Result<Vec<Need>, TrainError> {
         let cuts = if config.cuts.is_empty() { self.cuts(config)?.cuts } else { config.cuts.clone() };
-        let mut all = Need::default();
-        for number in 0..config.stages() {
+        let of = |number: usize| {
             let (stage, options) =
                 (ModelStage { model: self.model, cuts: &cuts, number }, self.stage_options(config, number)?);
             let need = self.need_of(config, stage, &options)?;
             // Messages in both directions, for every micro-batch that can be alive in the stage before.
             let network = stage.network(Mode::Eval, options.micro_batch, &options)?;
             let messages = 2 * (options.slots + 1).max(config.stages()) * network.crossing_bytes();
-            let worker = need.worker + messages as u64;
-            all = Need {
-                worker: all.worker.max(worker),
-                replica: all.replica + worker,
-                server: 0,
-                once: all.once.max(need.once),
-                mapped: all.mapped.max(need.mapped),
-            };
-        }
-        Ok(all)
+            Ok(Need { worker: need.worker + messages as u64, ..need })
+        };
+        (0..config.stages()).map(of).collect()
     }
 
     /// What the process of one stage takes, which may be all of the model.

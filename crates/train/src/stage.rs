@@ -1,7 +1,13 @@
 //! Which part of a model a replica computes: all of it, or one stage of a pipeline.
 
+pub mod plan;
+
+use std::ops::Range;
+
 use paceline_nn::{Mode, Model, Network, Parameter, StageNetwork, State};
-use paceline_tensor::GraphError;
+use paceline_parallel::split::StageTimes;
+use paceline_tensor::execute::Profile;
+use paceline_tensor::{GraphError, Plan};
 
 use crate::replica::ReplicaOptions;
 
@@ -104,6 +110,18 @@ impl WholeModel {
             Tensor::State(index) => parameters + index,
             Tensor::Optimizer { slot, index } => parameters + states + slot * parameters + index,
         }) as u64
+    }
+}
+
+/// How long a stage's passes took, of what was measured node by node. Gradients that a plan does not separate count as those of weights.
+pub(crate) fn times(plan: &Plan, profile: &Profile) -> StageTimes {
+    let sum = |nodes: Range<usize>| profile.seconds[nodes].iter().sum::<f64>();
+    let backward = plan.forward_nodes()..plan.graph().nodes().len();
+    let weights = if plan.weights_are_last() { plan.weight_gradient_nodes() } else { backward };
+    StageTimes {
+        forward_s: sum(0..plan.forward_nodes()),
+        inputs_s: sum(plan.input_gradient_nodes()),
+        weights_s: sum(weights),
     }
 }
 

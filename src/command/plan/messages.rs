@@ -45,12 +45,13 @@ impl Messages {
         self.buckets.iter().chain(&self.sums).map(|(_, plan)| plan)
     }
 
-    fn seconds(&self) -> f64 {
+    /// What all of them take, one after the other.
+    pub fn seconds(&self) -> f64 {
         self.all().map(CollectivePlan::seconds).sum()
     }
 
     /// Bytes that a rank sends and receives in a step.
-    fn bytes(&self, rank: usize) -> [u64; 2] {
+    pub fn bytes(&self, rank: usize) -> [u64; 2] {
         self.all().fold([0; 2], |[sent, received], plan| {
             let forecast = &plan.ranks[rank].forecast;
             [sent + forecast.sent_bytes as u64, received + forecast.received_bytes as u64]

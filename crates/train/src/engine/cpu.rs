@@ -1,7 +1,6 @@
 //! The engine on the cores of this machine: an executor over one arena, and the optimizer's arithmetic as
 //! gradients become final.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use paceline_data::batch::Batch;
@@ -20,6 +19,7 @@ use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::micro_batch::MicroBatch;
 use crate::replica::{NotFinite, ReplicaOptions};
+use crate::stage;
 
 pub(super) const EVALUATES: &str = "a replica built for evaluation does not train";
 
@@ -294,16 +294,8 @@ impl CpuEngine {
         let (Graphs { train, .. }, store, _) = self.split(Slot(0));
         let executor = &mut train.executor;
         executor.profile(store, pass)?;
-        let Profile { seconds } = executor.profile(store, pass)?;
-        let plan = executor.plan();
-        let sum = |nodes: Range<usize>| seconds[nodes].iter().sum::<f64>();
-        let backward = plan.forward_nodes()..plan.graph().nodes().len();
-        let weights = if plan.weights_are_last() { plan.weight_gradient_nodes() } else { backward };
-        let times = StageTimes {
-            forward_s: sum(0..plan.forward_nodes()),
-            inputs_s: sum(plan.input_gradient_nodes()),
-            weights_s: sum(weights),
-        };
+        let profile = executor.profile(store, pass)?;
+        let times = stage::times(executor.plan(), &profile);
         self.weights.store.states.copy_from_slice(&states);
         Ok(times)
     }
