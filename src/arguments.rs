@@ -180,6 +180,9 @@ pub struct Train {
     #[arg(long, value_name = "M", conflicts_with = "accumulate", value_parser = parse::count, allow_negative_numbers = true)]
     #[arg(help_heading = "Many processes")]
     pub micro_batches: Option<usize>,
+    /// Where each stage of a pipeline computes, such as cuda,cpu [default: all as --device says]
+    #[arg(long, value_name = "DEVICES", value_delimiter = ',', help_heading = "Many processes")]
+    pub stage_devices: Vec<Compute>,
     /// Memory that each process may take, such as 600MB: a model that needs more is split into stages
     #[arg(long, value_name = "SIZE", value_parser = parse::memory, allow_negative_numbers = true, help_heading = "Many processes")]
     pub memory_limit: Option<u64>,

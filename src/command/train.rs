@@ -157,6 +157,9 @@ fn apply(arguments: &Train, config: &mut Config) {
         config.cuts.clear();
     }
     set_some(&mut config.memory_limit, &arguments.memory_limit);
+    if !arguments.stage_devices.is_empty() {
+        config.stage_devices.clone_from(&arguments.stage_devices);
+    }
     set(&mut config.accumulate, &arguments.micro_batches);
     set(&mut config.agree, &arguments.agree);
     set(&mut config.squeeze, &arguments.squeeze);

@@ -129,7 +129,8 @@ impl Execution<'_> {
                 fewer + stages
             )));
         }
-        let config = Config { workers: member.workers() / stages, ..config };
+        let device = config.device_of(member.rank.index());
+        let config = Config { workers: member.workers() / stages, device, ..config };
         config.check()?;
         if member.world == 1 {
             return self.train(config, None).map(Part::Trained).map_err(|failure| failure.for_all(true));

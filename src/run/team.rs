@@ -341,6 +341,7 @@ impl Team {
         }
         Ok(match workers {
             _ if gpus == 0 => Sums::Cpu,
+            _ if self.mesh.extent().stages > 1 => Sums::Hosted,
             workers if among_themselves == workers => Sums::Devices,
             _ => Sums::Hosted,
         })

@@ -91,6 +91,9 @@ pub struct Config {
     /// The order in which a pipeline's stages compute micro-batches, of which `accumulate` says how many there are.
     #[serde(with = "crate::together::pipeline_schedule")]
     pub schedule: Kind,
+    /// Where each stage of a pipeline computes; all where `device` says if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stage_devices: Vec<Compute>,
     /// Bytes that a process may take: a model that needs more is split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
@@ -186,6 +189,7 @@ impl Default for Config {
             split: Split::default(),
             cuts: Vec::new(),
             schedule: Kind::default(),
+            stage_devices: Vec::new(),
             memory_limit: None,
             agree: Agree::default(),
             squeeze: Squeeze::default(),
@@ -318,6 +322,11 @@ impl Config {
         }
     }
 
+    /// Where a rank's stage computes.
+    pub fn device_of(&self, rank: usize) -> Compute {
+        self.stage_devices.get(rank % self.stages()).copied().unwrap_or(self.device)
+    }
+
     /// Processes that compute.
     pub const fn computing(&self) -> usize {
         self.workers * self.stages()
@@ -335,6 +344,9 @@ impl Config {
             let stages = self.cuts.len() + 1;
             return refuse(format!("--cuts is for a model in stages; type --split pipeline:{stages}"));
         }
+        if stages == 1 && !self.stage_devices.is_empty() {
+            return refuse("--stage-devices is for a model in stages; type --device, or --split pipeline:2".into());
+        }
         if stages == 1 {
             return Ok(());
         }
@@ -344,6 +356,17 @@ impl Config {
                 stages - 1,
                 self.cuts.len()
             ));
+        }
+        if !self.stage_devices.is_empty() && self.stage_devices.len() != stages {
+            return refuse(format!(
+                "--stage-devices names {} devices, and there are {stages} stages; type one for each, such as cuda,cpu",
+                self.stage_devices.len()
+            ));
+        }
+        if self.carry == Carry::NCCL {
+            return refuse(
+                "--carry nccl is for whole models on GPUs, and --split has stages; leave --carry out".into(),
+            );
         }
         if self.agree.recipe().has_servers() {
             return refuse(format!(
@@ -362,7 +385,8 @@ impl Config {
 
     /// Whether GPUs add up gradients among themselves, inside of a step's graph.
     pub fn sums_on_devices(&self) -> bool {
-        self.device != Compute::Cpu && matches!(self.carry, Carry::AUTO | Carry::NCCL) && self.keeps_off_host().is_ok()
+        let may = self.device != Compute::Cpu && self.stages() == 1;
+        may && matches!(self.carry, Carry::AUTO | Carry::NCCL) && self.keeps_off_host().is_ok()
     }
 
     /// Whether gradients may stay off the host, or what they are needed there for.

@@ -39,7 +39,7 @@ use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::device::null::CostModel;
 use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Layout};
-use paceline_tensor::{Buffer, Pass, Plan, Store};
+use paceline_tensor::{Buffer, Device, Pass, Plan, Store};
 
 pub use self::cpu::CpuEngine;
 pub use self::cuda::CudaEngine;
@@ -281,7 +281,11 @@ impl Place {
     /// The engine there.
     pub(crate) fn engine(&self, parts: Parts) -> Result<Engine, TrainError> {
         Ok(match self {
-            Self::Cpu(cpu) => Engine::Cpu(Box::new(CpuEngine::new(parts, cpu)?)),
+            Self::Cpu(cpu) => Engine::Cpu(Box::new(CpuEngine::on(parts, cpu, &Device::Cpu(Arc::clone(cpu)))?)),
+            // A stage's passes are asked for one by one, which a session cannot do.
+            Self::Cuda(cpu, cuda) if parts.options.is_staged() => {
+                Engine::Cpu(Box::new(CpuEngine::on(parts, cpu, &Device::Cuda(Arc::clone(cuda)))?))
+            }
             Self::Cuda(cpu, cuda) => Engine::Cuda(Box::new(CudaEngine::new(parts, cpu, cuda)?)),
             Self::Null(cpu, cost) => Engine::Null(Box::new(NullEngine::new(parts, cpu, *cost)?)),
         })

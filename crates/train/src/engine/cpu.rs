@@ -8,6 +8,7 @@ use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Segment, Tools};
 use paceline_parallel::split::StageTimes;
 use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::execute::{self, Profile, Turn};
 use paceline_tensor::plan::Bucket;
 use paceline_tensor::{Buffer, Device, Executor, Pass, Plan, Store};
@@ -59,20 +60,20 @@ struct Live {
 }
 
 impl CpuEngine {
-    pub(crate) fn new(parts: Parts, device: &Arc<Cpu>) -> Result<Self, TrainError> {
+    /// Computes on `place`, where the cores do what the host has to.
+    pub(crate) fn on(parts: Parts, device: &Arc<Cpu>, place: &Device) -> Result<Self, TrainError> {
         let Parts { options, train, eval, mut weights, segments } = parts;
         let Weights { store, optimizer } = &mut weights;
         let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(optimizer);
         given.for_each(|buffer| device.pool().touch(buffer));
         let buckets = train.first().map_or(&eval.plan, |train| &train.plan).buckets().to_vec();
         let elements = if !train.is_empty() && options.accumulate > 1 { weights.store.parameters.len() } else { 0 };
-        let place = Device::Cpu(Arc::clone(device));
         let (mut train, evaluates) = (train.into_iter(), eval);
-        let largest = train.next().map(|train| CompiledGraph::new(train, &place)).transpose()?;
-        let mut others: Vec<_> = train.map(|train| CompiledGraph::without_arena(train, &place)).collect();
+        let largest = train.next().map(|train| CompiledGraph::new(train, place)).transpose()?;
+        let mut others: Vec<_> = train.map(|train| CompiledGraph::without_arena(train, place)).collect();
         let eval = match &largest {
-            Some(_) => CompiledGraph::without_arena(evaluates, &place),
-            None => CompiledGraph::new(evaluates, &place)?,
+            Some(_) => CompiledGraph::without_arena(evaluates, place),
+            None => CompiledGraph::new(evaluates, place)?,
         };
         let mut train = largest;
         if let Some(CompiledGraph { executor, .. }) = &mut train {
@@ -106,6 +107,8 @@ impl CpuEngine {
         (self.live[slot.0].pass, self.live[slot.0].micro_batch) = (pass, micro_batch);
         if micro_batch.is_first() {
             self.tally = Tally::default();
+            let graphs = self.train.iter_mut().chain(&mut self.others);
+            graphs.for_each(|graph| graph.executor.hold_parameters());
         }
         let keeps = self.keeps_gradients();
         self.kept_states.clear();
@@ -125,7 +128,7 @@ impl CpuEngine {
                 _ => Ok(()),
             })?;
             bindings.send(executor, on)?;
-            Ok::<_, Halt>(bindings.answers(executor, batch, micro_batch).1)
+            Ok::<_, Halt>(bindings.answers(executor, batch, micro_batch)?.1)
         })?;
         let kept = &self.kept_states;
         self.weights.store.states[..kept.len()].copy_from_slice(kept);
@@ -278,8 +281,8 @@ impl CpuEngine {
             bindings.receive(executor, on)?;
             executor.run(&mut weights.store, Pass::default())?;
             bindings.send(executor, on)?;
-            let (logits, tally) = bindings.answers(executor, batch, MicroBatch::whole(batch));
-            Ok((logits.to_vec(), tally))
+            let (logits, tally) = bindings.answers(executor, batch, MicroBatch::whole(batch))?;
+            Ok((logits.into_owned(), tally))
         };
         match train {
             Some(train) => train.executor.lend_arena(executor, run),
@@ -327,10 +330,11 @@ impl CpuEngine {
 
     pub(super) fn find_non_finite(&mut self, inputs: &Inputs<'_>) -> Option<(String, &'static str)> {
         let (graphs, store, _) = self.split(Slot(0));
-        graphs.run(inputs.pass.samples, |executor, bindings| {
-            bindings.fill(executor, inputs.batch, inputs.micro_batch, inputs.seed).ok()?;
-            executor.find_non_finite(store, inputs.pass).ok().flatten()
-        })
+        let found = graphs.run::<_, CudaError>(inputs.pass.samples, |executor, bindings| {
+            bindings.fill(executor, inputs.batch, inputs.micro_batch, inputs.seed)?;
+            executor.find_non_finite(store, inputs.pass)
+        });
+        found.ok().flatten()
     }
 
     /// Adds the gradients of a micro-batch to those of the ones before.
@@ -376,14 +380,16 @@ impl CpuEngine {
         let Weights { store, optimizer } = weights;
         let updates = Updates { rule: &options.rule, device, optimizer, segments, buckets, sums };
         let activations = live[slot.0].activations.as_mut();
-        (Graphs { train: train.as_mut().expect(EVALUATES), others, activations }, store, updates)
+        (Graphs { train: train.as_mut().expect(EVALUATES), others, activations, slot }, store, updates)
     }
 
     /// Takes memory for the activations of a slot, unless that was done.
     fn open(&mut self, slot: Slot) {
         let executor = &self.train.as_ref().expect(EVALUATES).executor;
         while self.live.len() <= slot.0 {
-            self.live.push(Live { activations: Some(executor.new_slot()), ..Live::default() });
+            // A GPU keeps them by itself.
+            let activations = (!executor.is_on_gpu()).then(|| executor.new_slot());
+            self.live.push(Live { activations, ..Live::default() });
         }
     }
 }
@@ -394,12 +400,25 @@ struct Graphs<'a> {
     others: &'a mut [CompiledGraph],
     /// None if they stand in the executor's own arena.
     activations: Option<&'a mut execute::Slot>,
+    slot: Slot,
 }
 
 impl Graphs<'_> {
     /// Runs the graph that was planned for so many samples, or else the largest.
-    fn run<T>(self, samples: usize, run: impl FnOnce(&mut Executor, &Bindings) -> T) -> T {
-        let Self { train: CompiledGraph { executor, bindings, .. }, others, activations } = self;
+    fn run<T, E: From<CudaError>>(
+        self,
+        samples: usize,
+        run: impl FnOnce(&mut Executor, &Bindings) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let Self { train: CompiledGraph { executor, bindings, .. }, others, activations, slot } = self;
+        if executor.is_on_gpu() {
+            let (executor, bindings) = match others.iter_mut().find(|other| other.samples == samples) {
+                Some(CompiledGraph { executor, bindings, .. }) => (executor, &*bindings),
+                None => (executor, &*bindings),
+            };
+            executor.switch_slot(slot.0)?;
+            return run(executor, bindings);
+        }
         let in_arena = |executor: &mut Executor| match others.iter_mut().find(|other| other.samples == samples) {
             Some(other) => executor.lend_arena(&mut other.executor, |executor| run(executor, &other.bindings)),
             None => run(executor, bindings),

@@ -372,8 +372,9 @@ fn open_gpu(config: &Config, around: &Surroundings) -> Result<Option<Kept>, Trai
         return Ok(None);
     }
     let found = cuda::count().unwrap_or(0);
-    let number =
-        gpus::choose(config.device, (around.local, around.hosted), found).map_err(TrainError::Refused)?.unwrap_or(0);
+    let number = gpus::choose(config.device, (around.local, around.hosted || around.stage.world > 1), found)
+        .map_err(TrainError::Refused)?
+        .unwrap_or(0);
     let options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
     let opened = Kept::open(&around.disk, around.cache.as_deref(), number, options);
     opened.map(Some).map_err(|error| TrainError::Refused(error.to_string()))
