@@ -26,6 +26,7 @@ mod running;
 mod samples;
 mod saving;
 mod signals;
+mod split;
 mod strangers;
 mod survivors;
 mod together;

@@ -354,6 +354,15 @@ impl Engine {
         if let Self::Cpu(engine) = self { engine.lengths(samples) } else { CrossingLengths::NONE }
     }
 
+    /// Whether all gradients are looked at before any is applied.
+    pub fn keeps_gradients(&self) -> bool {
+        match self {
+            Self::Cpu(engine) => engine.keeps_gradients(),
+            Self::Cuda(engine) => engine.plan().stores_gradients(),
+            Self::Null(engine) => engine.keeps_gradients(),
+        }
+    }
+
     /// What a micro-batch takes, measured; computes on whatever is there, and changes nothing that is kept.
     ///
     /// # Errors

@@ -100,6 +100,11 @@ impl ReplicaOptions {
     pub const fn is_staged(&self) -> bool {
         self.slots > 0
     }
+
+    /// Whether the gradients of several micro-batches are added up before any is applied.
+    pub const fn gathers(&self) -> bool {
+        self.accumulate > 1 || self.is_staged()
+    }
 }
 
 /// What stopped a step: nothing was applied after it was seen.
@@ -298,7 +303,9 @@ impl Replica {
         if agreement.protocol().gradients_leave() {
             self.engine.stage_gradients()?;
         }
+        let stages = self.exchange.take_stages();
         self.exchange = Exchange::new(agreement, self.options.hosted, clock);
+        stages.into_iter().for_each(|links| self.exchange.join_stages(links));
         Ok(())
     }
 
@@ -500,7 +507,7 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation or applies gradients as they come.
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Result<Tally, TrainError> {
-        assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
+        assert!(self.engine.keeps_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
         self.begin_step(Moment { step, learning_rate: 0.0 });
         let mut passes = || {
             let schedule = self.schedule(batch)?;

@@ -71,8 +71,9 @@ pub(crate) fn updates(network: &StageNetwork, options: &ReplicaOptions, on_gpu: 
     }
     let Some(gradients) = network.gradients.as_ref() else { return Updates::AtEnd };
     let all = network.graph.parameters().iter().all(|&parameter| gradients.of.of(parameter).is_some());
-    let one_part = options.accumulate == 1 && !options.is_staged();
-    if options.clip_norm.is_none() && one_part && options.overlap && !options.separate_gradients && all {
+    // Gradients of several micro-batches are added up as they come, bucket by bucket, and applied later.
+    let as_they_come = options.clip_norm.is_none() && options.overlap && !options.separate_gradients;
+    if all && (options.gathers() && !on_gpu || as_they_come) {
         early(options.rule.needs_whole_tensors() || options.hosted)
     } else {
         Updates::AtEnd

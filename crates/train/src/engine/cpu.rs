@@ -40,8 +40,10 @@ pub struct CpuEngine {
     eval: CompiledGraph,
     segments: Vec<Segment>,
     buckets: Vec<Bucket>,
-    /// The sum of gradients over the parts of a batch; empty if there is one part.
+    /// The sum of gradients over the parts of a batch, where a plan has a place for each part's; empty if not, or if there is one part.
     accumulated: Buffer,
+    /// Whether the store has the sum of gradients over the parts of a batch, which come bucket by bucket.
+    gathers: bool,
     /// Working memory of the optimizer.
     sums: Vec<f64>,
     /// The micro-batches whose answers are there, by slot.
@@ -67,7 +69,14 @@ impl CpuEngine {
         let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(optimizer);
         given.for_each(|buffer| device.pool().touch(buffer));
         let buckets = train.first().map_or(&eval.plan, |train| &train.plan).buckets().to_vec();
-        let elements = if !train.is_empty() && options.accumulate > 1 { weights.store.parameters.len() } else { 0 };
+        let stores = train.first().is_some_and(|train| train.plan.stores_gradients());
+        let gathers = !train.is_empty() && options.gathers() && !stores;
+        let elements = weights.store.parameters.len();
+        if gathers {
+            weights.store.gradients = Buffer::zeroed_for("the gradients", elements);
+            device.pool().touch(&mut weights.store.gradients);
+        }
+        let elements = if stores && options.accumulate > 1 { elements } else { 0 };
         let (mut train, evaluates) = (train.into_iter(), eval);
         let largest = train.next().map(|train| CompiledGraph::new(train, place)).transpose()?;
         let mut others: Vec<_> = train.map(|train| CompiledGraph::without_arena(train, place)).collect();
@@ -83,6 +92,7 @@ impl CpuEngine {
         let mut engine = Self {
             weights,
             accumulated: Buffer::zeroed_for("the gradients", elements),
+            gathers,
             options,
             device: Arc::clone(device),
             eval,
@@ -138,9 +148,10 @@ impl CpuEngine {
 
     pub(super) fn backward(&mut self, slot: Slot, which: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
         let Live { pass, micro_batch, .. } = self.live[slot.0];
-        let keeps = self.keeps_gradients();
+        let (keeps, gathers) = (self.keeps_gradients(), self.gathers);
+        let mut sums = if gathers { std::mem::take(&mut self.weights.store.gradients) } else { Buffer::default() };
         let (graphs, store, mut updates) = self.split(slot);
-        graphs.run(pass.samples, |executor, bindings| {
+        let passed = graphs.run(pass.samples, |executor, bindings| {
             if which != Gradients::Weights {
                 bindings.receive_gradients(executor, on)?;
             }
@@ -148,6 +159,11 @@ impl CpuEngine {
             let mut turn = |turn: Turn<'_>| {
                 result = match turn {
                     Turn::Sum { numbers, .. } => sum_gradients(numbers, micro_batch, on),
+                    Turn::Apply { bucket, gradients, .. } if gathers => {
+                        let sums = &mut sums[updates.buckets[bucket].elements.clone()];
+                        add(updates.device, sums, gradients, micro_batch.is_first());
+                        Ok(())
+                    }
                     _ if keeps => Ok(()),
                     Turn::Final { bucket, gradients } => on.on(Event::Final { bucket, gradients }),
                     Turn::Apply { bucket, gradients, parameters } => {
@@ -168,8 +184,12 @@ impl CpuEngine {
             }?;
             result?;
             if which == Gradients::Weights { Ok(()) } else { bindings.send_gradients(executor, on) }
-        })?;
-        if keeps && which != Gradients::Inputs && micro_batch.of > 1 {
+        });
+        if gathers {
+            self.weights.store.gradients = sums;
+        }
+        passed?;
+        if keeps && !gathers && which != Gradients::Inputs && micro_batch.of > 1 {
             self.accumulate(micro_batch);
         }
         Ok(())
@@ -340,14 +360,7 @@ impl CpuEngine {
     /// Adds the gradients of a micro-batch to those of the ones before.
     fn accumulate(&mut self, micro_batch: MicroBatch) {
         let gradients = &mut self.weights.store.gradients;
-        if micro_batch.is_first() {
-            self.accumulated.copy_from_slice(gradients);
-        } else {
-            const CHUNK: usize = 1 << 16;
-            self.device.pool().chunks(&mut self.accumulated, CHUNK, |index, sums| {
-                sums.iter_mut().zip(&gradients[index * CHUNK..]).for_each(|(sum, gradient)| *sum += gradient);
-            });
-        }
+        add(&self.device, &mut self.accumulated, gradients, micro_batch.is_first());
         if micro_batch.is_last() {
             gradients.copy_from_slice(&self.accumulated);
         }
@@ -358,8 +371,8 @@ impl CpuEngine {
     }
 
     /// Whether all gradients are looked at before any is applied.
-    fn keeps_gradients(&self) -> bool {
-        self.plan().stores_gradients()
+    pub(super) fn keeps_gradients(&self) -> bool {
+        self.plan().stores_gradients() || self.gathers
     }
 
     pub(super) fn plan(&self) -> &Plan {
@@ -428,6 +441,19 @@ impl Graphs<'_> {
             None => in_arena(executor),
         }
     }
+}
+
+/// Adds gradients to sums, or begins with them.
+fn add(device: &Cpu, sums: &mut [f32], gradients: &[f32], begins: bool) {
+    const CHUNK: usize = 1 << 16;
+    device.pool().chunks(sums, CHUNK, |index, sums| {
+        let gradients = &gradients[index * CHUNK..][..sums.len()];
+        if begins {
+            sums.copy_from_slice(gradients);
+        } else {
+            sums.iter_mut().zip(gradients).for_each(|(sum, gradient)| *sum += gradient);
+        }
+    });
 }
 
 /// Adds up the statistics of a batch-norm. A worker without samples adds nothing.

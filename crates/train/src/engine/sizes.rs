@@ -48,7 +48,11 @@ impl Sizes {
         // Every micro-batch that is alive has an arena.
         let arena = if on_gpu { 0 } else { (options.slots.max(1) * plan.arena_bytes()).max(eval.arena_bytes()) };
         let slots = if train.is_some() { options.rule.optimizer().state_slots() } else { 0 };
-        let kept = usize::from(plan.stores_gradients()) + usize::from(train.is_some() && options.accumulate > 1);
+        let kept = match train {
+            Some(_) if plan.stores_gradients() => 1 + usize::from(options.accumulate > 1),
+            Some(_) => usize::from(options.gathers()),
+            None => 0,
+        };
         Self {
             arena: arena as u64,
             parameters: bytes(plan.parameters().length()),
@@ -56,7 +60,7 @@ impl Sizes {
             states: bytes(plan.states().length()),
             slots: slots as u64,
             gradients: kept as u64,
-            by_elements: !plan.stores_gradients() && !options.rule.needs_whole_tensors(),
+            by_elements: kept == 0 && !options.rule.needs_whole_tensors(),
         }
     }
 
