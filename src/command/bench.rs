@@ -72,6 +72,7 @@ fn replica(
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        shard: None,
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
     cpu.allow_winograd(arguments.winograd);

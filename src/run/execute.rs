@@ -138,8 +138,8 @@ impl Execution<'_> {
             return team.serve(&config).map(|_| Part::Served);
         }
         let (shard, local, progress, inbox) = (team.shard(), team.local(), team.progress(), team.inbox());
-        let (folder, hosted) = (team.folder(), team.is_hosted());
-        let around = Surroundings { shard, local, progress, inbox, folder, hosted, ..self.around };
+        let (folder, hosted, shares_memory) = (team.folder(), team.is_hosted(), team.shares_memory());
+        let around = Surroundings { shard, local, progress, inbox, folder, hosted, shares_memory, ..self.around };
         Self { around, ..self }.train(config, Some(team)).map(Part::Trained)
     }
 

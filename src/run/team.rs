@@ -22,7 +22,7 @@ use crate::comm::{
     Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
 };
 use crate::data::order::Shard;
-use crate::parallel::agree::{Join, Roles};
+use crate::parallel::agree::{self, Join, Roles};
 use crate::parallel::mesh::{Extent, Mesh};
 use crate::system::clock::Clock;
 use crate::system::disk::Disk;
@@ -33,7 +33,7 @@ use crate::train::compute::Compute;
 use crate::train::deadlines::Deadlines;
 use crate::train::engine::guard::Limits;
 use crate::train::serve::{ServerJournal, Serving, serve_parameters};
-use crate::train::together::{Carry, Overlap, Squeeze};
+use crate::train::together::Carry;
 use crate::train::trainer::{FolderBroadcast, RunFolder};
 use crate::train::{Config, Registry, TrainError, Trainer};
 
@@ -335,6 +335,14 @@ impl Team {
         self.sums.get() == Sums::Hosted
     }
 
+    /// Whether all ranks map the same memory.
+    pub fn shares_memory(&self) -> bool {
+        let communicator = self.communicator.take();
+        let shares = communicator.as_ref().is_some_and(Communicator::shares_memory);
+        self.communicator.set(communicator);
+        shares
+    }
+
     /// The rank and world of those that compute.
     pub fn shard(&self) -> Shard {
         let world = self.mesh.extent().workers;
@@ -435,14 +443,16 @@ impl Team {
             // Gradients stay on the GPUs; what else ranks tell each other goes the usual way.
             shape.buckets.clear();
         }
-        let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
-        let one_copy = whole && self.sums.get() == Sums::Cpu && trainer.replica().engine.steps_by_elements();
+        let replica = trainer.replica();
+        let whole = config.keeps_messages_whole() && !replica.has_shard();
+        let one_copy = whole && self.sums.get() == Sums::Cpu && replica.engine.steps_by_elements();
+        let options = agree::Options { shard: replica.has_shard(), ..config.agreement(one_copy) };
         let join = Join {
             communicator,
             urgent: self.urgent.take(),
             roles: self.roles(),
             shape: &shape,
-            options: config.agreement(one_copy),
+            options,
             deadline: self.deadlines.message,
             clock: Clock::real(),
         };

@@ -48,6 +48,7 @@ fn replica(model: &str, cost: CostModel) -> Replica {
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        shard: None,
     };
     Replica::at(zoo::find(model).unwrap(), options, &Place::Null(Arc::new(Cpu::new(1)), cost)).unwrap()
 }

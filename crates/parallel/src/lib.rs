@@ -8,7 +8,9 @@
 
 pub mod agree;
 pub mod mesh;
+pub mod ownership;
 pub mod schedule;
 pub mod squeeze;
 
 pub use agree::{Agreement, Settled};
+pub use ownership::{Owned, Ownership};

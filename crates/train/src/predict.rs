@@ -82,6 +82,7 @@ impl Predictor {
             overlap: true,
             hosted: false,
             separate_gradients: false,
+            shard: None,
         };
         let cpu = Arc::new(Cpu::new(threads));
         let place =

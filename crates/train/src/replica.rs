@@ -9,9 +9,9 @@ use std::sync::Arc;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
-use paceline_parallel::Agreement;
 use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Votes};
 use paceline_parallel::squeeze;
+use paceline_parallel::{Agreement, Owned, Ownership};
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
@@ -85,6 +85,37 @@ pub struct ReplicaOptions {
     /// Whether gradients of weights are computed behind all others, so that both can be asked for apart;
     /// keeps all gradients.
     pub separate_gradients: bool,
+    /// Whose part of the optimizer's state is kept; all of it if none.
+    pub shard: Option<OptimizerShard>,
+}
+
+/// A replica's part of the optimizer's state: its chunk of every bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptimizerShard {
+    /// Its number among the replicas that train together.
+    pub rank: usize,
+    /// How many there are.
+    pub world: usize,
+    /// Whether they can map the same memory: where steps can be made by elements they keep one copy of the whole
+    /// state there, and nobody keeps a part.
+    pub maps_one_copy: bool,
+}
+
+impl ReplicaOptions {
+    /// What of the optimizer's state a replica with this plan of a step keeps.
+    pub(crate) fn ownership(&self, plan: &Plan) -> Ownership {
+        match self.shard {
+            Some(OptimizerShard { rank, world, maps_one_copy }) if !(maps_one_copy && self.steps_by_elements(plan)) => {
+                Ownership::of(plan.buckets().iter().map(|bucket| bucket.elements.clone()), rank, world)
+            }
+            _ => Ownership::whole(plan.parameters().length()),
+        }
+    }
+
+    /// Whether a step can be made with some elements of a bucket by themselves.
+    pub(crate) fn steps_by_elements(&self, plan: &Plan) -> bool {
+        !plan.stores_gradients() && !self.rule.needs_whole_tensors()
+    }
 }
 
 /// What stopped a step: nothing was applied after it was seen.
@@ -193,11 +224,11 @@ impl Replica {
         assert!(same, "gradients have the same buckets for any number of samples");
         let eval = Planned::new(eval, Updates::AtEnd, &options, on_gpu);
         let plan = train.first().map_or(&eval.plan, |train| &train.plan);
-        let elements = plan.parameters().length();
+        let owned = options.ownership(plan);
         let sizes = Sizes::of(train.first().map(|train| &train.plan), &eval.plan, &options, on_gpu);
         sizes.check(&Limits::look())?;
         let mut store = Store::new(plan);
-        let optimizer = if !train.is_empty() { options.rule.new_state(elements) } else { Vec::new() };
+        let optimizer = if !train.is_empty() { options.rule.new_state(owned.length()) } else { Vec::new() };
         for (index, parameter) in parameters.iter().enumerate() {
             parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
         }
@@ -205,7 +236,7 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = segments(&parameters, store.layout());
-        let parts = Parts { options, train, eval, weights: Weights { store, optimizer }, segments };
+        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned }, segments };
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
         Ok(Self { options, parameters, states, engine, exchange, boundary })
@@ -282,6 +313,35 @@ impl Replica {
     pub fn begin_together(&mut self, step: u64, identity: RunIdentity) -> Result<(), TrainError> {
         self.exchange.open(&mut self.engine, identity)?;
         self.begin_boundary(step);
+        Ok(())
+    }
+
+    /// Whether it keeps the optimizer's state of its own chunks only.
+    pub fn has_shard(&self) -> bool {
+        !self.engine.weights().owned.is_whole()
+    }
+
+    /// What a checkpoint is made of, and what gathers of it what other replicas have.
+    pub(crate) fn for_saving(&mut self) -> (&[Parameter], &[State], &Engine, &mut Exchange) {
+        (&self.parameters, &self.states, &self.engine, &mut self.exchange)
+    }
+
+    /// Takes part in what rank 0 does when it saves the optimizer's state, where this replica has a part of it:
+    /// gives its chunks of every tensor, in the order of the file.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn give_optimizer(&mut self) -> Result<(), TrainError> {
+        if !self.has_shard() {
+            return Ok(());
+        }
+        let Self { engine, exchange, .. } = self;
+        let weights = engine.weights();
+        for slot in 0..weights.optimizer.len() {
+            for elements in weights.store.layout().ranges() {
+                exchange.gather_state(weights, (slot, elements.clone()))?;
+            }
+        }
         Ok(())
     }
 
@@ -528,12 +588,15 @@ impl Replica {
     /// The first tensor that holds something that is not a number: a parameter, a state or a buffer of the
     /// optimizer.
     pub fn spoiled_tensor(&self) -> Option<String> {
-        let Weights { store, optimizer } = self.engine.weights();
+        let Weights { store, optimizer, owned } = self.engine.weights();
         let named = |index: usize| self.parameters[index].name.clone();
         let parameter = (0..self.parameters.len()).find(|&index| !is_finite(store.parameter(index)));
         let state = || (0..self.states.len()).find(|&index| !is_finite(store.state(index)));
         let slot = || {
-            let spoiled = |range: &Range<usize>| optimizer.iter().any(|slot| !is_finite(&slot[range.clone()]));
+            let spoiled = |range: &Range<usize>| {
+                let mut here = owned.within(range.clone());
+                here.any(|Owned { place, .. }| optimizer.iter().any(|slot| !is_finite(&slot[place.clone()])))
+            };
             store.layout().ranges().iter().position(spoiled)
         };
         parameter
@@ -551,15 +614,20 @@ impl Replica {
     }
 }
 
-/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they
-/// hold.
-pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shape {
+/// The buckets of a plan as an agreement sees them.
+pub fn bucket_shapes(plan: &Plan) -> Vec<BucketShape> {
     let bucket_shape = |bucket: &Bucket| BucketShape {
         start: bucket.elements.start,
         elements: bucket.elements.len(),
         ready_after: bucket.ready_after,
         needed_before: bucket.needed_before,
     };
+    plan.buckets().iter().map(bucket_shape).collect()
+}
+
+/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they
+/// hold.
+pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shape {
     let layout = plan.parameters();
     let segments = |bucket: &Bucket| {
         let segment = |number: usize| {
@@ -572,7 +640,7 @@ pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shap
         bucket.parameters.clone().map(segment).collect()
     };
     Shape {
-        buckets: plan.buckets().iter().map(bucket_shape).collect(),
+        buckets: bucket_shapes(plan),
         segments: plan.buckets().iter().map(segments).collect(),
         parameters: layout.length(),
         states: plan.states().length(),

@@ -123,6 +123,7 @@ fn replica(case: Case) -> (Replica, Batch) {
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        shard: None,
     };
     (Replica::new(entry, options, &Arc::new(Cpu::new(2))).unwrap(), batch)
 }

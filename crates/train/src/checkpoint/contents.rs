@@ -2,7 +2,10 @@
 //! trains on.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
@@ -15,6 +18,8 @@ use serde::Serialize;
 
 use super::manifest::{MANIFEST, Manifest};
 use super::{CARD_KEY, Card, POSITION_KEY, Position, STATE, WEIGHTS};
+use crate::engine::Weights;
+use crate::exchange::Exchange;
 use crate::replica::Replica;
 
 /// What is written beside the tensors.
@@ -41,20 +46,37 @@ pub struct Contents<'a> {
     states_layout: &'a Layout,
     weights: &'a [f32],
     kept: &'a [f32],
-    optimizer: Vec<&'a [f32]>,
+    optimizer: OptimizerState<'a>,
+}
+
+/// Where the optimizer's state is.
+#[derive(Debug)]
+enum OptimizerState<'a> {
+    /// Here, slot by slot.
+    Here(Vec<&'a [f32]>),
+    /// Every replica has its chunks of it: tensors are gathered one at a time, as they are written. All replicas do
+    /// so at the same point ([`Replica::give_optimizer`]).
+    Divided(&'a Weights, RefCell<&'a mut Exchange>),
 }
 
 impl<'a> Contents<'a> {
     /// As they are now.
-    pub fn of(replica: &'a Replica) -> Self {
+    pub fn of(replica: &'a mut Replica) -> Self {
+        let divided = replica.has_shard();
+        let (parameters, states, engine, exchange) = replica.for_saving();
+        let weights = engine.weights();
+        let store = &weights.store;
         Self {
-            parameters: &replica.parameters,
-            states: &replica.states,
-            layout: replica.store().layout(),
-            states_layout: replica.store().states_layout(),
-            weights: &replica.store().parameters,
-            kept: &replica.store().states,
-            optimizer: replica.engine.weights().optimizer.iter().map(|slot| &slot[..]).collect(),
+            parameters,
+            states,
+            layout: store.layout(),
+            states_layout: store.states_layout(),
+            weights: &store.parameters,
+            kept: &store.states,
+            optimizer: match divided {
+                true => OptimizerState::Divided(weights, RefCell::new(exchange)),
+                false => OptimizerState::Here(weights.optimizer.iter().map(|slot| &slot[..]).collect()),
+            },
         }
     }
 
@@ -79,15 +101,35 @@ impl<'a> Contents<'a> {
     }
 
     fn write_state(&self, disk: &Disk, path: &Path, position: &Position) -> Result<Checksum, DiskError> {
-        let slots = optimizer_inventory(self.parameters, self.optimizer.len());
+        let slots = optimizer_inventory(self.parameters, self.optimizer.slots());
         let inventory = Inventory { parameters: &slots, states: &[] };
         let count = self.parameters.len();
-        let values = |slot: Slot| {
+        let mut values = |slot: Slot| {
             let Slot::Parameter(index) = slot else { unreachable!("the inventory has no states") };
-            Cow::Borrowed(&self.optimizer[index / count][self.layout.range(index % count)])
+            self.optimizer.tensor(index / count, self.layout.range(index % count))
         };
         let metadata = BTreeMap::from([(POSITION_KEY.to_owned(), to_json(position))]);
-        disk_only(weights::write(disk, path, inventory, &values, &metadata))
+        disk_only(weights::write_with(disk, path, inventory, &mut values, &metadata))
+    }
+}
+
+impl OptimizerState<'_> {
+    fn slots(&self) -> usize {
+        match self {
+            Self::Here(slots) => slots.len(),
+            Self::Divided(weights, _) => weights.optimizer.len(),
+        }
+    }
+
+    /// One tensor's part of a slot.
+    fn tensor(&self, slot: usize, elements: Range<usize>) -> io::Result<Cow<'_, [f32]>> {
+        match self {
+            Self::Here(slots) => Ok(Cow::Borrowed(&slots[slot][elements])),
+            Self::Divided(weights, exchange) => {
+                let gathered = exchange.borrow_mut().gather_state(weights, (slot, elements));
+                gathered.map(Cow::Owned).map_err(io::Error::other)
+            }
+        }
     }
 }
 
@@ -144,7 +186,7 @@ impl Snapshot {
             states_layout: &self.states_layout,
             weights: &self.weights,
             kept: &self.kept,
-            optimizer: self.optimizer.iter().map(Vec::as_slice).collect(),
+            optimizer: OptimizerState::Here(self.optimizer.iter().map(Vec::as_slice).collect()),
         }
     }
 }

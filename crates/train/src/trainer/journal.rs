@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use paceline_comm::CommError;
 use paceline_data::folder::Damage;
 use paceline_nn::schedule::RunLength;
 use paceline_parallel::agree::Votes;
@@ -422,6 +423,10 @@ impl Journal {
 
     /// As [`Journal::save`], while training goes on.
     pub fn save_beside(&mut self, replica: &mut Replica) -> Result<(), TrainError> {
+        // Chunks of the optimizer's state are gathered as they are written, which all replicas wait for.
+        if replica.has_shard() {
+            return self.save(replica, false);
+        }
         // By rank 0's vote none is under way; on the other ranks none ever is.
         self.take_written(true)?;
         if !self.begins_to_save(replica)? {
@@ -446,6 +451,7 @@ impl Journal {
             return Err(self.not_a_number(step, layer, "parameter"));
         }
         if self.rank > 0 {
+            replica.give_optimizer()?;
             self.saved = Some(self.position.clone());
             return Ok(false);
         }
@@ -467,7 +473,12 @@ impl Journal {
     fn record_written(&mut self, written: Written) -> Result<(), TrainError> {
         let Written { position, best, folder, seconds } = written;
         let step = position.step;
-        let path = folder.map_err(|source| {
+        let path = folder.map_err(|mut source| {
+            // A tensor that another rank did not give is no fault of the disk.
+            source.source = match source.source.downcast::<CommError>() {
+                Ok(error) => return error.into(),
+                Err(source) => source,
+            };
             let (survivor, run) = (self.checkpoints.survivor(), self.run.path().to_owned());
             self.gone(&source).unwrap_or(TrainError::CheckpointNotSaved { step, source, survivor, run })
         })?;

@@ -34,6 +34,10 @@ use crate::room::{Candidate, Processes};
 use crate::sizing::{self, Sizing};
 use crate::together::Overlap;
 
+/// What is said where the optimizer's state is to be divided, and is there once.
+const ONE_COPY: &str = "all workers map one copy of the weights and of the optimizer's state, which is less than a part \
+                        for each would be: --shard optimizer changes nothing here";
+
 /// The world around a run.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
@@ -59,6 +63,8 @@ pub struct Surroundings {
     pub cache: Option<PathBuf>,
     /// Whether gradients of GPUs pass through the hosts' memory: then all devices send the same buckets.
     pub hosted: bool,
+    /// Whether all ranks map the same memory.
+    pub shares_memory: bool,
     /// The models and data that can be named.
     pub registry: Registry,
     /// How often a launcher has started the run again by itself.
@@ -90,6 +96,7 @@ impl Default for Surroundings {
             folder: FolderBroadcast::default(),
             cache: None,
             hosted: false,
+            shares_memory: false,
             registry: Registry::default(),
             restarts: Restarts::default(),
         }
@@ -246,6 +253,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        shard: None,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
     cpu.allow_winograd(config.winograd);
@@ -296,6 +304,8 @@ fn assemble(
         Network::new(model, Mode::Train, sizes.evaluation, sizing.input, info.classes, 0.0)?.check_statistics()?;
     }
     let options = options(config, sizes, (around.shard.world, around.hosted), (sizing.input, info.classes))?;
+    let shard = config.optimizer_shard(around.shard, around.shares_memory);
+    let options = ReplicaOptions { shard, ..options };
     let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
     let (here, held_bytes) =
         (Processes::here(config, workers, around.local.world), train.held_bytes() + val.held_bytes());
@@ -342,6 +352,9 @@ fn assemble(
         if !left_out.is_empty() {
             notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
         }
+    }
+    if shard.is_some() && !replica.has_shard() {
+        notes.push(ONE_COPY.to_owned());
     }
     Ok(Prepared { replica, train, val, card, notes })
 }
@@ -403,6 +416,7 @@ pub(crate) fn options(
         overlap: workers == 1 || config.overlap == Overlap::On,
         hosted,
         separate_gradients: false,
+        shard: None,
     })
 }
 

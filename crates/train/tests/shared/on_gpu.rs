@@ -41,6 +41,7 @@ pub fn options(optimizer: Optimizer, precision: Precision) -> ReplicaOptions {
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        shard: None,
         clip_norm: None,
     }
 }

@@ -48,6 +48,7 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        shard: None,
     };
     let cpu = Arc::new(Cpu::new(2));
     let mut replica = Replica::new(zoo::find("resnet20").unwrap(), options, &cpu).unwrap();

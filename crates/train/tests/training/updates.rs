@@ -70,6 +70,7 @@ fn replica_with(
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        shard: None,
     };
     Replica::new(model, options, &Arc::new(Cpu::new(2))).unwrap()
 }
