@@ -39,8 +39,8 @@ pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
     let link = (arguments.link_latency * 1e-6, arguments.link_bandwidth * 1e9 / 8.0);
     let (buckets, options) = (bucket_shapes(&plan), prepared.config.agreement(false));
     let protocol = prepared.config.agree.recipe().protocol(&Shape { buckets, ..Shape::default() }, &options);
-    let messages = (arguments.workers > 1 && !arguments.eval)
-        .then(|| Messages::new(&plan, &protocol, arguments.workers, link));
+    let messages =
+        (arguments.workers > 1 && !arguments.eval).then(|| Messages::new(&plan, &protocol, arguments.workers, link));
     let choices = prepared.memory_choices(mode)?;
     let cpu = Cpu::new(threads::available());
     cpu.allow_winograd(arguments.winograd);

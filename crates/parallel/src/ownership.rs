@@ -189,6 +189,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "a rank steps what it has the state of")]
     fn the_state_of_another_rank_is_nowhere() {
-        let _ = Ownership::of([0..10], 0, 2).place(4..6);
+        let _ = Ownership::of([0..10, 16..20], 0, 2).place(4..6);
     }
 }

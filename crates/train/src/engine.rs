@@ -12,8 +12,8 @@
 //! the pass) they are kept and the update follows in
 //! [`Engine::close`]. The bits are the same.
 
-pub(crate) mod compiled;
 mod chunks;
+pub(crate) mod compiled;
 mod cpu;
 mod cuda;
 pub(crate) mod finite;
@@ -217,12 +217,7 @@ pub trait Target {
     ///
     /// # Errors
     /// When the device fails.
-    fn step_chunk(
-        &mut self,
-        moment: Moment,
-        at: (usize, Range<usize>),
-        values: &mut [f32],
-    ) -> Result<(), Halt> {
+    fn step_chunk(&mut self, moment: Moment, at: (usize, Range<usize>), values: &mut [f32]) -> Result<(), Halt> {
         self.apply(moment, at, values, None)
     }
 

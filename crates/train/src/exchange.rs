@@ -429,11 +429,7 @@ impl agree::Target for Applied<'_> {
 }
 
 /// Takes over what rank 0 gives to all, as the protocol lists it.
-fn open(
-    agreement: &mut dyn Agreement,
-    weights: &mut Weights,
-    identity: RunIdentity,
-) -> Result<(), CommError> {
+fn open(agreement: &mut dyn Agreement, weights: &mut Weights, identity: RunIdentity) -> Result<(), CommError> {
     agree::identify(agreement, identity)?;
     for opening in agreement.protocol().opening.clone() {
         match opening {

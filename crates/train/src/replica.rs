@@ -2,6 +2,7 @@
 //! and how its steps are made together with others'. It knows nothing of data and files.
 
 mod rescue;
+mod shard;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,9 +10,9 @@ use std::sync::Arc;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Network, Parameter, State};
-use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Votes};
+use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Steps, Votes};
 use paceline_parallel::squeeze;
-use paceline_parallel::{Agreement, Owned, Ownership};
+use paceline_parallel::{Agreement, Owned};
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
@@ -22,6 +23,7 @@ use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Updates};
 use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Wanted};
 use rescue::Boundary;
+pub use shard::OptimizerShard;
 
 use crate::engine::finite::is_finite;
 use crate::engine::sizes::Sizes;
@@ -87,35 +89,6 @@ pub struct ReplicaOptions {
     pub separate_gradients: bool,
     /// Whose part of the optimizer's state is kept; all of it if none.
     pub shard: Option<OptimizerShard>,
-}
-
-/// A replica's part of the optimizer's state: its chunk of every bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OptimizerShard {
-    /// Its number among the replicas that train together.
-    pub rank: usize,
-    /// How many there are.
-    pub world: usize,
-    /// Whether they can map the same memory: where steps can be made by elements they keep one copy of the whole
-    /// state there, and nobody keeps a part.
-    pub maps_one_copy: bool,
-}
-
-impl ReplicaOptions {
-    /// What of the optimizer's state a replica with this plan of a step keeps.
-    pub(crate) fn ownership(&self, plan: &Plan) -> Ownership {
-        match self.shard {
-            Some(OptimizerShard { rank, world, maps_one_copy }) if !(maps_one_copy && self.steps_by_elements(plan)) => {
-                Ownership::of(plan.buckets().iter().map(|bucket| bucket.elements.clone()), rank, world)
-            }
-            _ => Ownership::whole(plan.parameters().length()),
-        }
-    }
-
-    /// Whether a step can be made with some elements of a bucket by themselves.
-    pub(crate) fn steps_by_elements(&self, plan: &Plan) -> bool {
-        !plan.stores_gradients() && !self.rule.needs_whole_tensors()
-    }
 }
 
 /// What stopped a step: nothing was applied after it was seen.
@@ -292,6 +265,8 @@ impl Replica {
     /// # Errors
     /// When the engine has no memory for it.
     pub fn agree(&mut self, mut agreement: Box<dyn Agreement>, clock: &Clock) -> Result<(), TrainError> {
+        let in_chunks = agreement.protocol().steps == Steps::Chunks;
+        assert_eq!(in_chunks, self.has_shard(), "who steps chunks keeps their state, and nobody else");
         self.engine.share_weights(&mut *agreement);
         if agreement.protocol().gradients_leave() {
             self.engine.stage_gradients()?;
@@ -313,35 +288,6 @@ impl Replica {
     pub fn begin_together(&mut self, step: u64, identity: RunIdentity) -> Result<(), TrainError> {
         self.exchange.open(&mut self.engine, identity)?;
         self.begin_boundary(step);
-        Ok(())
-    }
-
-    /// Whether it keeps the optimizer's state of its own chunks only.
-    pub fn has_shard(&self) -> bool {
-        !self.engine.weights().owned.is_whole()
-    }
-
-    /// What a checkpoint is made of, and what gathers of it what other replicas have.
-    pub(crate) fn for_saving(&mut self) -> (&[Parameter], &[State], &Engine, &mut Exchange) {
-        (&self.parameters, &self.states, &self.engine, &mut self.exchange)
-    }
-
-    /// Takes part in what rank 0 does when it saves the optimizer's state, where this replica has a part of it:
-    /// gives its chunks of every tensor, in the order of the file.
-    ///
-    /// # Errors
-    /// When another replica, or the way to it, has failed.
-    pub fn give_optimizer(&mut self) -> Result<(), TrainError> {
-        if !self.has_shard() {
-            return Ok(());
-        }
-        let Self { engine, exchange, .. } = self;
-        let weights = engine.weights();
-        for slot in 0..weights.optimizer.len() {
-            for elements in weights.store.layout().ranges() {
-                exchange.gather_state(weights, (slot, elements.clone()))?;
-            }
-        }
         Ok(())
     }
 

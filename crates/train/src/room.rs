@@ -196,7 +196,8 @@ impl Candidate<'_> {
         let mapped = ADDRESSES[usize::from(self.workers > 1)];
         let shared = self.shares_memory(config);
         let recipe = config.agree.recipe();
-        let one_copy = recipe.keeps_one_copy() && config.keeps_messages_whole() && shared && sizes.by_elements && !self.hosted;
+        let one_copy =
+            recipe.keeps_one_copy() && config.keeps_messages_whole() && shared && sizes.by_elements && !self.hosted;
         Ok(match () {
             () if self.workers == 1 => {
                 let worker = running + (1 + gradients + slots) * parameters;

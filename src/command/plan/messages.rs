@@ -34,12 +34,7 @@ pub struct Messages {
 
 impl Messages {
     /// Between so many workers, over links of so many seconds of latency and bytes per second.
-    pub fn new(
-        planned: &Planned,
-        protocol: &Protocol,
-        workers: usize,
-        (latency_s, bytes_per_s): (f64, f64),
-    ) -> Self {
+    pub fn new(planned: &Planned, protocol: &Protocol, workers: usize, (latency_s, bytes_per_s): (f64, f64)) -> Self {
         let choice = Choice::by_cost(Links::uniform(workers, Link::new(latency_s, bytes_per_s)));
         let at_end = planned.stores_gradients();
         let last = planned.graph().nodes().len().saturating_sub(1);
@@ -96,7 +91,7 @@ impl Messages {
             let ms = plan.seconds() * 1e3;
             let when = match needed_before {
                 _ if self.at_end => "after the backward pass".to_owned(),
-                Some(node) => format!("needed before {node:>7}"),
+                Some(node) => format!("needed by node {node:>6}"),
                 None => format!("ready after node {leaves_after:>4}"),
             };
             let how = match plan.collective {

@@ -353,9 +353,7 @@ fn assemble(
             notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
         }
     }
-    if shard.is_some() && !replica.has_shard() {
-        notes.push(ONE_COPY.to_owned());
-    }
+    notes.extend((shard.is_some() && !replica.has_shard()).then(|| ONE_COPY.to_owned()));
     Ok(Prepared { replica, train, val, card, notes })
 }
 

@@ -1,6 +1,5 @@
 //! A sharded optimizer is an all-reduce: the same weights, and a part of the state on each rank.
 
-
 use paceline_comm::CommError;
 use paceline_nn::optim::Optimizer;
 use paceline_parallel::agree::StepReport;
@@ -46,7 +45,10 @@ fn every_rank_has_its_part_of_the_optimizers_state() {
         let slots = optimizer.state_slots();
         let length = |trained: &Trained| trained.optimizer_state.iter().map(Vec::len).sum::<usize>();
         let all: usize = divided.iter().map(length).sum();
-        assert!(all <= length(&whole[0]) && all + slots * 200 > length(&whole[0]), "gaps between tensors count for none");
+        assert!(
+            all <= length(&whole[0]) && all + slots * 200 > length(&whole[0]),
+            "gaps between tensors count for none"
+        );
         for found in &divided {
             assert!(found.optimizer_state.len() == slots && length(found) <= length(&whole[0]) / 3 + slots * 10);
             let apart = apart(&found.weights, &whole[0].weights);
@@ -192,7 +194,10 @@ fn a_chunk_that_is_spoilt_on_one_rank_ends_the_step_on_all_ranks_alike() {
             let output = replica.step(&batch, moment, &mut Phases::start(&Clock::real())).unwrap();
             output.updated.and_then(|()| replica.settle().unwrap())
         });
-        assert!(matches!(found[0], Err(NotFinite::Gradient(_))) && found.iter().all(|other| *other == found[0]), "{found:?}");
+        assert!(
+            matches!(found[0], Err(NotFinite::Gradient(_))) && found.iter().all(|other| *other == found[0]),
+            "{found:?}"
+        );
     }
 }
 
@@ -202,7 +207,8 @@ fn a_rank_that_dies_in_the_middle_is_named() {
         let ended = ranks(carry, 3, |communicator| {
             let (rank, shape) = (communicator.rank().index(), shape());
             let mut agreement = join_sharded(communicator, &shape);
-            let mut targets = [2_500_000, 2].map(|length| Subtract { weights: vec![0.0; length], ..Subtract::default() });
+            let mut targets =
+                [2_500_000, 2].map(|length| Subtract { weights: vec![0.0; length], ..Subtract::default() });
             let mut step = || -> Result<(), CommError> {
                 agreement.begin_step(StepReport::default())?;
                 agreement.send(0, &vec![1.0; 2_500_000])?;
