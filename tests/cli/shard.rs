@@ -41,6 +41,8 @@ fn ten_steps_of_a_sharded_optimizer_are_those_of_an_all_reduce() {
         ("lenet5", LENET5, "adam --lr 0.001", "--workers 3 --carry tcp"),
         ("cnn5", CNN5, "momentum --lr 0.01", "--workers 3 --carry tcp"),
         ("resnet20", RESNET20, "momentum --lr 0.01", "--workers 2 --carry tcp"),
+        ("cnn5-adam", CNN5, "adam --lr 0.001", "--workers 2 --carry tcp"),
+        ("resnet20-adam", RESNET20, "adam --lr 0.001", "--workers 3 --carry tcp"),
         // Where nothing keeps them from it, workers of one machine keep one copy.
         ("shm", LENET5, "momentum --lr 0.01", "--workers 3 --carry shm --overlap off"),
         ("parts", CNN5, "adam --lr 0.001", "--workers 2 --carry shm --accumulate 2 --clip-norm 0.5"),
