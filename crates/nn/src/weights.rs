@@ -162,7 +162,7 @@ pub fn write(
     write_with(disk, path, inventory, &mut |slot| Ok(values(slot)), metadata)
 }
 
-/// As [`write`], of tensors that are elsewhere and may not be had: each is asked for when its turn has come.
+/// As [`write()`], of tensors that are elsewhere and may not be had: each is asked for when its turn has come.
 ///
 /// # Errors
 /// When the disk refuses, or a tensor could not be had: then the error of the disk holds that one.
