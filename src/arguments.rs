@@ -14,7 +14,7 @@ use crate::nn::optim::Optimizer;
 use crate::tensor::device::cpu::choice::Winograd;
 use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
-use crate::train::together::{self, Agree, Overlap, Split, Squeeze, Staleness};
+use crate::train::together::{self, Agree, Overlap, Sharding, Split, Squeeze, Staleness};
 pub use bench::*;
 use clap::{Args, Parser, Subcommand};
 pub use parse::Schedules;
@@ -193,6 +193,9 @@ pub struct Train {
     /// Whether gradients travel while the backward pass goes on: on | off, all after it, to compare with
     #[arg(long, help_heading = "Many processes")]
     pub overlap: Option<Overlap>,
+    /// What is divided among workers: none | optimizer (each keeps and steps its part of the optimizer's state, for 1/N of its memory and the same messages; for --agree all-reduce)
+    #[arg(long, value_name = "WHAT", help_heading = "Many processes")]
+    pub shard: Option<Sharding>,
     #[arg(long, help = carries(), help_heading = "Many processes")]
     pub carry: Option<together::Carry>,
     /// TCP connections between every two processes [default: 1; `paceline doctor` measures what helps]
@@ -393,6 +396,9 @@ pub struct Plan {
     /// Share the batch between so many processes, and show what they send each other
     #[arg(long, short, default_value_t = 1, value_parser = parse::count, allow_negative_numbers = true)]
     pub workers: usize,
+    /// What is divided among them: none | optimizer
+    #[arg(long, value_name = "WHAT", default_value = "none")]
+    pub shard: Sharding,
     /// Latency of the links between them, in microseconds
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50.0, value_parser = parse::positive)]
     pub link_latency: f64,

@@ -7,13 +7,16 @@ use std::process::ExitCode;
 
 use crate::nn::models::Named;
 use crate::nn::{Input, Mode};
+use crate::parallel::agree::Shape;
 use crate::system::threads;
 use crate::tensor::device::cpu::Cpu;
 use crate::tensor::device::cpu::conv::{Algorithm, ConvPass};
 use crate::tensor::device::cpu::trial::Kernel;
 use crate::tensor::{Graph, MemoryUse, Node, Plan as Planned};
 use crate::train::config::SIDE_MAX;
+use crate::train::replica::bucket_shapes;
 use crate::train::room::{Candidate, Processes};
+use crate::train::together::{Carry, Sharding};
 use crate::train::{Config, Registry};
 use serde_json::{Value, json};
 
@@ -34,7 +37,10 @@ pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let plan = prepared.candidate().plan(mode)?;
     let link = (arguments.link_latency * 1e-6, arguments.link_bandwidth * 1e9 / 8.0);
-    let messages = (arguments.workers > 1 && !arguments.eval).then(|| Messages::new(&plan, arguments.workers, link));
+    let (buckets, options) = (bucket_shapes(&plan), prepared.config.agreement(false));
+    let protocol = prepared.config.agree.recipe().protocol(&Shape { buckets, ..Shape::default() }, &options);
+    let messages =
+        (arguments.workers > 1 && !arguments.eval).then(|| Messages::new(&plan, &protocol, arguments.workers, link));
     let choices = prepared.memory_choices(mode)?;
     let cpu = Cpu::new(threads::available());
     cpu.allow_winograd(arguments.winograd);
@@ -63,6 +69,9 @@ fn config(arguments: &Plan) -> Config {
         dtype: arguments.dtype,
         memory: arguments.memory,
         sync_batch_norm: arguments.sync_batch_norm,
+        shard: arguments.shard,
+        // Workers that map the same memory have one copy and nothing to divide: what is planned is a link.
+        carry: if arguments.shard == Sharding::None { usual.carry } else { Carry::TCP },
         ..usual
     }
 }
@@ -129,6 +138,7 @@ impl Prepared<'_> {
         }
         if !arguments.eval {
             value["kept_gradient_bytes"] = json!(self.candidate().kept_gradient_bytes()?);
+            value["optimizer_bytes"] = json!(self.candidate().optimizer_bytes()?[0]);
             value["needs_bytes"] = json!(self.candidate().bytes()?);
         }
         Ok(value)
@@ -148,6 +158,10 @@ impl Prepared<'_> {
         if !arguments.eval {
             print("\nmemory of a step\n");
             found.choices.iter().for_each(|choice| print(&choice.line(&found.choices[0])));
+            if self.config.shard == Sharding::Optimizer {
+                let [own, all] = self.candidate().optimizer_bytes()?.map(mib);
+                print(&format!("  optimizer's state: {own:.1} MiB of {all:.1} MiB with each worker\n"));
+            }
             print(&match self.candidate().kept_gradient_bytes()? {
                 0 => "  gradients are applied as they come, in the arena\n".to_owned(),
                 bytes => format!("  gradients are kept until all are there: {:.1} MiB beside the arena\n", mib(bytes)),

@@ -40,7 +40,8 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
                 check_launch(registry, &config, (starts.len(), arguments.oversubscribe), (folder, resumes))?;
             } else {
                 config.check()?;
-                config.check_world(config.workers)?;
+                let workers = starts.len().saturating_sub(if starts.len() > 1 { config.server_count() } else { 0 });
+                config.check_world(workers)?;
                 if let (true, Some(run), None) = (restart::is_asked(arguments), &arguments.run, &arguments.resume) {
                     // What is there already would be taken for this run when it is started again.
                     run_folder::check_free(&surroundings(registry).disk, run)?;
@@ -164,6 +165,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.agree, &arguments.agree);
     set(&mut config.squeeze, &arguments.squeeze);
     set(&mut config.overlap, &arguments.overlap);
+    set(&mut config.shard, &arguments.shard);
     set(&mut config.carry, &arguments.carry);
     set(&mut config.sockets, &arguments.sockets);
     set_some(&mut config.algorithm, &arguments.algorithm);

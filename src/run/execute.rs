@@ -148,9 +148,11 @@ impl Execution<'_> {
             return team.serve(&config).map(|_| Part::Served);
         }
         let (shard, local, progress, inbox) = (team.shard(), team.local(), team.progress(), team.inbox());
-        let (folder, hosted, stage) = (team.folder(), team.is_hosted(), team.stage());
+        let (folder, hosted, stage, shares_memory) =
+            (team.folder(), team.is_hosted(), team.stage(), team.shares_memory());
         let config = split::settle_cuts(config, &registry, &team, self.calibrate)?;
-        let around = Surroundings { shard, stage, local, progress, inbox, folder, hosted, ..self.around };
+        let around =
+            Surroundings { shard, stage, local, progress, inbox, folder, hosted, shares_memory, ..self.around };
         Self { around, ..self }.train(config, Some(team)).map(Part::Trained)
     }
 

@@ -22,7 +22,7 @@ use crate::comm::{
     Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
 };
 use crate::data::order::Shard;
-use crate::parallel::agree::{Join, Roles};
+use crate::parallel::agree::{self, Join, Roles};
 use crate::parallel::mesh::{Axis, Extent, Mesh};
 use crate::parallel::stage::StageLinks;
 use crate::system::clock::Clock;
@@ -34,7 +34,7 @@ use crate::train::compute::Compute;
 use crate::train::deadlines::Deadlines;
 use crate::train::engine::guard::Limits;
 use crate::train::serve::{ServerJournal, Serving, serve_parameters};
-use crate::train::together::{Carry, Overlap, Squeeze};
+use crate::train::together::Carry;
 use crate::train::trainer::{FolderBroadcast, RunFolder};
 use crate::train::{Config, Registry, TrainError, Trainer};
 
@@ -352,6 +352,14 @@ impl Team {
         self.sums.get() == Sums::Hosted
     }
 
+    /// Whether all ranks map the same memory.
+    pub fn shares_memory(&self) -> bool {
+        let communicator = self.communicator.take();
+        let shares = communicator.as_ref().is_some_and(Communicator::shares_memory);
+        self.communicator.set(communicator);
+        shares
+    }
+
     /// The rank and world of those that compute.
     pub fn shard(&self) -> Shard {
         let world = self.mesh.extent().workers;
@@ -479,14 +487,16 @@ impl Team {
                 return Ok(());
             }
         }
-        let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
-        let one_copy = whole && self.sums.get() == Sums::Cpu && trainer.replica().engine.steps_by_elements();
+        let replica = trainer.replica();
+        let whole = config.keeps_messages_whole() && !replica.has_shard();
+        let one_copy = whole && self.sums.get() == Sums::Cpu && replica.engine.steps_by_elements();
+        let options = agree::Options { shard: replica.has_shard(), ..config.agreement(one_copy) };
         let join = Join {
             communicator,
             urgent: self.urgent.take(),
             roles: self.roles(),
             shape: &shape,
-            options: config.agreement(one_copy),
+            options,
             deadline: self.deadlines.message,
             clock: Clock::real(),
         };

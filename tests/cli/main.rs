@@ -25,6 +25,7 @@ mod resume;
 mod running;
 mod samples;
 mod saving;
+mod shard;
 mod signals;
 mod split;
 mod strangers;

@@ -80,10 +80,16 @@ fn two_replicas_of_two_stages_train_as_two_workers() {
         let place = Place::new();
         let line = format!("train {model} --batch 16 --epochs 1 {LEARNING} --workers 2");
         place.run(&format!("{line} --accumulate 2 --run two"));
-        for (number, carry) in ["shm", "tcp"].iter().enumerate() {
+        let ways = [
+            "--carry shm",
+            "--carry tcp",
+            "--carry tcp --shard optimizer",
+            "--carry shm --clip-norm 1000 --shard optimizer",
+        ];
+        for (number, way) in ways.iter().enumerate() {
             let run = format!("four-{number}");
-            place.run(&format!("{line} --micro-batches 2 --split pipeline:2 --cuts {cut} --carry {carry} --run {run}"));
-            close(&saved(&place, &run, 10), &saved(&place, "two", 10), &format!("{model} {carry}"));
+            place.run(&format!("{line} --micro-batches 2 --split pipeline:2 --cuts {cut} {way} --run {run}"));
+            close(&saved(&place, &run, 10), &saved(&place, "two", 10), &format!("{model} {way}"));
         }
     }
 }

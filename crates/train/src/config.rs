@@ -2,7 +2,7 @@
 
 use paceline_comm::Algorithm;
 use paceline_data::augment::AugmentChoice;
-use paceline_data::order::LastBatch;
+use paceline_data::order::{LastBatch, Shard};
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
 use paceline_parallel::agree;
@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::compute::Compute;
 use crate::deadlines::Deadlines;
 use crate::error::TrainError;
-use crate::together::{Agree, Carry, Overlap, Split, Squeeze, Staleness};
+use crate::replica::OptimizerShard;
+use crate::together::{Agree, Carry, Overlap, Sharding, Split, Squeeze, Staleness};
 
 /// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
 pub const SIDE_MAX: usize = 8192;
@@ -103,6 +104,8 @@ pub struct Config {
     pub squeeze: Squeeze,
     /// Whether gradients travel while the backward pass goes on.
     pub overlap: Overlap,
+    /// What is divided among them instead of being there on each.
+    pub shard: Sharding,
     /// How their bytes travel.
     pub carry: Carry,
     /// TCP connections between every two processes.
@@ -194,6 +197,7 @@ impl Default for Config {
             agree: Agree::default(),
             squeeze: Squeeze::default(),
             overlap: Overlap::On,
+            shard: Sharding::None,
             carry: Carry::AUTO,
             sockets: 1,
             algorithm: None,
@@ -311,7 +315,21 @@ impl Config {
 
     /// How replicas agree; `one_copy` says whether those that share memory may keep one copy of the weights.
     pub fn agreement(&self, one_copy: bool) -> agree::Options {
-        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy }
+        let shard = self.shard == Sharding::Optimizer;
+        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy, shard }
+    }
+
+    /// The part of the optimizer's state that a worker keeps, if it does not keep all of it; `shares_memory` says
+    /// whether all workers map the same memory.
+    pub fn optimizer_shard(&self, worker: Shard, shares_memory: bool) -> Option<OptimizerShard> {
+        let Shard { rank, world } = worker;
+        let maps_one_copy = shares_memory && self.keeps_messages_whole();
+        (self.shard == Sharding::Optimizer && world > 1).then_some(OptimizerShard { rank, world, maps_one_copy })
+    }
+
+    /// Whether gradients travel as they are and as they come, so that ranks that share memory need no messages.
+    pub fn keeps_messages_whole(&self) -> bool {
+        self.squeeze == Squeeze::default() && self.overlap == Overlap::On
     }
 
     /// Stages of each replica.
@@ -430,6 +448,13 @@ impl Config {
         if self.carry == Carry::NCCL && self.device == Compute::Cpu {
             return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());
         }
+        if self.shard == Sharding::Optimizer && self.device != Compute::Cpu {
+            return refuse(
+                "--shard optimizer divides what hosts keep, and a GPU keeps its optimizer's state itself; \
+                 type --device cpu, or --shard none"
+                    .into(),
+            );
+        }
         if let (Carry::NCCL, Err(flag)) = (self.carry, self.keeps_off_host()) {
             return refuse(format!(
                 "{flag} needs gradients on the hosts, and --carry nccl keeps them off; leave --carry out"
@@ -452,6 +477,13 @@ impl Config {
     /// # Errors
     /// When there are too few; the sentence says what to type.
     pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
+        if self.shard == Sharding::Optimizer && world == 1 {
+            return refuse(
+                "--shard optimizer divides the optimizer's state among workers, and there is one; \
+                 type --workers 2 or more, or --shard none"
+                    .into(),
+            );
+        }
         let least = world * self.accumulate;
         if self.batch >= least {
             return Ok(());

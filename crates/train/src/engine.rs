@@ -12,6 +12,7 @@
 //! the pass) they are kept and the update follows in
 //! [`Engine::close`]. The bits are the same.
 
+mod chunks;
 pub(crate) mod compiled;
 mod cpu;
 mod cuda;
@@ -31,9 +32,9 @@ pub(crate) use compiled::{Planned, updates};
 pub use cuda::Albums;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Segment};
-use paceline_parallel::Agreement;
 use paceline_parallel::split::StageTimes;
 use paceline_parallel::stage::Side;
+use paceline_parallel::{Agreement, Ownership};
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::device::null::CostModel;
@@ -78,6 +79,8 @@ pub struct Weights {
     pub store: Store,
     /// The optimizer's buffers.
     pub optimizer: Vec<Buffer>,
+    /// What of all parameters they are the state of.
+    pub owned: Ownership,
 }
 
 /// One micro-batch's activations, by number: an engine has as many as a schedule keeps alive at once.
@@ -135,6 +138,25 @@ pub enum Event<'a> {
         /// Which.
         bucket: usize,
         /// Where to put it.
+        target: &'a mut dyn Target,
+    },
+    /// The sums of this replica's chunks of a bucket are looked at, or changed, before the step is made with them.
+    InspectSums {
+        /// Which.
+        bucket: usize,
+        /// Looks at them.
+        target: &'a mut dyn Target,
+    },
+    /// A norm over this replica's chunks that becomes the norm over all replicas'.
+    Norm {
+        /// Which.
+        norm: &'a mut f64,
+    },
+    /// The passes of a step are over, and the steps of this replica's chunks are to be made.
+    StepChunks {
+        /// Of which bucket.
+        bucket: usize,
+        /// Where to make them.
         target: &'a mut dyn Target,
     },
     /// Numbers of this replica's that become the sum of all replicas', in place, before the pass goes on.
@@ -212,10 +234,19 @@ pub trait Target {
         shared: Option<&mut [f32]>,
     ) -> Result<(), Halt>;
 
-    /// Replaces the weights of a bucket.
+    /// Makes the optimizer's step of a chunk of a bucket, and leaves the new weights in place of the gradients'
+    /// sums; sums that are no numbers stay. Targets without chunks leave whatever is there.
     ///
     /// # Errors
     /// When the device fails.
+    fn step_chunk(&mut self, moment: Moment, at: (usize, Range<usize>), values: &mut [f32]) -> Result<(), Halt> {
+        self.apply(moment, at, values, None)
+    }
+
+    /// Replaces the weights of a bucket.
+    ///
+    /// # Errors
+    /// When the device fails, or a chunk could not be stepped.
     fn replace(&mut self, bucket: usize, weights: &[f32]) -> Result<(), Halt>;
 }
 

@@ -3,6 +3,7 @@
 
 mod pipeline;
 mod rescue;
+mod shard;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,11 +12,11 @@ use paceline_data::batch::Batch;
 use paceline_nn::net::check_statistics;
 use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Parameter, StageNetwork, State};
-use paceline_parallel::Agreement;
-use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Votes};
+use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Steps, Votes};
 use paceline_parallel::split::{self as schedule, Schedule, Task};
 use paceline_parallel::squeeze;
 use paceline_parallel::stage::Side;
+use paceline_parallel::{Agreement, Owned};
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
@@ -27,6 +28,7 @@ use paceline_tensor::plan::{Bucket, Updates};
 use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Wanted};
 use pipeline::Pipeline;
 use rescue::Boundary;
+pub use shard::OptimizerShard;
 
 use crate::engine::finite::is_finite;
 use crate::engine::sizes::Sizes;
@@ -91,6 +93,8 @@ pub struct ReplicaOptions {
     /// Whether gradients of weights are computed behind all others, so that both can be asked for apart;
     /// keeps all gradients.
     pub separate_gradients: bool,
+    /// Whose part of the optimizer's state is kept; all of it if none.
+    pub shard: Option<OptimizerShard>,
     /// Micro-batches whose activations are alive at once in a stage of a pipeline; 0 for a replica that is a whole model.
     pub slots: usize,
 }
@@ -230,11 +234,11 @@ impl Replica {
         assert!(same, "gradients have the same buckets for any number of samples");
         let eval = Planned::new(eval, micro_batch, Updates::AtEnd, &options, on_gpu);
         let plan = train.first().map_or(&eval.plan, |train| &train.plan);
-        let elements = plan.parameters().length();
+        let owned = options.ownership(plan);
         let sizes = Sizes::of(train.first().map(|train| &train.plan), &eval.plan, &options, on_gpu);
         sizes.check(&Limits::look())?;
         let mut store = Store::new(plan);
-        let optimizer = if !train.is_empty() { options.rule.new_state(elements) } else { Vec::new() };
+        let optimizer = if !train.is_empty() { options.rule.new_state(owned.length()) } else { Vec::new() };
         for (index, parameter) in parameters.iter().enumerate() {
             parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
         }
@@ -242,7 +246,7 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = segments(&parameters, store.layout());
-        let parts = Parts { options, train, eval, weights: Weights { store, optimizer }, segments };
+        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned }, segments };
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
         let pipeline = Pipeline::new(stage.number, stage.cuts.len() + 1);
@@ -299,6 +303,8 @@ impl Replica {
     /// # Errors
     /// When the engine has no memory for it.
     pub fn agree(&mut self, mut agreement: Box<dyn Agreement>, clock: &Clock) -> Result<(), TrainError> {
+        let in_chunks = agreement.protocol().steps == Steps::Chunks;
+        assert_eq!(in_chunks, self.has_shard(), "who steps chunks keeps their state, and nobody else");
         self.engine.share_weights(&mut *agreement);
         if agreement.protocol().gradients_leave() {
             self.engine.stage_gradients()?;
@@ -575,12 +581,15 @@ impl Replica {
     /// The first tensor that holds something that is not a number: a parameter, a state or a buffer of the
     /// optimizer.
     pub fn spoiled_tensor(&self) -> Option<String> {
-        let Weights { store, optimizer } = self.engine.weights();
+        let Weights { store, optimizer, owned } = self.engine.weights();
         let named = |index: usize| self.parameters[index].name.clone();
         let parameter = (0..self.parameters.len()).find(|&index| !is_finite(store.parameter(index)));
         let state = || (0..self.states.len()).find(|&index| !is_finite(store.state(index)));
         let slot = || {
-            let spoiled = |range: &Range<usize>| optimizer.iter().any(|slot| !is_finite(&slot[range.clone()]));
+            let spoiled = |range: &Range<usize>| {
+                let mut here = owned.within(range.clone());
+                here.any(|Owned { place, .. }| optimizer.iter().any(|slot| !is_finite(&slot[place.clone()])))
+            };
             store.layout().ranges().iter().position(spoiled)
         };
         parameter
@@ -628,15 +637,20 @@ pub(crate) const fn phase_of(task: Task) -> Phase {
     }
 }
 
-/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they
-/// hold.
-pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shape {
+/// The buckets of a plan as an agreement sees them.
+pub fn bucket_shapes(plan: &Plan) -> Vec<BucketShape> {
     let bucket_shape = |bucket: &Bucket| BucketShape {
         start: bucket.elements.start,
         elements: bucket.elements.len(),
         ready_after: bucket.ready_after,
         needed_before: bucket.needed_before,
     };
+    plan.buckets().iter().map(bucket_shape).collect()
+}
+
+/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they
+/// hold.
+pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shape {
     let layout = plan.parameters();
     let segments = |bucket: &Bucket| {
         let segment = |number: usize| {
@@ -649,7 +663,7 @@ pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shap
         bucket.parameters.clone().map(segment).collect()
     };
     Shape {
-        buckets: plan.buckets().iter().map(bucket_shape).collect(),
+        buckets: bucket_shapes(plan),
         segments: plan.buckets().iter().map(segments).collect(),
         parameters: layout.length(),
         states: plan.states().length(),

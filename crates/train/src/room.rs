@@ -20,7 +20,7 @@ use crate::error::TrainError;
 use crate::micro_batch::MicroBatchSizes;
 use crate::replica::{self, BUCKET_BYTES_MAX, ReplicaOptions};
 use crate::stage::ModelStage;
-use crate::together::{Carry, Overlap, Split, Squeeze};
+use crate::together::{Carry, Split};
 use crate::trainer::{options, slots};
 
 /// What a process maps beside what it holds: code, libraries, and ranges that the allocator sets aside. By itself none was short
@@ -145,6 +145,16 @@ impl Candidate<'_> {
         Ok(sizes.gradients * sizes.parameters)
     }
 
+    /// Bytes of the optimizer's state of a worker, and of one that keeps all of it.
+    ///
+    /// # Errors
+    /// As [`Candidate::bytes`].
+    pub fn optimizer_bytes(&self) -> Result<[u64; 2], TrainError> {
+        let Sizes { optimizer, slots, parameters, .. } =
+            Sizes::plan(ModelStage::whole(self.model), &self.options(self.config)?)?;
+        Ok([optimizer, slots * parameters])
+    }
+
     /// The plan by which a worker of this run makes a step, or evaluates.
     ///
     /// # Errors
@@ -161,7 +171,14 @@ impl Candidate<'_> {
     fn options(&self, config: &Config) -> Result<ReplicaOptions, TrainError> {
         // The first worker has one sample more than others, where shares are not equal.
         let sizes = MicroBatchSizes::of(config, Shard { rank: 0, world: self.workers }, None);
-        options(config, sizes, (self.workers, self.hosted), (self.input, self.classes))
+        let options = options(config, sizes, (self.workers, self.hosted), (self.input, self.classes))?;
+        let shard = config.optimizer_shard(Shard { rank: 0, world: self.workers }, self.shares_memory(config));
+        Ok(ReplicaOptions { shard, ..options })
+    }
+
+    /// Whether all workers map the same memory.
+    fn shares_memory(&self, config: &Config) -> bool {
+        config.carry == Carry::SHM || config.carry == Carry::AUTO && self.here.all
     }
 
     /// How the replica of a stage is built.
@@ -227,7 +244,7 @@ impl Candidate<'_> {
     /// What the process of one stage takes, which may be all of the model.
     fn need_of(&self, config: &Config, stage: ModelStage<'_>, options: &ReplicaOptions) -> Result<Need, TrainError> {
         let sizes = Sizes::plan(stage, options)?;
-        let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
+        let Sizes { arena, parameters, largest, slots, optimizer: own_optimizer, gradients, states, .. } = sizes;
         let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
         let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;
         let optimizer = slots * parameters;
@@ -240,16 +257,18 @@ impl Candidate<'_> {
         let running = BASE + states + arena.saturating_add(beside).max(loading);
         // One tensor at a time is brought into the order of files; a launcher waits for the others.
         // One worker keeps a copy of all that is saved beside training.
-        let copies = config.checkpoint_seconds(self.workers).filter(|_| !options.is_staged());
-        let copy = copies.map_or(0, |_| parameters + optimizer + states);
+        let sharded = own_optimizer < optimizer;
+        // Chunks are gathered tensor by tensor instead, as they are written; so are the tensors of other stages.
+        let beside = config.checkpoint_seconds(self.workers).filter(|_| !sharded && !options.is_staged());
+        let copy = beside.map_or(if sharded { largest } else { 0 }, |_| parameters + optimizer + states);
         let once = largest + copy + if self.here.count() > 1 { BASE / 2 } else { 0 };
         // A small model is one message.
         let message = 2 * (BUCKET_BYTES_MAX as u64).min(parameters);
         let mapped = ADDRESSES[usize::from(self.workers > 1)];
-        let shared = config.carry == Carry::SHM || config.carry == Carry::AUTO && self.here.all;
+        let shared = self.shares_memory(config);
         let recipe = config.agree.recipe();
-        let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
-        let one_copy = recipe.keeps_one_copy() && whole && shared && sizes.by_elements && !self.hosted;
+        let one_copy =
+            recipe.keeps_one_copy() && config.keeps_messages_whole() && shared && sizes.by_elements && !self.hosted;
         let need = match () {
             () if self.workers == 1 => {
                 let worker = running + (1 + gradients + slots) * parameters;
@@ -272,8 +291,8 @@ impl Candidate<'_> {
             },
             // Gradients that travel are copied into messages.
             () => {
-                let worker = running + (2 + gradients + slots) * parameters + message;
-                let others = if shared { self.here.workers as u64 * parameters } else { 0 };
+                let worker = running + (2 + gradients) * parameters + own_optimizer + message;
+                let others = if shared && !sharded { self.here.workers as u64 * parameters } else { 0 };
                 Need { worker, once, mapped: mapped + others, ..Need::default() }
             }
         };

@@ -186,6 +186,29 @@ impl FromStr for Overlap {
     }
 }
 
+/// What is divided among workers instead of being there on each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sharding {
+    /// Nothing.
+    #[default]
+    None,
+    /// The optimizer's state, and its steps.
+    Optimizer,
+}
+
+impl FromStr for Sharding {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "optimizer" => Ok(Self::Optimizer),
+            _ => Err("type optimizer or none".into()),
+        }
+    }
+}
+
 /// How bytes travel: a transport's name, or a word for a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "String")]

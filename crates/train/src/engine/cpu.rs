@@ -28,8 +28,8 @@ pub(super) const EVALUATES: &str = "a replica built for evaluation does not trai
 #[derive(Debug)]
 pub struct CpuEngine {
     pub(super) weights: Weights,
-    options: ReplicaOptions,
-    device: Arc<Cpu>,
+    pub(super) options: ReplicaOptions,
+    pub(super) device: Arc<Cpu>,
     /// None if it only evaluates.
     pub(super) train: Option<CompiledGraph>,
     /// The same for micro-batches of other sizes, in the arena of `train`.
@@ -39,13 +39,13 @@ pub struct CpuEngine {
     /// Runs in the arena of `train`, if there is one: they never run at the same time.
     eval: CompiledGraph,
     segments: Vec<Segment>,
-    buckets: Vec<Bucket>,
+    pub(super) buckets: Vec<Bucket>,
     /// The sum of gradients over the parts of a batch, where a plan has a place for each part's; empty if not, or if there is one part.
     accumulated: Buffer,
     /// Whether the store has the sum of gradients over the parts of a batch, which come bucket by bucket.
     gathers: bool,
     /// Working memory of the optimizer.
-    sums: Vec<f64>,
+    pub(super) sums: Vec<f64>,
     /// The micro-batches whose answers are there, by slot.
     live: Vec<Live>,
     /// Of the parts so far.
@@ -65,7 +65,7 @@ impl CpuEngine {
     /// Computes on `place`, where the cores do what the host has to.
     pub(crate) fn on(parts: Parts, device: &Arc<Cpu>, place: &Device) -> Result<Self, TrainError> {
         let Parts { options, train, eval, mut weights, segments } = parts;
-        let Weights { store, optimizer } = &mut weights;
+        let Weights { store, optimizer, .. } = &mut weights;
         let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(optimizer);
         given.for_each(|buffer| device.pool().touch(buffer));
         let buckets = train.first().map_or(&eval.plan, |train| &train.plan).buckets().to_vec();
@@ -196,6 +196,9 @@ impl CpuEngine {
     }
 
     pub(super) fn close(&mut self, moment: Moment, on: &mut dyn Listener) -> Result<StepOutput, Halt> {
+        if !self.weights.owned.is_whole() {
+            return self.close_chunks(on);
+        }
         let (mut tally, keeps, mut replaced) = (self.tally, self.keeps_gradients(), false);
         if keeps {
             on.on(Event::Forwarded { tally })?;
@@ -253,9 +256,9 @@ impl CpuEngine {
 
     /// The optimizer's step with the gradients that were kept.
     pub fn update(&mut self, moment: Moment) {
-        let Self { weights: Weights { store, optimizer }, device, segments, sums, options, .. } = self;
+        let Self { weights: Weights { store, optimizer, owned }, device, segments, sums, options, .. } = self;
         let Store { parameters: weights, gradients, .. } = store;
-        let state = optim::state_of(optimizer, 0..weights.len());
+        let state = optim::state_of(optimizer, owned.place(0..weights.len()));
         let buffers = Buffers { start: 0, weights, gradients, state };
         options.rule.update(moment, segments, buffers, &mut Tools { cpu: device, sums });
     }
@@ -367,7 +370,7 @@ impl CpuEngine {
     }
 
     pub(super) fn steps_by_elements(&self) -> bool {
-        !self.keeps_gradients() && !self.options.rule.needs_whole_tensors()
+        self.options.steps_by_elements(self.plan())
     }
 
     /// Whether all gradients are looked at before any is applied.
@@ -388,10 +391,10 @@ impl CpuEngine {
     }
 
     /// What a pass uses at the same time.
-    fn split(&mut self, slot: Slot) -> (Graphs<'_>, &mut Store, Updates<'_>) {
+    pub(super) fn split(&mut self, slot: Slot) -> (Graphs<'_>, &mut Store, Updates<'_>) {
         let Self { options, device, weights, segments, buckets, sums, train, others, live, .. } = self;
-        let Weights { store, optimizer } = weights;
-        let updates = Updates { rule: &options.rule, device, optimizer, segments, buckets, sums };
+        let Weights { store, optimizer, owned } = weights;
+        let updates = Updates { rule: &options.rule, device, optimizer, owned, segments, buckets, sums };
         let activations = live[slot.0].activations.as_mut();
         (Graphs { train: train.as_mut().expect(EVALUATES), others, activations, slot }, store, updates)
     }
@@ -408,7 +411,7 @@ impl CpuEngine {
 }
 
 /// The training graphs, and the activations of a slot.
-struct Graphs<'a> {
+pub(super) struct Graphs<'a> {
     train: &'a mut CompiledGraph,
     others: &'a mut [CompiledGraph],
     /// None if they stand in the executor's own arena.

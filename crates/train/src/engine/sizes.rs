@@ -31,8 +31,10 @@ pub(crate) struct Sizes {
     pub largest: u64,
     /// One copy of all states.
     pub states: u64,
-    /// Copies of the parameters that the optimizer keeps.
+    /// Copies of the parameters that the optimizer keeps, on all replicas together where each has a part.
     pub slots: u64,
+    /// The optimizer's buffers here.
+    pub optimizer: u64,
     /// Copies of the parameters that hold gradients beside the arena.
     pub gradients: u64,
     /// Whether a step can be made with some elements by themselves, so that ranks can share one copy of the
@@ -59,8 +61,9 @@ impl Sizes {
             largest: bytes(plan.parameters().ranges().iter().map(ExactSizeIterator::len).max().unwrap_or(0)),
             states: bytes(plan.states().length()),
             slots: slots as u64,
+            optimizer: slots as u64 * bytes(options.ownership(plan).length()),
             gradients: kept as u64,
-            by_elements: kept == 0 && !options.rule.needs_whole_tensors(),
+            by_elements: options.steps_by_elements(plan),
         }
     }
 
@@ -80,7 +83,7 @@ impl Sizes {
 
     /// All buffers of a replica by itself.
     pub fn buffers(&self) -> u64 {
-        self.arena + (1 + self.gradients + self.slots) * self.parameters + self.states
+        self.arena + (1 + self.gradients) * self.parameters + self.optimizer + self.states
     }
 
     /// What kernels take while they run: panels of every thread, statistics, weights in another order.
@@ -118,6 +121,7 @@ mod tests {
             largest: 0,
             states: 0,
             slots: 2,
+            optimizer: 0,
             gradients: 1,
             by_elements: true,
         };

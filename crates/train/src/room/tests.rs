@@ -114,6 +114,27 @@ fn servers_count_too() {
 }
 
 #[test]
+fn each_of_several_workers_counts_for_its_part_of_a_sharded_optimizer() {
+    let sockets = |shard: &str| {
+        let (carry, checkpoint_minutes) = ("tcp".parse().unwrap(), Some(0.0));
+        Config { shard: shard.parse().unwrap(), carry, checkpoint_minutes, ..config(4, 64) }
+    };
+    let (whole, divided) = (sockets("none"), sockets("optimizer"));
+    let worker = |config: &Config| candidate(config).need(config).unwrap().worker;
+    // Two buffers of Adam, 94 MB each, of which every fourth number is left.
+    let saved = worker(&whole) - worker(&divided);
+    assert!((140_000_000..142_000_000).contains(&saved), "{saved}");
+    let [own, all] = candidate(&divided).optimizer_bytes().unwrap();
+    assert!(all - own == saved && candidate(&whole).optimizer_bytes().unwrap() == [all, all]);
+    // Where all map the same memory, there is one copy, whatever was asked for.
+    let shared = |config: Config| Config { carry: "shm".parse().unwrap(), ..config };
+    let (whole, divided) = (shared(whole), shared(divided));
+    assert_eq!(candidate(&whole).need(&whole).unwrap(), candidate(&divided).need(&divided).unwrap());
+    let clipped = Config { clip_norm: Some(1.0), ..divided };
+    assert!(candidate(&clipped).optimizer_bytes().unwrap()[0] < all / 3, "clipped gradients need messages");
+}
+
+#[test]
 fn a_gpu_has_its_own_memory() {
     let config = Config { device: "cuda".parse().unwrap(), ..config(1, 4096) };
     assert!(candidate(&config).check(&machine(GB)).is_ok());

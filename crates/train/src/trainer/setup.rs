@@ -35,6 +35,10 @@ use crate::sizing::{self, Sizing};
 use crate::stage::ModelStage;
 use crate::together::Overlap;
 
+/// What is said where the optimizer's state is to be divided, and is there once.
+const ONE_COPY: &str = "all workers map one copy of the weights and of the optimizer's state, which is less than a part \
+                        for each would be: --shard optimizer changes nothing here";
+
 /// The world around a run.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
@@ -62,6 +66,8 @@ pub struct Surroundings {
     pub cache: Option<PathBuf>,
     /// Whether gradients of GPUs pass through the hosts' memory: then all devices send the same buckets.
     pub hosted: bool,
+    /// Whether all ranks map the same memory.
+    pub shares_memory: bool,
     /// The models and data that can be named.
     pub registry: Registry,
     /// How often a launcher has started the run again by itself.
@@ -94,6 +100,7 @@ impl Default for Surroundings {
             folder: FolderBroadcast::default(),
             cache: None,
             hosted: false,
+            shares_memory: false,
             registry: Registry::default(),
             restarts: Restarts::default(),
         }
@@ -257,6 +264,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        shard: None,
         slots: 0,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
@@ -307,10 +315,11 @@ fn assemble(
         // The smallest part of a whole batch; what an epoch leaves may be smaller.
         Network::new(model, Mode::Train, sizes.evaluation, sizing.input, info.classes, 0.0)?.check_statistics()?;
     }
-    let slots = slots(config, around.stage);
+    let (slots, shard) = (slots(config, around.stage), config.optimizer_shard(around.shard, around.shares_memory));
     let options = ReplicaOptions {
         slots,
         separate_gradients: slots > 0 && config.schedule.separates_gradients(),
+        shard,
         ..options(config, sizes, (around.shard.world, around.hosted), (sizing.input, info.classes))?
     };
     let staged = ModelStage { model, cuts: &config.cuts, number: around.stage.rank };
@@ -363,6 +372,7 @@ fn assemble(
             notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
         }
     }
+    notes.extend((shard.is_some() && !replica.has_shard()).then(|| ONE_COPY.to_owned()));
     Ok(Prepared { replica, train, val, card, notes })
 }
 
@@ -424,6 +434,7 @@ pub(crate) fn options(
         overlap: workers == 1 || config.overlap == Overlap::On,
         hosted,
         separate_gradients: false,
+        shard: None,
         slots: 0,
     })
 }

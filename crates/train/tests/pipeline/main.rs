@@ -86,6 +86,7 @@ impl Case<'_> {
             overlap: true,
             hosted: false,
             separate_gradients: slots > 0 && self.kind == Kind::ZeroBubble,
+            shard: None,
             slots,
         }
     }
