@@ -150,18 +150,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.optimizer, &arguments.optimizer);
     set(&mut config.seed, &arguments.seed);
     set(&mut config.workers, &arguments.workers);
-    set(&mut config.split, &arguments.split);
-    if !arguments.cuts.is_empty() {
-        config.cuts.clone_from(&arguments.cuts);
-    } else if arguments.split.is_some() {
-        // Of another number of stages, those of the run before are none.
-        config.cuts.clear();
-    }
-    set_some(&mut config.memory_limit, &arguments.memory_limit);
-    if !arguments.stage_devices.is_empty() {
-        config.stage_devices.clone_from(&arguments.stage_devices);
-    }
-    set(&mut config.accumulate, &arguments.micro_batches);
+    apply_split(arguments, config);
     set(&mut config.agree, &arguments.agree);
     set(&mut config.squeeze, &arguments.squeeze);
     set(&mut config.overlap, &arguments.overlap);
@@ -192,6 +181,21 @@ fn apply(arguments: &Train, config: &mut Config) {
     set_some(&mut config.clip_norm, &arguments.clip_norm);
     set(&mut config.label_smoothing, &arguments.label_smoothing.map(|value| value as f32));
     apply_learning_rate(arguments, config);
+}
+
+fn apply_split(arguments: &Train, config: &mut Config) {
+    config.split = arguments.split.unwrap_or(config.split);
+    if !arguments.cuts.is_empty() {
+        config.cuts.clone_from(&arguments.cuts);
+    } else if arguments.split.is_some() {
+        // Of another number of stages, those of the run before are none.
+        config.cuts.clear();
+    }
+    config.memory_limit = arguments.memory_limit.or(config.memory_limit);
+    if !arguments.stage_devices.is_empty() {
+        config.stage_devices.clone_from(&arguments.stage_devices);
+    }
+    config.accumulate = arguments.micro_batches.unwrap_or(config.accumulate);
 }
 
 fn apply_learning_rate(arguments: &Train, config: &mut Config) {

@@ -15,7 +15,8 @@ use crate::train::{Config, Registry, TrainError, sizing};
 
 use super::calibrate::{Calibrate, calibrate};
 use super::surroundings;
-use super::team::Team;
+use super::team::{Team, variables};
+use crate::cluster::spec::from_environment;
 use crate::failure::Failure;
 use crate::output::note;
 
@@ -69,7 +70,9 @@ pub fn fit(mut config: Config, registry: &Registry, resumes: bool) -> Result<Con
         if let Ok(Ok(bytes)) = fits(&staged) {
             let why = refusal.to_string();
             let why = why.split(';').next().unwrap_or_default();
-            if !std::env::args().any(|word| word == "--quiet" || word == "-q") && super::team::is_first() {
+            let quiet = std::env::args().any(|word| word == "--quiet" || word == "-q");
+            // Of processes that a launcher has started, each comes to the same.
+            if !quiet && !matches!(from_environment(&variables()), Ok(Some(member)) if member.rank.0 > 0) {
                 note(&format!(
                     "{why}; so {} is trained in {stages} stages, each a process, which take {} in all",
                     config.model,

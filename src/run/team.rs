@@ -1,6 +1,7 @@
 //! A process among others: starts them, meets them, and ends with them.
 
 pub mod room;
+mod stages;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -159,11 +160,6 @@ pub fn exit_code(ended: Ended, stop: &Stop) -> ExitCode {
         Ended::Interrupted { in_order: true } => stop.signal().exit_code().into(),
         Ended::Interrupted { in_order: false } => ExitCode::FAILURE,
     }
-}
-
-/// Whether this process is the first of those that a launcher has started, or none of them.
-pub fn is_first() -> bool {
-    from_environment(&variables()).ok().flatten().is_none()
 }
 
 /// This process's environment.
@@ -367,20 +363,6 @@ impl Team {
         Shard { rank, world }
     }
 
-    /// Which stage of how many this process computes.
-    pub fn stage(&self) -> Shard {
-        let rank = self.mesh.coordinates(self.member.rank).map_or(0, |coordinates| coordinates.stage);
-        Shard { rank, world: self.mesh.extent().stages }
-    }
-
-    /// Tells all what rank 0 has found out.
-    pub fn broadcast(&self, own: &str) -> Result<String, Failure> {
-        let mut communicator = self.communicator.take().expect("a team has met");
-        let told = broadcast(&mut communicator, own).map_err(TrainError::from);
-        self.communicator.set(Some(communicator));
-        self.guard(told)
-    }
-
     /// Whether this process holds parameters instead of computing.
     pub fn serves(&self) -> bool {
         self.mesh.coordinates(self.member.rank).is_none()
@@ -475,14 +457,7 @@ impl Team {
             shape.buckets.clear();
         }
         if self.mesh.extent().stages > 1 {
-            let (shapes, deadline) = (trainer.replica().link_shapes(), self.deadlines.message);
-            let along_data = self.mesh.group(Axis::Data, self.member.rank);
-            let connected = communicator
-                .group(&along_data)
-                .and_then(|data| Ok((data, StageLinks::connect(&mut communicator, &self.mesh, shapes, deadline)?)));
-            let (data, links) = self.guard(connected.map_err(TrainError::from))?;
-            trainer.join_stages(links);
-            self.communicator.set(Some(std::mem::replace(&mut communicator, data)));
+            communicator = self.join_stages(trainer, communicator)?;
             if self.mesh.extent().workers == 1 {
                 return Ok(());
             }
@@ -560,16 +535,6 @@ impl Team {
         let rank = self.shares_output.then_some(self.member.rank);
         control.finish(self.deadlines.farewell).map_err(|error| once(error, rank))
     }
-}
-
-/// Gives all ranks the words of rank 0.
-fn broadcast(communicator: &mut Communicator, own: &str) -> Result<String, CommError> {
-    let mut bytes = own.as_bytes().to_vec();
-    let mut length = (bytes.len() as u64).to_le_bytes();
-    communicator.broadcast_bytes(Rank(0), &mut length)?;
-    bytes.resize(usize::try_from(u64::from_le_bytes(length)).unwrap_or(0).min(FILE_BYTES_MAX as usize), 0);
-    communicator.broadcast_bytes(Rank(0), &mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// How long GPUs may wait for each other: to meet (connections of many take a while), and in a step, as any message.

@@ -131,6 +131,14 @@ impl Exchange {
         Ok(received?)
     }
 
+    /// Adds up a number over the other stages.
+    fn sum_squares(&mut self, sum: &mut f64) -> Result<(), TrainError> {
+        if let Some(stages) = &mut self.stages {
+            *sum = stages.sum(*sum)?;
+        }
+        Ok(())
+    }
+
     /// Adds up a report over the other stages.
     fn sum_stages(&mut self, report: StepReport) -> Result<StepReport, TrainError> {
         let Some(stages) = &mut self.stages else { return Ok(report) };
@@ -439,12 +447,7 @@ impl Listener for Exchange {
             }
             Event::Receive { from, numbers } => Ok(self.receive(from, numbers)?),
             Event::Send { to, numbers } => Ok(self.links()?.send(to, numbers)?),
-            Event::Squares { sum } => {
-                if let Some(stages) = &mut self.stages {
-                    *sum = stages.sum(*sum)?;
-                }
-                Ok(())
-            }
+            Event::Squares { sum } => Ok(self.sum_squares(sum)?),
             Event::Sum { numbers: [] } => Ok(()),
             Event::Sum { numbers } => Ok(self.wait_for(Message::BatchNormSums, |agreement| agreement.sum(numbers))?),
             Event::Total { tally } => {

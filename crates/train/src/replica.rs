@@ -13,9 +13,7 @@ use paceline_nn::net::check_statistics;
 use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Parameter, StageNetwork, State};
 use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Steps, Votes};
-use paceline_parallel::split::{self as schedule, Schedule, Task};
 use paceline_parallel::squeeze;
-use paceline_parallel::stage::Side;
 use paceline_parallel::{Agreement, Owned};
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
@@ -27,18 +25,17 @@ use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Updates};
 use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Wanted};
 use pipeline::Pipeline;
+pub(crate) use pipeline::phase_of;
 use rescue::Boundary;
 pub use shard::OptimizerShard;
 
 use crate::engine::finite::is_finite;
 use crate::engine::sizes::Sizes;
-use crate::engine::{
-    Engine, Gradients, Halt, Inputs, Parts, Place, Planned, Slot, StepOutput, Weights, segments, updates,
-};
+use crate::engine::{Engine, Halt, Inputs, Parts, Place, Planned, StepOutput, Weights, segments, updates};
 use crate::error::TrainError;
 use crate::exchange::Exchange;
 use crate::metrics::Tally;
-use crate::micro_batch::{MicroBatch, OTHER_SIZES, micro_batches, share};
+use crate::micro_batch::{MicroBatch, OTHER_SIZES, share};
 use crate::phases::Phases;
 use crate::stage::{ModelStage, WholeModel};
 
@@ -365,46 +362,10 @@ impl Replica {
         Inputs { batch, micro_batch, pass, seed: weight as f32, moment }
     }
 
-    /// Micro-batches of a batch: as many on all replicas.
-    pub fn micro_batches(&self, batch: &Batch) -> usize {
-        let all = share(batch, self.exchange.rank(), self.world()).all;
-        micro_batches(all, self.world(), self.options.accumulate)
-    }
-
-    /// Samples of all replicas in the step of a batch.
-    pub fn samples(&self, batch: &Batch) -> u64 {
-        share(batch, self.exchange.rank(), self.world()).all as u64
-    }
-
     /// A step begins.
     pub fn begin_step(&mut self, moment: Moment) {
         self.mark_begin(moment.step);
         self.exchange.begin(moment);
-    }
-
-    /// Computes one pass over a micro-batch: the next of [`Replica::schedule`]. In the forward pass late sums of the step before are applied
-    /// before they are read; in the backward pass final buckets leave, and what came back is applied.
-    ///
-    /// # Errors
-    /// When another replica, or the way to it, or a device has failed, or the step would spoil the weights.
-    ///
-    /// # Panics
-    /// When the replica was built for evaluation.
-    pub fn pass(&mut self, batch: &Batch, schedule: &Schedule, task: Task) -> Result<(), Halt> {
-        let slot = Slot(schedule.slot(self.pipeline.stage, task.micro_batch));
-        let separate = schedule.separates_gradients();
-        match task.pass {
-            schedule::Pass::Forward => {
-                let inputs = self.inputs(batch, task.micro_batch, self.exchange.moment());
-                self.exchange.count(batch.size, task.micro_batch);
-                self.engine.forward(slot, &inputs, &mut self.exchange)
-            }
-            schedule::Pass::Backward => {
-                let which = if separate { Gradients::Inputs } else { Gradients::All };
-                self.engine.backward(slot, which, &mut self.exchange)
-            }
-            schedule::Pass::Weights => self.engine.backward(slot, Gradients::Weights, &mut self.exchange),
-        }
     }
 
     /// Ends the step: its tally becomes that of all replicas, and gradients that were kept are applied.
@@ -596,44 +557,6 @@ impl Replica {
             .map(named)
             .or_else(|| state().map(|index| self.states[index].name.clone()))
             .or_else(|| slot().map(named))
-    }
-
-    /// The logits of a batch in evaluation mode, for its `size` samples; it may be smaller than planned.
-    ///
-    /// # Errors
-    /// When a device fails.
-    pub fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
-        let Self { engine, exchange, pipeline, .. } = self;
-        if pipeline.stage > 0 {
-            exchange.expect(Side::Before, &engine.evaluation_lengths().received)?;
-        }
-        engine.evaluate(batch, exchange).map_err(|halt| match halt {
-            Halt::Failed(error) => error,
-            _ => TrainError::Refused("an evaluation changes nothing, so nothing can refuse it".into()),
-        })
-    }
-
-    /// Whether to evaluate one batch more: the first stage decides, the others hear of it.
-    ///
-    /// # Errors
-    /// When another stage, or the way to it, has failed.
-    pub fn evaluates_on(&mut self, wishes: bool) -> Result<bool, TrainError> {
-        let Pipeline { stage, stages, .. } = self.pipeline;
-        self.exchange.pass_on(wishes, (stage, stages))
-    }
-
-    /// Elements of the whole model's parameters.
-    pub fn whole_parameter_count(&self) -> usize {
-        let parameters = self.whole.as_ref().map_or(&self.parameters, |whole| &whole.parameters);
-        parameters.iter().map(|parameter| parameter.shape.elements()).sum()
-    }
-}
-
-/// What a pass is told as.
-pub(crate) const fn phase_of(task: Task) -> Phase {
-    match task.pass {
-        schedule::Pass::Forward => Phase::Forward,
-        schedule::Pass::Backward | schedule::Pass::Weights => Phase::Backward,
     }
 }
 

@@ -311,17 +311,9 @@ fn assemble(
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
     let sizes = MicroBatchSizes::of(config, around.shard, Some(train.len()));
-    if sizes.evaluation == 1 && sizes.largest > 1 && !config.sync_batch_norm {
-        // The smallest part of a whole batch; what an epoch leaves may be smaller.
-        Network::new(model, Mode::Train, sizes.evaluation, sizing.input, info.classes, 0.0)?.check_statistics()?;
-    }
-    let (slots, shard) = (slots(config, around.stage), config.optimizer_shard(around.shard, around.shares_memory));
-    let options = ReplicaOptions {
-        slots,
-        separate_gradients: slots > 0 && config.schedule.separates_gradients(),
-        shard,
-        ..options(config, sizes, (around.shard.world, around.hosted), (sizing.input, info.classes))?
-    };
+    check_smallest(model, config, sizes, (sizing.input, info.classes))?;
+    let shard = config.optimizer_shard(around.shard, around.shares_memory);
+    let options = own_options(config, sizes, around, (sizing.input, info.classes))?;
     let staged = ModelStage { model, cuts: &config.cuts, number: around.stage.rank };
     let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
     let (here, held_bytes) =
@@ -436,6 +428,35 @@ pub(crate) fn options(
         separate_gradients: false,
         shard: None,
         slots: 0,
+    })
+}
+
+/// Whether batch-norms have more than one value in the smallest part of a whole batch; what an epoch leaves may be smaller.
+fn check_smallest(
+    model: &dyn Model,
+    config: &Config,
+    sizes: MicroBatchSizes,
+    (input, classes): (Input, usize),
+) -> Result<(), TrainError> {
+    if sizes.evaluation == 1 && sizes.largest > 1 && !config.sync_batch_norm {
+        Network::new(model, Mode::Train, sizes.evaluation, input, classes, 0.0)?.check_statistics()?;
+    }
+    Ok(())
+}
+
+/// How the replica of this process is built.
+fn own_options(
+    config: &Config,
+    sizes: MicroBatchSizes,
+    around: &Surroundings,
+    samples: (Input, usize),
+) -> Result<ReplicaOptions, TrainError> {
+    let slots = slots(config, around.stage);
+    Ok(ReplicaOptions {
+        slots,
+        separate_gradients: slots > 0 && config.schedule.separates_gradients(),
+        shard: config.optimizer_shard(around.shard, around.shares_memory),
+        ..options(config, sizes, (around.shard.world, around.hosted), samples)?
     })
 }
 
