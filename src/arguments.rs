@@ -34,6 +34,7 @@ const EXAMPLES: &str = "Examples:
   paceline train                                             a small network on built-in data, no downloads
   paceline train --model resnet20 --data cifar10:DIR --epochs 10
   paceline train --model resnet20 --data cifar10:DIR --workers 4          the same training, four processes
+  paceline train --model resnet20 --data cifar10:DIR --replicas 4         the same training, four replicas in one process
   paceline train recipes/cifar10-resnet20.toml --data cifar10:DIR
   paceline train --resume runs/NAME                          after Ctrl-C or a crash
   paceline plan --model resnet50 --batch 32                  memory, arithmetic and messages before anything runs
@@ -171,6 +172,9 @@ pub struct Train {
     /// Processes on this machine that share every batch, each on cores of its own [default: 1; without any argument, 2]
     #[arg(long, short, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub workers: Option<usize>,
+    /// Replicas that share every batch as threads of this one process, each on cores of its own: --workers N --carry thread
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub replicas: Option<usize>,
     #[arg(long, help = agrees(), help_heading = "Many processes")]
     pub agree: Option<Agree>,
     #[arg(long, help = squeezes(), help_heading = "Many processes")]

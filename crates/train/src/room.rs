@@ -89,6 +89,8 @@ struct Need {
     once: u64,
     /// What a process maps beside this without holding it.
     mapped: u64,
+    /// Whether all are threads of one process.
+    threads: bool,
 }
 
 impl Need {
@@ -96,9 +98,13 @@ impl Need {
         here.workers as u64 * self.worker + here.servers as u64 * self.server + self.once
     }
 
-    /// The addresses of one process.
-    fn addresses(&self) -> u64 {
-        self.server.max(self.worker + self.once) + self.mapped
+    /// The addresses of one process. Ranks that are threads of one map what they share each for itself.
+    fn addresses(&self, here: Processes) -> u64 {
+        if !self.threads {
+            return self.server.max(self.worker + self.once) + self.mapped;
+        }
+        let (workers, servers) = (here.workers as u64, here.servers as u64);
+        workers * (self.worker + self.once + self.mapped) + servers * (self.server + self.mapped)
     }
 }
 
@@ -175,14 +181,15 @@ impl Candidate<'_> {
         // A small model is one message.
         let message = 2 * (BUCKET_BYTES_MAX as u64).min(parameters);
         let mapped = ADDRESSES[usize::from(self.workers > 1)];
-        let shared = config.carry == Carry::SHM || config.carry == Carry::AUTO && self.here.all;
+        let threads = config.has_rank_threads();
+        let shared = threads || config.carry == Carry::SHM || config.carry == Carry::AUTO && self.here.all;
         let recipe = config.agree.recipe();
         let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
         let one_copy = recipe.keeps_one_copy() && whole && shared && sizes.by_elements && !self.hosted;
         Ok(match () {
             () if self.workers == 1 => {
                 let worker = running + (1 + gradients + slots) * parameters;
-                Need { worker, server: 0, once, mapped }
+                Need { worker, server: 0, once, mapped, threads }
             }
             // One copy of weights and optimizer, and every worker's gradients; before that, every worker's own weights.
             () if one_copy => Need {
@@ -190,6 +197,7 @@ impl Candidate<'_> {
                 once: once + parameters + optimizer,
                 mapped: mapped + self.here.workers as u64 * parameters,
                 server: 0,
+                threads,
             },
             // Servers step; the first worker has the optimizer's state while it saves it.
             () if recipe.has_servers() => Need {
@@ -197,12 +205,13 @@ impl Candidate<'_> {
                 server: BASE + parameters + optimizer + message,
                 once: once + 2 * optimizer,
                 mapped,
+                threads,
             },
             // Gradients that travel are copied into messages.
             () => {
                 let worker = running + (2 + gradients + slots) * parameters + message;
                 let others = if shared { self.here.workers as u64 * parameters } else { 0 };
-                Need { worker, server: 0, once, mapped: mapped + others }
+                Need { worker, server: 0, once, mapped: mapped + others, threads }
             }
         })
     }
@@ -222,7 +231,7 @@ impl Candidate<'_> {
     /// The least limit that is exceeded, and what is needed of it.
     fn excess<'a>(&self, need: &Need, limits: &'a Limits) -> Option<(u64, &'a Memory)> {
         let shared = limits.shared.as_ref().map(|limit| (need.total(self.here), limit));
-        let own = limits.own.as_ref().map(|limit| (need.addresses(), limit));
+        let own = limits.own.as_ref().map(|limit| (need.addresses(self.here), limit));
         let exceeded = shared.into_iter().chain(own).filter(|(needed, limit)| *needed > limit.bytes);
         exceeded.min_by_key(|(_, limit)| limit.bytes)
     }
@@ -235,7 +244,7 @@ impl Candidate<'_> {
             (true, _) => format!("a process needs {} of memory", in_words(needed)),
             (false, 0) => format!(
                 "{} need {} of memory, {} each,",
-                many(workers, "worker"),
+                many(workers, if need.threads { "replica" } else { "worker" }),
                 in_words(needed),
                 in_words(need.worker)
             ),
@@ -272,9 +281,10 @@ impl Candidate<'_> {
         if self.config.dtype == Precision::F32 && with(&|config| config.dtype = Precision::Bf16) {
             fitting.push("--dtype bf16".into());
         }
+        let flag = if self.config.has_rank_threads() { "--replicas" } else { "--workers" };
         match fitting.split_first() {
-            None if self.resumes => "type fewer --workers, or resume on a machine with more memory".into(),
-            None => "no batch fits: type a smaller --model or --size, or fewer --workers".into(),
+            None if self.resumes => format!("type fewer {flag}, or resume on a machine with more memory"),
+            None => format!("no batch fits: type a smaller --model or --size, or fewer {flag}"),
             Some((first, [])) => format!("type {first}, which fits"),
             Some((first, others)) => format!("type {first}, which fits, or {}", others.join(" or ")),
         }

@@ -94,9 +94,9 @@ fn ulimit_counts_for_each_process_by_itself() {
     let two = config(2, 2048);
     let need = candidate(&two).need(&two).unwrap();
     let limits = |bytes| Limits { own: Some(Memory { bytes, source: Source::Ulimit }), ..Limits::default() };
-    assert!(need.addresses() < need.total(candidate(&two).here));
-    assert!(candidate(&two).check(&limits(need.addresses())).is_ok());
-    let error = candidate(&two).check(&limits(need.addresses() - 1)).unwrap_err().to_string();
+    assert!(need.addresses(candidate(&two).here) < need.total(candidate(&two).here));
+    assert!(candidate(&two).check(&limits(need.addresses(candidate(&two).here))).is_ok());
+    let error = candidate(&two).check(&limits(need.addresses(candidate(&two).here) - 1)).unwrap_err().to_string();
     assert!(error.starts_with("a process needs ") && error.contains("`ulimit -v` allows each process "), "{error}");
 }
 
