@@ -353,7 +353,7 @@ pub struct Export {
 }
 
 /// `paceline plan`
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Plan {
     /// A model that `paceline models` lists
     #[arg(long, short, default_value = "resnet50")]
@@ -382,6 +382,9 @@ pub struct Plan {
     /// Share the batch between so many processes, and show what they send each other
     #[arg(long, short, default_value_t = 1, value_parser = parse::count, allow_negative_numbers = true)]
     pub workers: usize,
+    /// Share the batch between so many replicas in one process
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, conflicts_with = "workers")]
+    pub replicas: Option<usize>,
     /// Latency of the links between them, in microseconds
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50.0, value_parser = parse::positive)]
     pub link_latency: f64,

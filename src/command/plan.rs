@@ -14,6 +14,7 @@ use crate::tensor::device::cpu::trial::Kernel;
 use crate::tensor::{Graph, MemoryUse, Node, Plan as Planned};
 use crate::train::config::SIDE_MAX;
 use crate::train::room::{Candidate, Processes};
+use crate::train::together::Carry;
 use crate::train::{Config, Registry};
 use serde_json::{Value, json};
 
@@ -26,6 +27,8 @@ use crate::failure::Failure;
 
 /// Runs the command.
 pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
+    let workers = arguments.replicas.unwrap_or(arguments.workers);
+    let arguments = &Plan { workers, ..arguments.clone() };
     let entry = &registry.find_model(&arguments.model)?;
     let (input, config) = (input(entry, arguments.size)?, config(arguments));
     config.check()?;
@@ -60,6 +63,7 @@ fn config(arguments: &Plan) -> Config {
         clip_norm: arguments.clip_norm,
         optimizer: arguments.optimizer.unwrap_or(usual.optimizer),
         workers: arguments.workers,
+        carry: if arguments.replicas.is_some() { Carry::THREAD } else { usual.carry },
         dtype: arguments.dtype,
         memory: arguments.memory,
         sync_batch_norm: arguments.sync_batch_norm,
@@ -94,7 +98,7 @@ impl Prepared<'_> {
             classes: self.arguments.classes.unwrap_or(self.entry.classes),
             held_bytes: 0,
             workers,
-            here: Processes::here(config, workers, workers + config.server_count() * usize::from(workers > 1)),
+            here: Processes::here(config, workers, config.ranks()),
             resumes: false,
             hosted: false,
         }
@@ -168,6 +172,7 @@ impl Prepared<'_> {
             let (gib, optimizer) = (mib(self.candidate().bytes()?) / 1024.0, self.config.optimizer);
             let processes = match arguments.workers {
                 1 => "one process".to_owned(),
+                replicas if self.config.has_rank_threads() => format!("{replicas} replicas in one process"),
                 workers => format!("{workers} workers on this machine"),
             };
             print(&format!(

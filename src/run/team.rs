@@ -139,7 +139,8 @@ pub fn from_launcher(config: &Config, variables: &Variables) -> Result<Option<Me
 pub fn check_threads(config: &Config, member: Option<&Member>) -> Result<(), Failure> {
     let Some(member) = member.filter(|member| member.world > 1 && config.carry == Carry::THREAD) else { return Ok(()) };
     Err(Failure::refused(format!(
-        "--carry thread keeps all ranks in one process, and {} says that there are {}; type --carry auto, or start one",
+        "--carry thread and --replicas keep all ranks in one process, and by {} there are {}; \
+         type --carry auto in their place, or start one process",
         member.source, member.world
     )))
 }

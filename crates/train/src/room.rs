@@ -14,7 +14,7 @@ use paceline_tensor::{MemoryUse, Plan, Precision};
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::engine::Planned;
-use crate::engine::sizes::{BASE, Sizes};
+use crate::engine::sizes::{BASE, RANK, Sizes};
 use crate::error::TrainError;
 use crate::micro_batch::MicroBatchSizes;
 use crate::replica::{self, BUCKET_BYTES_MAX, ReplicaOptions};
@@ -164,8 +164,8 @@ impl Candidate<'_> {
     fn need(&self, config: &Config) -> Result<Need, TrainError> {
         let sizes = Sizes::plan(self.model, &self.options(config)?)?;
         let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
-        let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
-        let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;
+        let compute_threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
+        let beside = sizes.working(compute_threads) + self.loader(config) + self.held_bytes as u64;
         let optimizer = slots * parameters;
         // A checkpoint is read whole and converted before the arena is touched.
         let loading = match (self.resumes, &config.weights) {
@@ -173,15 +173,21 @@ impl Candidate<'_> {
             (false, Some(_)) => 2 * parameters,
             (false, None) => 0,
         };
-        let running = BASE + states + arena.saturating_add(beside).max(loading);
-        // One tensor at a time is brought into the order of files; a launcher waits for the others.
+        let threads = config.has_rank_threads();
+        let base = if threads { RANK } else { BASE };
+        let running = base + states + arena.saturating_add(beside).max(loading);
+        // One tensor at a time is brought into the order of files; a launcher waits for the others. Threads have one process.
         // One worker keeps a copy of all that is saved beside training.
         let copy = config.checkpoint_seconds(self.workers).map_or(0, |_| parameters + optimizer + states);
-        let once = largest + copy + if self.here.count() > 1 { BASE / 2 } else { 0 };
+        let beside_ranks = match () {
+            () if threads => BASE,
+            () if self.here.count() > 1 => BASE / 2,
+            () => 0,
+        };
+        let once = largest + copy + beside_ranks;
         // A small model is one message.
         let message = 2 * (BUCKET_BYTES_MAX as u64).min(parameters);
         let mapped = ADDRESSES[usize::from(self.workers > 1)];
-        let threads = config.has_rank_threads();
         let shared = threads || config.carry == Carry::SHM || config.carry == Carry::AUTO && self.here.all;
         let recipe = config.agree.recipe();
         let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
@@ -202,7 +208,7 @@ impl Candidate<'_> {
             // Servers step; the first worker has the optimizer's state while it saves it.
             () if recipe.has_servers() => Need {
                 worker: running + (2 + gradients) * parameters + message,
-                server: BASE + parameters + optimizer + message,
+                server: base + parameters + optimizer + message,
                 once: once + 2 * optimizer,
                 mapped,
                 threads,

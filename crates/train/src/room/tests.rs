@@ -101,6 +101,27 @@ fn ulimit_counts_for_each_process_by_itself() {
 }
 
 #[test]
+fn replicas_in_one_process_take_less_than_processes_and_all_of_its_addresses() {
+    let processes = Config { checkpoint_minutes: Some(0.0), ..config(4, 256) };
+    let threads = Config { carry: Carry::THREAD, ..processes.clone() };
+    let [of_processes, of_threads] = [&processes, &threads].map(|config| candidate(config).need(config).unwrap());
+    let here = candidate(&threads).here;
+    // They differ by what a process takes before it does anything; weights and optimizer are there once for both.
+    let (more, less) = (of_processes.total(here), of_threads.total(here));
+    assert_eq!(more - less, 4 * (BASE - RANK) + BASE / 2 - BASE);
+    assert!(of_threads.addresses(here) > 3 * of_processes.addresses(here), "{of_threads:?}");
+    assert!(of_threads.addresses(here) > less);
+    let error = candidate(&threads).check(&machine(less - 1)).unwrap_err().to_string();
+    assert!(error.starts_with("4 replicas need "), "{error}");
+    let error = candidate(&threads).check(&machine(100_000_000)).unwrap_err().to_string();
+    assert!(error.ends_with("or fewer --replicas"), "{error}");
+    // Servers are threads as well.
+    let served = Config { agree: "parameter-server".parse().unwrap(), ..threads };
+    let need = candidate(&served).need(&served).unwrap();
+    assert!(need.threads && need.addresses(candidate(&served).here) > need.total(candidate(&served).here));
+}
+
+#[test]
 fn servers_count_too() {
     let config = Config { agree: "parameter-server".parse().unwrap(), ..config(2, 64) };
     let it = candidate(&config);
