@@ -171,7 +171,7 @@ fn a_signal_saves_all_replicas() {
 #[test]
 fn a_process_with_replicas_that_is_killed_is_started_again() {
     let place = Place::new();
-    let line = "train --model mlp --data synthetic:8x8x3/10/16000 --batch 8 --max-steps 1500 --checkpoint-every 300 --optimizer momentum \
+    let line = "train --model mlp --data synthetic:8x8x3/10/4800 --batch 8 --max-steps 500 --checkpoint-every 100 --optimizer momentum \
                 --lr 0.01 --calibrate off --quiet --replicas 2";
     place.run(&format!("{line} --run straight"));
     let mut run = Running::start(&place, &format!("{line} --restart 2 --run run"));
@@ -179,7 +179,7 @@ fn a_process_with_replicas_that_is_killed_is_started_again() {
     tell(run.process_of(0), Tell::Kill);
     assert_eq!(run.ends(PATIENCE).code(), Some(0), "{}", run.said());
     assert_eq!(run.said().matches("starting again from step ").count(), 1, "{}", run.said());
-    assert!(place.weights("run", 1500) == place.weights("straight", 1500));
+    assert!(place.weights("run", 500) == place.weights("straight", 500));
 }
 
 /// The most memory that a command held in MiB, each page counted once however often it is mapped: of its own, and to be shared.
