@@ -34,6 +34,7 @@ const EXAMPLES: &str = "Examples:
   paceline train                                             a small network on built-in data, no downloads
   paceline train --model resnet20 --data cifar10:DIR --epochs 10
   paceline train --model resnet20 --data cifar10:DIR --workers 4          the same training, four processes
+  paceline train --model resnet20 --data cifar10:DIR --replicas 4         the same training, four replicas in one process
   paceline train recipes/cifar10-resnet20.toml --data cifar10:DIR
   paceline train --resume runs/NAME                          after Ctrl-C or a crash
   paceline plan --model resnet50 --batch 32                  memory, arithmetic and messages before anything runs
@@ -186,6 +187,9 @@ pub struct Train {
     /// Memory that each process may take, such as 600MB: a model that needs more is split into stages
     #[arg(long, value_name = "SIZE", value_parser = parse::memory, allow_negative_numbers = true, help_heading = "Many processes")]
     pub memory_limit: Option<u64>,
+    /// Replicas that share every batch as threads of this one process, each on cores of its own: --workers N --carry thread
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub replicas: Option<usize>,
     #[arg(long, help = agrees(), help_heading = "Many processes")]
     pub agree: Option<Agree>,
     #[arg(long, help = squeezes(), help_heading = "Many processes")]
@@ -367,7 +371,7 @@ pub struct Export {
 }
 
 /// `paceline plan`
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Plan {
     /// A model that `paceline models` lists
     #[arg(long, short, default_value = "resnet50")]
@@ -399,6 +403,9 @@ pub struct Plan {
     /// What is divided among them: none | optimizer
     #[arg(long, value_name = "WHAT", default_value = "none")]
     pub shard: Sharding,
+    /// Share the batch between so many replicas in one process
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, conflicts_with = "workers")]
+    pub replicas: Option<usize>,
     /// Latency of the links between them, in microseconds
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 50.0, value_parser = parse::positive)]
     pub link_latency: f64,

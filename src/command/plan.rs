@@ -29,6 +29,8 @@ use crate::failure::Failure;
 
 /// Runs the command.
 pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
+    let workers = arguments.replicas.unwrap_or(arguments.workers);
+    let arguments = &Plan { workers, ..arguments.clone() };
     let entry = &registry.find_model(&arguments.model)?;
     let (input, config) = (input(entry, arguments.size)?, config(arguments));
     config.check()?;
@@ -71,7 +73,11 @@ fn config(arguments: &Plan) -> Config {
         sync_batch_norm: arguments.sync_batch_norm,
         shard: arguments.shard,
         // Workers that map the same memory have one copy and nothing to divide: what is planned is a link.
-        carry: if arguments.shard == Sharding::None { usual.carry } else { Carry::TCP },
+        carry: match (arguments.replicas, arguments.shard) {
+            (Some(_), _) => Carry::THREAD,
+            (None, Sharding::None) => usual.carry,
+            (None, Sharding::Optimizer) => Carry::TCP,
+        },
         ..usual
     }
 }
@@ -103,7 +109,7 @@ impl Prepared<'_> {
             classes: self.arguments.classes.unwrap_or(self.entry.classes),
             held_bytes: 0,
             workers,
-            here: Processes::here(config, workers, workers + config.server_count() * usize::from(workers > 1)),
+            here: Processes::here(config, workers, config.ranks()),
             resumes: false,
             hosted: false,
         }
@@ -182,6 +188,7 @@ impl Prepared<'_> {
             let (gib, optimizer) = (mib(self.candidate().bytes()?) / 1024.0, self.config.optimizer);
             let processes = match arguments.workers {
                 1 => "one process".to_owned(),
+                replicas if self.config.has_rank_threads() => format!("{replicas} replicas in one process"),
                 workers => format!("{workers} workers on this machine"),
             };
             print(&format!(

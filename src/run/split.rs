@@ -59,7 +59,7 @@ pub fn fit(mut config: Config, registry: &Registry, resumes: bool) -> Result<Con
     };
     let fits = |config: &Config| {
         let (workers, model) = (config.workers, &model);
-        let here = Processes::here(config, workers, config.processes());
+        let here = Processes::here(config, workers, config.ranks());
         let candidate = Candidate { model, config, input, classes, held_bytes, workers, here, resumes, hosted: false };
         candidate.check(&Limits::look()).map(|()| candidate.bytes())
     };
@@ -105,7 +105,7 @@ fn measured_cuts(config: &Config, registry: &Registry, team: &Team, how: Calibra
         )));
     };
     let (workers, local) = (config.workers, team.local().world);
-    let here = Processes::here(config, workers, config.processes());
+    let here = Processes::here(config, workers, config.ranks());
     let candidate =
         Candidate { model, config, input, classes, held_bytes, workers, here, resumes: false, hosted: false };
     let cpu = Arc::new(Cpu::placed(config.compute_threads_among(local), config.pin));

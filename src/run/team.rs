@@ -50,7 +50,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What this process is.
 pub enum Role {
-    /// All there is.
+    /// All there is; it may have several ranks.
     Alone,
     /// The one that starts the others.
     Launcher(Vec<Start>),
@@ -65,10 +65,17 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
             "this paceline was built without MPI; with mpicc and libclang installed, type: cargo install --path . --features mpi",
         ));
     }
+    if config.carry == Carry::THREAD && (arguments.cluster.is_some() || arguments.hosts.is_some()) {
+        return Err(Failure::refused(
+            "--carry thread keeps all ranks in one process of one machine; for several machines type --carry auto",
+        ));
+    }
     if let Some(file) = &arguments.cluster {
         return Ok(Role::Member(Box::new(from_file(file, arguments.job, arguments.task)?)));
     }
-    if let Some(member) = from_launcher(config, variables)? {
+    let member = from_launcher(config, variables)?;
+    check_threads(config, member.as_ref())?;
+    if let Some(member) = member {
         return Ok(Role::Member(Box::new(member)));
     }
     if config.carry == Carry::MPI {
@@ -77,7 +84,8 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
             "--carry mpi is for processes that mpirun starts; type: mpirun -n {workers} paceline train --carry mpi …"
         )));
     }
-    if arguments.hosts.is_none() && config.processes() < 2 && !restart::is_asked(arguments) {
+    let here = config.ranks() < 2 || config.has_rank_threads();
+    if arguments.hosts.is_none() && here && !restart::is_asked(arguments) {
         return Ok(Role::Alone);
     }
     Ok(Role::Launcher(starts(arguments, config, words(arguments, config))?))
@@ -86,7 +94,8 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
 /// What the processes of a launcher are started with: what this one was.
 pub fn words(arguments: &Train, config: &Config) -> Vec<String> {
     let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    if arguments.workers.is_none() && arguments.resume.is_none() && arguments.hosts.is_none() {
+    let is_told = arguments.workers.is_some() || arguments.replicas.is_some();
+    if !is_told && arguments.resume.is_none() && arguments.hosts.is_none() {
         words.extend(["--workers".to_owned(), config.workers.to_string()]);
     }
     // What was found out here is told.
@@ -111,7 +120,7 @@ pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<
         }
         .starts()?
     } else {
-        let workers = config.processes();
+        let workers = if config.has_rank_threads() { 1 } else { config.ranks() };
         // Files that all processes would refuse are refused once.
         arguments.tls.as_deref().map(|files| secrecy(files, &Token::random())).transpose()?;
         local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
@@ -130,6 +139,16 @@ pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<
 pub fn from_launcher(config: &Config, variables: &Variables) -> Result<Option<Member>, Failure> {
     let Some(member) = from_environment(variables)? else { return Ok(None) };
     Ok(Some(if member.world > 1 { member.with_servers(config.server_count())? } else { member }))
+}
+
+/// Refuses several processes of which each would have all ranks.
+pub fn check_threads(config: &Config, member: Option<&Member>) -> Result<(), Failure> {
+    let Some(member) = member.filter(|member| member.world > 1 && config.carry == Carry::THREAD) else { return Ok(()) };
+    Err(Failure::refused(format!(
+        "--carry thread and --replicas keep all ranks in one process, and by {} there are {}; \
+         type --carry auto in their place, or start one process",
+        member.source, member.world
+    )))
 }
 
 /// The member of a cluster file that this process was told to be.
@@ -290,8 +309,8 @@ impl Team {
         let one_machine = table.nodes().iter().all(|&node| node == 0);
         let membership = Membership { token, run: self.control.run(), rank, world, generation: Generation::default() };
         let wait = Wait::new(self.deadlines.connect, self.control.stop());
-        let by_memory =
-            config.carry == Carry::SHM || (matches!(config.carry, Carry::AUTO | Carry::NCCL) && one_machine);
+        let by_memory = matches!(config.carry, Carry::SHM | Carry::THREAD)
+            || (matches!(config.carry, Carry::AUTO | Carry::NCCL) && one_machine);
         // The sums of batch-norms are waited for, and come at other points of a step on other devices: they do not travel behind
         // gradients.
         let apart = config.sync_batch_norm;

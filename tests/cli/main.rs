@@ -20,6 +20,7 @@ mod own;
 mod place;
 mod ranks;
 mod refusals;
+mod replicas;
 mod restart;
 mod resume;
 mod running;

@@ -7,7 +7,7 @@ use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
 use paceline_parallel::agree;
 use paceline_parallel::split::Kind;
-use paceline_system::threads;
+use paceline_system::{cores, threads};
 use paceline_tensor::device::cpu::choice::Winograd;
 use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
@@ -345,14 +345,9 @@ impl Config {
         self.stage_devices.get(rank % self.stages()).copied().unwrap_or(self.device)
     }
 
-    /// Processes that compute.
+    /// Ranks that compute.
     pub const fn computing(&self) -> usize {
         self.workers * self.stages()
-    }
-
-    /// All processes of a run: servers are there where several replicas are.
-    pub fn processes(&self) -> usize {
-        self.computing() + if self.workers > 1 { self.server_count() } else { 0 }
     }
 
     /// Whether the ways to split the model fit the rest.
@@ -401,6 +396,16 @@ impl Config {
         if self.agree.recipe().has_servers() { self.servers } else { 0 }
     }
 
+    /// How many ranks a run has; servers are there where several replicas are.
+    pub fn ranks(&self) -> usize {
+        self.computing() + if self.workers > 1 { self.server_count() } else { 0 }
+    }
+
+    /// Whether the ranks of a run are threads of one process.
+    pub fn has_rank_threads(&self) -> bool {
+        self.carry == Carry::THREAD && self.ranks() > 1
+    }
+
     /// Whether GPUs add up gradients among themselves, inside of a step's graph.
     pub fn sums_on_devices(&self) -> bool {
         let may = self.device != Compute::Cpu && self.stages() == 1;
@@ -434,9 +439,14 @@ impl Config {
         self.compute_threads_among(1)
     }
 
-    /// How many compute threads there will be in each of so many processes on this machine.
-    pub fn compute_threads_among(&self, processes: usize) -> usize {
-        self.threads.unwrap_or_else(|| threads::beside_loaders_among(self.loader_threads, processes))
+    /// How many compute threads each of so many ranks on this machine will have.
+    pub fn compute_threads_among(&self, ranks: usize) -> usize {
+        self.threads.unwrap_or_else(|| {
+            let allowed = threads::beside_loaders_among(self.loader_threads, ranks);
+            // A rank that has no cores of its own sees those of all.
+            let shares_cores = self.has_rank_threads() && (!self.pin || cores::online() < ranks);
+            if shares_cores { (allowed / ranks).max(1) } else { allowed }
+        })
     }
 
     /// Whether the ways to agree fit the rest.
@@ -444,6 +454,12 @@ impl Config {
         if let Some(name) = self.algorithm.as_deref().filter(|name| Algorithm::from_name(name).is_none()) {
             let names = Algorithm::ALL.map(Algorithm::name).join(", ");
             return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
+        }
+        if self.carry == Carry::THREAD && self.device != Compute::Cpu {
+            let workers = self.workers;
+            return refuse(format!(
+                "--carry thread is for replicas on the CPU; for GPUs type --workers {workers} and another --carry, or none"
+            ));
         }
         if self.carry == Carry::NCCL && self.device == Compute::Cpu {
             return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());

@@ -223,6 +223,8 @@ impl<'de> Deserialize<'de> for Carry {
 impl Carry {
     /// NCCL between GPUs; otherwise shared memory where all ranks are on one machine, else sockets.
     pub const AUTO: Self = Self("auto");
+    /// All ranks are threads of one process, and share memory.
+    pub const THREAD: Self = Self("thread");
     /// Shared memory.
     pub const SHM: Self = Self("shm");
     /// Sockets.
@@ -234,7 +236,10 @@ impl Carry {
 
     /// Every word, in the order of the help.
     pub fn all() -> impl Iterator<Item = &'static str> {
-        [Self::AUTO.0].into_iter().chain(transport::BETWEEN_PROCESSES.iter().copied()).chain([Self::NCCL.0])
+        [Self::AUTO.0, Self::THREAD.0]
+            .into_iter()
+            .chain(transport::BETWEEN_PROCESSES.iter().copied())
+            .chain([Self::NCCL.0])
     }
 
     /// The word in files and flags.

@@ -94,10 +94,31 @@ fn ulimit_counts_for_each_process_by_itself() {
     let two = config(2, 2048);
     let need = candidate(&two).need(&two).unwrap();
     let limits = |bytes| Limits { own: Some(Memory { bytes, source: Source::Ulimit }), ..Limits::default() };
-    assert!(need.addresses() < need.total(candidate(&two).here));
-    assert!(candidate(&two).check(&limits(need.addresses())).is_ok());
-    let error = candidate(&two).check(&limits(need.addresses() - 1)).unwrap_err().to_string();
+    assert!(need.addresses(candidate(&two).here) < need.total(candidate(&two).here));
+    assert!(candidate(&two).check(&limits(need.addresses(candidate(&two).here))).is_ok());
+    let error = candidate(&two).check(&limits(need.addresses(candidate(&two).here) - 1)).unwrap_err().to_string();
     assert!(error.starts_with("a process needs ") && error.contains("`ulimit -v` allows each process "), "{error}");
+}
+
+#[test]
+fn replicas_in_one_process_take_less_than_processes_and_all_of_its_addresses() {
+    let processes = Config { checkpoint_minutes: Some(0.0), ..config(4, 256) };
+    let threads = Config { carry: Carry::THREAD, ..processes.clone() };
+    let [of_processes, of_threads] = [&processes, &threads].map(|config| candidate(config).need(config).unwrap());
+    let here = candidate(&threads).here;
+    // They differ by what a process takes before it does anything; weights and optimizer are there once for both.
+    let (more, less) = (of_processes.total(here), of_threads.total(here));
+    assert_eq!(more - less, 4 * (BASE - RANK) + BASE / 2 - BASE);
+    assert!(of_threads.addresses(here) > 3 * of_processes.addresses(here), "{of_threads:?}");
+    assert!(of_threads.addresses(here) > less);
+    let error = candidate(&threads).check(&machine(less - 1)).unwrap_err().to_string();
+    assert!(error.starts_with("4 replicas need "), "{error}");
+    let error = candidate(&threads).check(&machine(100_000_000)).unwrap_err().to_string();
+    assert!(error.ends_with("or fewer --replicas"), "{error}");
+    // Servers are threads as well.
+    let served = Config { agree: "parameter-server".parse().unwrap(), ..threads };
+    let need = candidate(&served).need(&served).unwrap();
+    assert!(need.threads && need.addresses(candidate(&served).here) > need.total(candidate(&served).here));
 }
 
 #[test]
