@@ -15,7 +15,7 @@ use crate::parallel::split::Kind;
 use crate::tensor::device::cpu::choice::Winograd;
 use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
-use crate::train::together::{self, Agree, Overlap, Split, Squeeze, Staleness};
+use crate::train::together::{self, Agree, Overlap, Sharding, Split, Squeeze, Staleness};
 pub use bench::*;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use parse::Schedules;
@@ -35,6 +35,7 @@ const EXAMPLES: &str = "Examples:
   paceline train                                             a small network on built-in data, no downloads
   paceline train --model resnet20 --data cifar10:DIR --epochs 10
   paceline train --model resnet20 --data cifar10:DIR --workers 4          the same training, four processes
+  paceline train --model resnet20 --data cifar10:DIR --replicas 4         the same training, four replicas in one process
   paceline train recipes/cifar10-resnet20.toml --data cifar10:DIR
   paceline train --resume runs/NAME                          after Ctrl-C or a crash
   paceline plan --model resnet50 --batch 32                  memory, arithmetic and messages before anything runs
@@ -181,9 +182,15 @@ pub struct Train {
     #[arg(long, value_name = "M", conflicts_with = "accumulate", value_parser = parse::count, allow_negative_numbers = true)]
     #[arg(help_heading = "Many processes")]
     pub micro_batches: Option<usize>,
+    /// Where each stage of a pipeline computes, such as cuda,cpu [default: all as --device says]
+    #[arg(long, value_name = "DEVICES", value_delimiter = ',', help_heading = "Many processes")]
+    pub stage_devices: Vec<Compute>,
     /// Memory that each process may take, such as 600MB: a model that needs more is split into stages
     #[arg(long, value_name = "SIZE", value_parser = parse::memory, allow_negative_numbers = true, help_heading = "Many processes")]
     pub memory_limit: Option<u64>,
+    /// Replicas that share every batch as threads of this one process, each on cores of its own: --workers N --carry thread
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub replicas: Option<usize>,
     #[arg(long, help = agrees(), help_heading = "Many processes")]
     pub agree: Option<Agree>,
     #[arg(long, help = squeezes(), help_heading = "Many processes")]
@@ -191,6 +198,9 @@ pub struct Train {
     /// Whether gradients travel while the backward pass goes on: on | off, all after it, to compare with
     #[arg(long, help_heading = "Many processes")]
     pub overlap: Option<Overlap>,
+    /// What is divided among workers: none | optimizer (each keeps and steps its part of the optimizer's state, for 1/N of its memory and the same messages; for --agree all-reduce)
+    #[arg(long, value_name = "WHAT", help_heading = "Many processes")]
+    pub shard: Option<Sharding>,
     #[arg(long, help = carries(), help_heading = "Many processes")]
     pub carry: Option<together::Carry>,
     /// TCP connections between every two processes [default: 1; `paceline doctor` measures what helps]
@@ -362,7 +372,7 @@ pub struct Export {
 }
 
 /// `paceline plan`
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Plan {
     /// A model that `paceline models` lists
     #[arg(long, short, default_value = "resnet50")]
@@ -391,6 +401,12 @@ pub struct Plan {
     /// Share the batch between so many processes, and show what they send each other
     #[arg(long, short, default_value_t = 1, value_parser = parse::count, allow_negative_numbers = true)]
     pub workers: usize,
+    /// What is divided among them: none | optimizer
+    #[arg(long, value_name = "WHAT", default_value = "none")]
+    pub shard: Sharding,
+    /// Share the batch between so many replicas in one process
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, conflicts_with = "workers")]
+    pub replicas: Option<usize>,
     /// Latency of the links between them, in microseconds [default: 50; between stages, that of one machine's memory]
     #[arg(long, value_name = "MICROSECONDS", value_parser = parse::positive)]
     pub link_latency: Option<f64>,

@@ -88,6 +88,11 @@ impl Failure {
         Self { silent: true, ..self }
     }
 
+    /// Says it here after all.
+    pub fn aloud(self) -> Self {
+        Self { silent: false, ..self }
+    }
+
     /// Says more.
     pub fn and(mut self, sentence: &str) -> Self {
         self.message += sentence;

@@ -55,6 +55,7 @@ pub mod prelude {
     pub use paceline_system::signal::Stop;
     pub use paceline_tensor::{DType, Device, Graph, GraphError, Shape, Unary, Value};
     pub use paceline_train::predict::{Guess, Predictor};
+    pub use paceline_train::together::Carry;
     pub use paceline_train::trainer::{Observer, Surroundings};
     pub use paceline_train::{Config, Outcome, Reason, Registry, TrainError, Trainer};
 }

@@ -1,4 +1,4 @@
-//! A run from a Rust program: alone, by processes that it starts itself, or as one of those that a launcher started.
+//! A run from a Rust program: alone, by threads or processes that it starts itself, or as one of those that a launcher started.
 //!
 //! [`Run`] says what is trained, and [`Run::train`] does all that `paceline train` does, since the command does it through here: the others
 //! are met, algorithms are measured, events are shown, logged and drawn, Ctrl-C saves. What it returns ([`Trained`]) predicts, saves
@@ -20,6 +20,7 @@ pub(crate) mod execute;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod others;
+mod rank_threads;
 pub(crate) mod split;
 pub(crate) mod team;
 mod trained;
@@ -51,6 +52,7 @@ type Change = Box<dyn Fn(&mut Config)>;
 /// | where | what happens |
 /// |---|---|
 /// | a launcher has set its variables (`torchrun`, `mpirun`, `srun`, `paceline launch`) | this process joins as the rank they say |
+/// | `config.carry` is `Carry::THREAD` | this process has all ranks, each a thread; there is no other process |
 /// | `config.workers` is above 1 | this process is rank 0 and starts the others, parameter servers included: the same program with the same arguments |
 /// | otherwise | this process trains alone |
 ///
@@ -187,6 +189,7 @@ impl Run {
         self.registry.check()?;
         let config = self.config()?;
         let member = team::from_launcher(&config, &team::variables())?;
+        team::check_threads(&config, member.as_ref())?;
         let stop = match &self.stop {
             Some(stop) => stop.clone(),
             None => Stop::on_signals().map_err(Failure::failed)?,
@@ -194,7 +197,8 @@ impl Run {
         match member {
             Some(member) if member.rank.index() > 0 => leave(self.take_part(Some(member), config, &stop, None), &stop),
             Some(member) => self.take_part(Some(member), config, &stop, None),
-            None if config.workers < 2 => self.take_part(None, config, &stop, None),
+            None if config.has_rank_threads() => self.start_threads(config, &stop),
+            None if config.ranks() < 2 => self.take_part(None, config, &stop, None),
             None => self.start_others(config, &stop),
         }
         .map(Part::expect_outcome)
@@ -217,12 +221,23 @@ impl Run {
         }
     }
 
-    /// Starts the other ranks and takes part as rank 0.
-    fn start_others(self, config: Config, stop: &Stop) -> Result<Part, Failure> {
+    /// Refuses what this machine has no room for, before another rank is started.
+    fn check_launch(&self, config: &Config) -> Result<(), Failure> {
         let folder = if let Goal::New { folder, .. } = &self.goal { folder.as_deref() } else { None };
         let resumes = matches!(self.goal, Goal::Resume { .. });
+        execute::check_launch(&self.registry, config, false, (folder, resumes))
+    }
+
+    /// Takes part as every rank.
+    fn start_threads(self, config: Config, stop: &Stop) -> Result<Part, Failure> {
+        self.check_launch(&config)?;
+        self.take_part(None, config, stop, None)
+    }
+
+    /// Starts the other ranks and takes part as rank 0.
+    fn start_others(self, config: Config, stop: &Stop) -> Result<Part, Failure> {
         let mut starts = others::starts(&config, self.arguments.as_deref())?;
-        execute::check_launch(&self.registry, &config, (starts.len(), false), (folder, resumes))?;
+        self.check_launch(&config)?;
         let first = starts.remove(0);
         let member = others::first_member(&first, &config)?;
         let others = Others::start(starts, stop)?;

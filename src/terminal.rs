@@ -73,8 +73,8 @@ struct Display {
     epochs: u64,
     steps_per_epoch: u64,
     batch: usize,
-    /// How many workers with how many compute threads each.
-    processes: String,
+    /// How many workers, or replicas in one process, with how many compute threads each.
+    ranks: String,
     run: String,
     unit: &'static str,
     /// The current epoch's sums, for the bar.
@@ -91,6 +91,7 @@ impl Terminal {
         let config = trainer.config();
         let (workers, threads) = (trainer.replica().world(), trainer.replica().device().pool().threads());
         let many = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let rank = if config.has_rank_threads() { "replica" } else { "worker" };
         Self(Rc::new(RefCell::new(Display {
             style,
             notes,
@@ -98,7 +99,7 @@ impl Terminal {
             epochs: config.epochs,
             steps_per_epoch: trainer.steps_per_epoch(),
             batch: config.batch,
-            processes: format!("{} × {}", many(workers, "worker"), many(threads, "thread")),
+            ranks: format!("{} × {}", many(workers, rank), many(threads, "thread")),
             run: Shown(trainer.run_dir().path()).to_string(),
             unit: match trainer.replica().options().input {
                 Input::Tokens { .. } => "sequences/s",
@@ -189,7 +190,7 @@ impl Display {
                     "{} ({parameters} parameters) on {}, batch {batch}, {length}, {}{resumed}",
                     printable(model),
                     printable(data),
-                    self.processes
+                    self.ranks
                 ));
                 self.say(&format!("run     {}", self.run));
             }

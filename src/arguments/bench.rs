@@ -39,7 +39,7 @@ pub enum BenchCommand {
 /// `paceline bench scaling`
 #[derive(Debug, Clone, Args)]
 pub struct BenchScaling {
-    /// How many processes; a list measures each, in turns with one process, and with as many that know nothing of each other
+    /// How many workers; a list measures each, in turns: one replica with their threads, replicas in one process, processes, and as many that know nothing of each other
     #[arg(long, default_value = "2,4", value_delimiter = ',', value_parser = parse::workers, allow_negative_numbers = true)]
     pub workers: Vec<usize>,
     /// A model that `paceline models` lists

@@ -73,6 +73,7 @@ fn replica(
         hosted: false,
         separate_gradients: false,
         slots: 0,
+        shard: None,
     };
     let cpu = Arc::new(Cpu::placed(arguments.threads.unwrap_or_else(threads::available), arguments.pin));
     cpu.allow_winograd(arguments.winograd);

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use crate::nn::models::Named;
 use crate::nn::{Input, Mode};
+use crate::parallel::agree::Shape;
 use crate::system::limits::Limits;
 use crate::system::threads;
 use crate::tensor::device::cpu::Cpu;
@@ -15,8 +16,9 @@ use crate::tensor::device::cpu::conv::{Algorithm, ConvPass};
 use crate::tensor::device::cpu::trial::Kernel;
 use crate::tensor::{Graph, MemoryUse, Node, Plan as Planned};
 use crate::train::config::SIDE_MAX;
+use crate::train::replica::bucket_shapes;
 use crate::train::room::{Candidate, Processes};
-use crate::train::together::Split;
+use crate::train::together::{Carry, Sharding, Split};
 use crate::train::{Config, Registry};
 use serde_json::{Value, json};
 
@@ -30,6 +32,8 @@ use crate::run::split::{cut_batch, fewest_stages};
 
 /// Runs the command.
 pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
+    let workers = arguments.replicas.unwrap_or(arguments.workers);
+    let arguments = &Plan { workers, ..arguments.clone() };
     let entry = &registry.find_model(&arguments.model)?;
     let (input, config) = (input(entry, arguments.size)?, config(arguments));
     config.check()?;
@@ -40,8 +44,7 @@ pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
     }
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let plan = prepared.candidate().plan(mode)?;
-    let messages =
-        (arguments.workers > 1 && !arguments.eval).then(|| Messages::new(&plan, arguments.workers, link(arguments)));
+    let messages = (arguments.workers > 1 && !arguments.eval).then(|| prepared.messages(&plan));
     let choices = prepared.memory_choices(mode)?;
     let cpu = Cpu::new(threads::available());
     cpu.allow_winograd(arguments.winograd);
@@ -75,6 +78,13 @@ fn config(arguments: &Plan) -> Config {
         dtype: arguments.dtype,
         memory: arguments.memory,
         sync_batch_norm: arguments.sync_batch_norm,
+        shard: arguments.shard,
+        // Workers that map the same memory have one copy and nothing to divide: what is planned is a link.
+        carry: match (arguments.replicas, arguments.shard) {
+            (Some(_), _) => Carry::THREAD,
+            (None, Sharding::None) => usual.carry,
+            (None, Sharding::Optimizer) => Carry::TCP,
+        },
         ..usual
     };
     if arguments.micro_batches.is_none() {
@@ -119,7 +129,7 @@ impl Prepared<'_> {
         let limits = Limits::look();
         let config = Config { split: Split::Replicate, ..self.config.clone() };
         let fits = |config: &Config| {
-            let here = Processes::here(config, config.workers, config.processes());
+            let here = Processes::here(config, config.workers, config.ranks());
             Candidate { config, here, ..self.candidate() }.check(&limits)
         };
         self.config = match fits(&config) {
@@ -139,10 +149,17 @@ impl Prepared<'_> {
             classes: self.arguments.classes.unwrap_or(self.entry.classes),
             held_bytes: 0,
             workers,
-            here: Processes::here(config, workers, config.processes()),
+            here: Processes::here(config, workers, config.ranks()),
             resumes: false,
             hosted: false,
         }
+    }
+
+    /// What the workers of a plan's stage, or of all of the model, send each other.
+    fn messages(&self, plan: &Planned) -> Messages {
+        let (buckets, options) = (bucket_shapes(plan), self.config.agreement(false));
+        let protocol = self.config.agree.recipe().protocol(&Shape { buckets, ..Shape::default() }, &options);
+        Messages::new(plan, &protocol, self.arguments.workers, link(self.arguments))
     }
 
     /// The largest share that a worker has of the batch.
@@ -174,6 +191,7 @@ impl Prepared<'_> {
         }
         if !arguments.eval {
             value["kept_gradient_bytes"] = json!(self.candidate().kept_gradient_bytes()?);
+            value["optimizer_bytes"] = json!(self.candidate().optimizer_bytes()?[0]);
             value["needs_bytes"] = json!(self.candidate().bytes()?);
         }
         Ok(value)
@@ -193,6 +211,10 @@ impl Prepared<'_> {
         if !arguments.eval {
             print("\nmemory of a step\n");
             found.choices.iter().for_each(|choice| print(&choice.line(&found.choices[0])));
+            if self.config.shard == Sharding::Optimizer {
+                let [own, all] = self.candidate().optimizer_bytes()?.map(mib);
+                print(&format!("  optimizer's state: {own:.1} MiB of {all:.1} MiB with each worker\n"));
+            }
             print(&match self.candidate().kept_gradient_bytes()? {
                 0 => "  gradients are applied as they come, in the arena\n".to_owned(),
                 bytes => format!("  gradients are kept until all are there: {:.1} MiB beside the arena\n", mib(bytes)),
@@ -213,6 +235,7 @@ impl Prepared<'_> {
             let (gib, optimizer) = (mib(self.candidate().bytes()?) / 1024.0, self.config.optimizer);
             let processes = match arguments.workers {
                 1 => "one process".to_owned(),
+                replicas if self.config.has_rank_threads() => format!("{replicas} replicas in one process"),
                 workers => format!("{workers} workers on this machine"),
             };
             print(&format!(

@@ -9,6 +9,7 @@ use crate::system::printable::Shown;
 use crate::system::signal::Stop;
 use crate::train::config::CONFIG_BYTES_MAX;
 use crate::train::run::{self as run_folder, ResumeFrom};
+use crate::train::together::Carry;
 use crate::train::trainer::Surroundings;
 use crate::train::{Config, Registry, TrainError};
 
@@ -32,15 +33,17 @@ pub fn run(arguments: Train, registry: &Registry) -> Outcome {
 }
 
 fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) -> Outcome {
+    check_replicas(arguments)?;
     let config = split::fit(resolve(arguments)?, registry, arguments.resume.is_some())?;
     let member = match team::role(arguments, &config, &team::variables())? {
         Role::Launcher(starts) => {
             if arguments.hosts.is_none() {
                 let (folder, resumes) = (arguments.run.as_deref(), arguments.resume.is_some());
-                check_launch(registry, &config, (starts.len(), arguments.oversubscribe), (folder, resumes))?;
+                check_launch(registry, &config, arguments.oversubscribe, (folder, resumes))?;
             } else {
                 config.check()?;
-                config.check_world(config.workers)?;
+                let workers = starts.len().saturating_sub(if starts.len() > 1 { config.server_count() } else { 0 });
+                config.check_world(workers)?;
                 if let (true, Some(run), None) = (restart::is_asked(arguments), &arguments.run, &arguments.resume) {
                     // What is there already would be taken for this run when it is started again.
                     run_folder::check_free(&surroundings(registry).disk, run)?;
@@ -52,7 +55,13 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
                 team::launch(&starts)
             };
         }
-        Role::Alone => None,
+        Role::Alone => {
+            if config.has_rank_threads() {
+                let (folder, resumes) = (arguments.run.as_deref(), arguments.resume.is_some());
+                check_launch(registry, &config, arguments.oversubscribe, (folder, resumes))?;
+            }
+            None
+        }
         Role::Member(member) => Some(*member),
     };
     let stop = Stop::on_signals().map_err(Failure::failed)?;
@@ -81,6 +90,31 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
         Ok(part) => Ok(part.exit_code(&stop).into()),
         Err(failure) => restart::ask(requeue, failure),
     }
+}
+
+/// Refuses what says something else than `--replicas`, which is short for `--workers N --carry thread`.
+fn check_replicas(arguments: &Train) -> Result<(), Failure> {
+    let Some(replicas) = arguments.replicas else { return Ok(()) };
+    let carry = arguments.carry.filter(|carry| *carry != Carry::THREAD);
+    let sentence = if let Some(workers) = arguments.workers {
+        format!(
+            "--replicas {replicas} are threads of one process, and --workers {workers} are processes; \
+             type --replicas {replicas} or --workers {workers} alone"
+        )
+    } else if arguments.hosts.is_some() || arguments.cluster.is_some() {
+        format!(
+            "--replicas {replicas} are threads of one process on one machine; \
+             leave --replicas out to train on several, where --hosts a:{replicas} starts {replicas} processes on a"
+        )
+    } else if let Some(carry) = carry.map(Carry::name) {
+        format!(
+            "--replicas {replicas} share the memory of one process, and --carry {carry} is for several; \
+             type --replicas {replicas} alone, or --workers {replicas} --carry {carry}"
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Failure::refused(sentence))
 }
 
 /// The configuration that was asked for, of a new run or of one that goes on.
@@ -149,19 +183,15 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.optimizer, &arguments.optimizer);
     set(&mut config.seed, &arguments.seed);
     set(&mut config.workers, &arguments.workers);
-    set(&mut config.split, &arguments.split);
-    if !arguments.cuts.is_empty() {
-        config.cuts.clone_from(&arguments.cuts);
-    } else if arguments.split.is_some() {
-        // Of another number of stages, those of the run before are none.
-        config.cuts.clear();
-    }
-    set_some(&mut config.memory_limit, &arguments.memory_limit);
-    set(&mut config.accumulate, &arguments.micro_batches);
+    apply_split(arguments, config);
     set(&mut config.agree, &arguments.agree);
     set(&mut config.squeeze, &arguments.squeeze);
     set(&mut config.overlap, &arguments.overlap);
+    set(&mut config.shard, &arguments.shard);
     set(&mut config.carry, &arguments.carry);
+    if let Some(replicas) = arguments.replicas {
+        (config.workers, config.carry) = (replicas, Carry::THREAD);
+    }
     set(&mut config.sockets, &arguments.sockets);
     set_some(&mut config.algorithm, &arguments.algorithm);
     set(&mut config.servers, &arguments.servers);
@@ -187,6 +217,21 @@ fn apply(arguments: &Train, config: &mut Config) {
     set_some(&mut config.clip_norm, &arguments.clip_norm);
     set(&mut config.label_smoothing, &arguments.label_smoothing.map(|value| value as f32));
     apply_learning_rate(arguments, config);
+}
+
+fn apply_split(arguments: &Train, config: &mut Config) {
+    config.split = arguments.split.unwrap_or(config.split);
+    if !arguments.cuts.is_empty() {
+        config.cuts.clone_from(&arguments.cuts);
+    } else if arguments.split.is_some() {
+        // Of another number of stages, those of the run before are none.
+        config.cuts.clear();
+    }
+    config.memory_limit = arguments.memory_limit.or(config.memory_limit);
+    if !arguments.stage_devices.is_empty() {
+        config.stage_devices.clone_from(&arguments.stage_devices);
+    }
+    config.accumulate = arguments.micro_batches.unwrap_or(config.accumulate);
 }
 
 fn apply_learning_rate(arguments: &Train, config: &mut Config) {

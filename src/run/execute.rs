@@ -1,4 +1,4 @@
-//! The part of one process in a run: it trains alone, trains with others, or serves parameters. The command `train` and [`super::Run`] both
+//! The part of one rank in a run: it trains alone, trains with others, or serves parameters. The command `train` and [`super::Run`] both
 //! come here.
 
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use crate::train::{Config, Outcome, Reason, Registry, TrainError, Trainer, gpus}
 
 use super::calibrate::{Calibrate, calibrate, tell};
 use super::team::{self, Meeting, Team, room};
-use super::{split, surroundings};
+use super::{rank_threads, split, surroundings};
 use crate::failure::Failure;
 use crate::terminal::{Style, Terminal};
 
@@ -84,18 +84,18 @@ impl Part {
     }
 }
 
-/// Refuses, once for all processes, a run that this machine cannot start: so many processes of a configuration, `insisted` on or not, in a
-/// new folder or resumed.
+/// Refuses, once for all ranks, a run that this machine cannot start: all ranks of a configuration, `insisted` on or not, in a new folder or
+/// resumed.
 pub fn check_launch(
     registry: &Registry,
     config: &Config,
-    (processes, insisted): (usize, bool),
+    insisted: bool,
     (folder, resumes): (Option<&Path>, bool),
 ) -> Result<(), Failure> {
     config.check()?;
     config.check_world(config.workers)?;
-    room::cores_suffice(processes, insisted)?;
-    room::fits(registry, config, (config.workers, processes), resumes)?;
+    room::cores_suffice(config.ranks(), insisted)?;
+    room::fits(registry, config, (config.workers, config.ranks()), resumes)?;
     if config.device != Compute::Cpu {
         let found = cuda::count();
         let seen = *found.as_ref().unwrap_or(&usize::MAX);
@@ -111,8 +111,11 @@ impl Execution<'_> {
         matches!(self.begin, Begin::Resume(..))
     }
 
-    /// Does this process's part: all of a run, or that of one member.
+    /// Does this process's part, or this thread's: all of a run, or that of one member.
     pub fn take_part(self, member: Option<Member>, config: Config) -> Result<Part, Failure> {
+        if config.has_rank_threads() && member.as_ref().is_none_or(|member| member.world == 1) {
+            return rank_threads::take_part(self, config);
+        }
         let registry = self.around.registry.clone();
         let Some(member) = member else {
             if self.resumes() {
@@ -129,7 +132,8 @@ impl Execution<'_> {
                 fewer + stages
             )));
         }
-        let config = Config { workers: member.workers() / stages, ..config };
+        let device = config.device_of(member.rank.index());
+        let config = Config { workers: member.workers() / stages, device, ..config };
         config.check()?;
         if member.world == 1 {
             return self.train(config, None).map(Part::Trained).map_err(|failure| failure.for_all(true));
@@ -147,9 +151,11 @@ impl Execution<'_> {
             return team.serve(&config).map(|_| Part::Served);
         }
         let (shard, local, progress, inbox) = (team.shard(), team.local(), team.progress(), team.inbox());
-        let (folder, hosted, stage) = (team.folder(), team.is_hosted(), team.stage());
+        let (folder, hosted, stage, shares_memory) =
+            (team.folder(), team.is_hosted(), team.stage(), team.shares_memory());
         let config = split::settle_cuts(config, &registry, &team, self.calibrate)?;
-        let around = Surroundings { shard, stage, local, progress, inbox, folder, hosted, ..self.around };
+        let around =
+            Surroundings { shard, stage, local, progress, inbox, folder, hosted, shares_memory, ..self.around };
         Self { around, ..self }.train(config, Some(team)).map(Part::Trained)
     }
 

@@ -23,7 +23,7 @@ pub fn starts(config: &Config, arguments: Option<&[String]>) -> Result<Vec<Start
     let own = || std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     let arguments = arguments.map_or_else(own, <[String]>::to_vec);
     let program: PathBuf = host::own_program().map_err(Failure::failed)?;
-    let workers = config.processes();
+    let workers = config.ranks();
     Ok(Local { workers, program, arguments, pin: config.pin }.starts()?)
 }
 

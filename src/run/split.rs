@@ -15,7 +15,8 @@ use crate::train::{Config, Registry, TrainError, sizing};
 
 use super::calibrate::{Calibrate, calibrate};
 use super::surroundings;
-use super::team::Team;
+use super::team::{Team, variables};
+use crate::cluster::spec::from_environment;
 use crate::failure::Failure;
 use crate::output::note;
 
@@ -58,7 +59,7 @@ pub fn fit(mut config: Config, registry: &Registry, resumes: bool) -> Result<Con
     };
     let fits = |config: &Config| {
         let (workers, model) = (config.workers, &model);
-        let here = Processes::here(config, workers, config.processes());
+        let here = Processes::here(config, workers, config.ranks());
         let candidate = Candidate { model, config, input, classes, held_bytes, workers, here, resumes, hosted: false };
         candidate.check(&Limits::look()).map(|()| candidate.bytes())
     };
@@ -66,7 +67,9 @@ pub fn fit(mut config: Config, registry: &Registry, resumes: bool) -> Result<Con
     let Some((staged, bytes)) = fewest_stages(&config, |staged| fits(staged)?) else { return Err(refusal.into()) };
     let why = refusal.to_string();
     let why = why.split(';').next().unwrap_or_default();
-    if !std::env::args().any(|word| word == "--quiet" || word == "-q") && super::team::is_first() {
+    let quiet = std::env::args().any(|word| word == "--quiet" || word == "-q");
+    // Of processes that a launcher has started, each comes to the same.
+    if !quiet && !matches!(from_environment(&variables()), Ok(Some(member)) if member.rank.0 > 0) {
         note(&format!(
             "{why}; so {} is trained in {} stages, each a process, which take {} in all",
             config.model,
@@ -106,7 +109,7 @@ fn measured_cuts(config: &Config, registry: &Registry, team: &Team, how: Calibra
         )));
     };
     let (workers, local) = (config.workers, team.local().world);
-    let here = Processes::here(config, workers, config.processes());
+    let here = Processes::here(config, workers, config.ranks());
     let candidate =
         Candidate { model, config, input, classes, held_bytes, workers, here, resumes: false, hosted: false };
     let cpu = Arc::new(Cpu::placed(config.compute_threads_among(local), config.pin));

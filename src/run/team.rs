@@ -1,6 +1,7 @@
 //! A process among others: starts them, meets them, and ends with them.
 
 pub mod room;
+mod stages;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ use crate::comm::{
     Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
 };
 use crate::data::order::Shard;
-use crate::parallel::agree::{Join, Roles};
+use crate::parallel::agree::{self, Join, Roles};
 use crate::parallel::mesh::{Axis, Extent, Mesh};
 use crate::parallel::stage::StageLinks;
 use crate::system::clock::Clock;
@@ -34,7 +35,7 @@ use crate::train::compute::Compute;
 use crate::train::deadlines::Deadlines;
 use crate::train::engine::guard::Limits;
 use crate::train::serve::{ServerJournal, Serving, serve_parameters};
-use crate::train::together::{Carry, Overlap, Squeeze};
+use crate::train::together::Carry;
 use crate::train::trainer::{FolderBroadcast, RunFolder};
 use crate::train::{Config, Registry, TrainError, Trainer};
 
@@ -49,7 +50,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What this process is.
 pub enum Role {
-    /// All there is.
+    /// All there is; it may have several ranks.
     Alone,
     /// The one that starts the others.
     Launcher(Vec<Start>),
@@ -64,10 +65,17 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
             "this paceline was built without MPI; with mpicc and libclang installed, type: cargo install --path . --features mpi",
         ));
     }
+    if config.carry == Carry::THREAD && (arguments.cluster.is_some() || arguments.hosts.is_some()) {
+        return Err(Failure::refused(
+            "--carry thread keeps all ranks in one process of one machine; for several machines type --carry auto",
+        ));
+    }
     if let Some(file) = &arguments.cluster {
         return Ok(Role::Member(Box::new(from_file(file, arguments.job, arguments.task)?)));
     }
-    if let Some(member) = from_launcher(config, variables)? {
+    let member = from_launcher(config, variables)?;
+    check_threads(config, member.as_ref())?;
+    if let Some(member) = member {
         return Ok(Role::Member(Box::new(member)));
     }
     if config.carry == Carry::MPI {
@@ -76,7 +84,8 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
             "--carry mpi is for processes that mpirun starts; type: mpirun -n {workers} paceline train --carry mpi …"
         )));
     }
-    if arguments.hosts.is_none() && config.processes() < 2 && !restart::is_asked(arguments) {
+    let here = config.ranks() < 2 || config.has_rank_threads();
+    if arguments.hosts.is_none() && here && !restart::is_asked(arguments) {
         return Ok(Role::Alone);
     }
     Ok(Role::Launcher(starts(arguments, config, words(arguments, config))?))
@@ -85,7 +94,8 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
 /// What the processes of a launcher are started with: what this one was.
 pub fn words(arguments: &Train, config: &Config) -> Vec<String> {
     let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    if arguments.workers.is_none() && arguments.resume.is_none() && arguments.hosts.is_none() {
+    let is_told = arguments.workers.is_some() || arguments.replicas.is_some();
+    if !is_told && arguments.resume.is_none() && arguments.hosts.is_none() {
         words.extend(["--workers".to_owned(), config.workers.to_string()]);
     }
     // What was found out here is told.
@@ -110,7 +120,7 @@ pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<
         }
         .starts()?
     } else {
-        let workers = config.processes();
+        let workers = if config.has_rank_threads() { 1 } else { config.ranks() };
         // Files that all processes would refuse are refused once.
         arguments.tls.as_deref().map(|files| secrecy(files, &Token::random())).transpose()?;
         local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
@@ -129,6 +139,16 @@ pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<
 pub fn from_launcher(config: &Config, variables: &Variables) -> Result<Option<Member>, Failure> {
     let Some(member) = from_environment(variables)? else { return Ok(None) };
     Ok(Some(if member.world > 1 { member.with_servers(config.server_count())? } else { member }))
+}
+
+/// Refuses several processes of which each would have all ranks.
+pub fn check_threads(config: &Config, member: Option<&Member>) -> Result<(), Failure> {
+    let Some(member) = member.filter(|member| member.world > 1 && config.carry == Carry::THREAD) else { return Ok(()) };
+    Err(Failure::refused(format!(
+        "--carry thread and --replicas keep all ranks in one process, and by {} there are {}; \
+         type --carry auto in their place, or start one process",
+        member.source, member.world
+    )))
 }
 
 /// The member of a cluster file that this process was told to be.
@@ -159,11 +179,6 @@ pub fn exit_code(ended: Ended, stop: &Stop) -> ExitCode {
         Ended::Interrupted { in_order: true } => stop.signal().exit_code().into(),
         Ended::Interrupted { in_order: false } => ExitCode::FAILURE,
     }
-}
-
-/// Whether this process is the first of those that a launcher has started, or none of them.
-pub fn is_first() -> bool {
-    from_environment(&variables()).ok().flatten().is_none()
 }
 
 /// This process's environment.
@@ -294,8 +309,8 @@ impl Team {
         let one_machine = table.nodes().iter().all(|&node| node == 0);
         let membership = Membership { token, run: self.control.run(), rank, world, generation: Generation::default() };
         let wait = Wait::new(self.deadlines.connect, self.control.stop());
-        let by_memory =
-            config.carry == Carry::SHM || (matches!(config.carry, Carry::AUTO | Carry::NCCL) && one_machine);
+        let by_memory = matches!(config.carry, Carry::SHM | Carry::THREAD)
+            || (matches!(config.carry, Carry::AUTO | Carry::NCCL) && one_machine);
         // The sums of batch-norms are waited for, and come at other points of a step on other devices: they do not travel behind
         // gradients.
         let apart = config.sync_batch_norm;
@@ -341,6 +356,7 @@ impl Team {
         }
         Ok(match workers {
             _ if gpus == 0 => Sums::Cpu,
+            _ if self.mesh.extent().stages > 1 => Sums::Hosted,
             workers if among_themselves == workers => Sums::Devices,
             _ => Sums::Hosted,
         })
@@ -351,25 +367,19 @@ impl Team {
         self.sums.get() == Sums::Hosted
     }
 
+    /// Whether all ranks map the same memory.
+    pub fn shares_memory(&self) -> bool {
+        let communicator = self.communicator.take();
+        let shares = communicator.as_ref().is_some_and(Communicator::shares_memory);
+        self.communicator.set(communicator);
+        shares
+    }
+
     /// The rank and world of those that compute.
     pub fn shard(&self) -> Shard {
         let world = self.mesh.extent().workers;
         let rank = self.mesh.coordinates(self.member.rank).map_or(world - 1, |coordinates| coordinates.data);
         Shard { rank, world }
-    }
-
-    /// Which stage of how many this process computes.
-    pub fn stage(&self) -> Shard {
-        let rank = self.mesh.coordinates(self.member.rank).map_or(0, |coordinates| coordinates.stage);
-        Shard { rank, world: self.mesh.extent().stages }
-    }
-
-    /// Tells all what rank 0 has found out.
-    pub fn broadcast(&self, own: &str) -> Result<String, Failure> {
-        let mut communicator = self.communicator.take().expect("a team has met");
-        let told = broadcast(&mut communicator, own).map_err(TrainError::from);
-        self.communicator.set(Some(communicator));
-        self.guard(told)
     }
 
     /// Whether this process holds parameters instead of computing.
@@ -466,26 +476,21 @@ impl Team {
             shape.buckets.clear();
         }
         if self.mesh.extent().stages > 1 {
-            let (shapes, deadline) = (trainer.replica().link_shapes(), self.deadlines.message);
-            let along_data = self.mesh.group(Axis::Data, self.member.rank);
-            let connected = communicator
-                .group(&along_data)
-                .and_then(|data| Ok((data, StageLinks::connect(&mut communicator, &self.mesh, shapes, deadline)?)));
-            let (data, links) = self.guard(connected.map_err(TrainError::from))?;
-            trainer.join_stages(links);
-            self.communicator.set(Some(std::mem::replace(&mut communicator, data)));
+            communicator = self.join_stages(trainer, communicator)?;
             if self.mesh.extent().workers == 1 {
                 return Ok(());
             }
         }
-        let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
-        let one_copy = whole && self.sums.get() == Sums::Cpu && trainer.replica().engine.steps_by_elements();
+        let replica = trainer.replica();
+        let whole = config.keeps_messages_whole() && !replica.has_shard();
+        let one_copy = whole && self.sums.get() == Sums::Cpu && replica.engine.steps_by_elements();
+        let options = agree::Options { shard: replica.has_shard(), ..config.agreement(one_copy) };
         let join = Join {
             communicator,
             urgent: self.urgent.take(),
             roles: self.roles(),
             shape: &shape,
-            options: config.agreement(one_copy),
+            options,
             deadline: self.deadlines.message,
             clock: Clock::real(),
         };
@@ -549,16 +554,6 @@ impl Team {
         let rank = self.shares_output.then_some(self.member.rank);
         control.finish(self.deadlines.farewell).map_err(|error| once(error, rank))
     }
-}
-
-/// Gives all ranks the words of rank 0.
-fn broadcast(communicator: &mut Communicator, own: &str) -> Result<String, CommError> {
-    let mut bytes = own.as_bytes().to_vec();
-    let mut length = (bytes.len() as u64).to_le_bytes();
-    communicator.broadcast_bytes(Rank(0), &mut length)?;
-    bytes.resize(usize::try_from(u64::from_le_bytes(length)).unwrap_or(0).min(FILE_BYTES_MAX as usize), 0);
-    communicator.broadcast_bytes(Rank(0), &mut bytes)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// How long GPUs may wait for each other: to meet (connections of many take a while), and in a step, as any message.

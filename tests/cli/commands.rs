@@ -76,19 +76,28 @@ fn a_scaling_is_compared_with_processes_apart_in_the_same_turns() {
     let said = place.run(&format!("{bench} --json"));
     let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let kinds: Vec<&str> = rows.iter().map(|row| row["setup"].as_str().unwrap()).collect();
-    assert_eq!(kinds, ["one", "together", "apart", "all-cores"]);
+    assert_eq!(kinds, ["one", "one-replica", "replicas", "together", "apart"]);
     for row in &rows {
         assert_eq!(row["images_per_s"]["turns"].as_array().unwrap().len(), 2, "{row}");
     }
     let number = |row: usize, key: &str, turn: usize| rows[row][key]["turns"][turn].as_f64().unwrap();
     for turn in [0, 1] {
-        let ratio = number(1, "images_per_s", turn) / number(2, "images_per_s", turn);
-        assert!((number(1, "of_apart", turn) - ratio).abs() < 1e-9);
-        let efficiency = number(0, "step_s", turn) / number(1, "step_s", turn);
-        assert!((number(1, "efficiency", turn) - efficiency).abs() < 1e-9);
+        for row in 1..4 {
+            let ratio = number(row, "images_per_s", turn) / number(4, "images_per_s", turn);
+            assert!((number(row, "of_apart", turn) - ratio).abs() < 1e-9);
+            let efficiency = number(0, "step_s", turn) / number(row, "step_s", turn);
+            assert!((number(row, "efficiency", turn) - efficiency).abs() < 1e-9);
+        }
     }
     let said = place.run(&bench.replace("--repeats 2", "--repeats 1"));
-    for word in ["1 process × 1 thread", "2 workers × 1 thread", "2 apart × 1 thread", "all cores, batch 8"] {
+    let lines = [
+        "1 process × 1 thread",
+        "1 replica × 2 threads",
+        "2 replicas × 1 thread",
+        "2 workers × 1 thread",
+        "2 apart × 1 thread",
+    ];
+    for word in lines {
         assert!(said.contains(word), "`{word}` is missing: {said}");
     }
 }

@@ -72,6 +72,11 @@ impl<'a> Running<'a> {
         within(PATIENCE, "steps", || self.events(0, "step").len() >= count, || self.said());
     }
 
+    /// Whether it has not ended yet.
+    pub fn goes_on(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
     /// Waits until it has ended.
     pub fn ends(&mut self, limit: Duration) -> ExitStatus {
         let until = Instant::now() + limit;

@@ -134,6 +134,10 @@ impl Target for Weights<'_> {
         Err(Refusal)
     }
 
+    fn step_chunk(&mut self, _: usize, _: std::ops::Range<usize>, _: &mut [f32]) -> Result<(), Refusal> {
+        Err(Refusal)
+    }
+
     fn apply_shared(
         &mut self,
         _: usize,

@@ -49,6 +49,7 @@ fn replica(model: &str, cost: CostModel) -> Replica {
         hosted: false,
         separate_gradients: false,
         slots: 0,
+        shard: None,
     };
     Replica::at(zoo::find(model).unwrap(), options, &Place::Null(Arc::new(Cpu::new(1)), cost)).unwrap()
 }

@@ -2,6 +2,7 @@
 
 mod gpu;
 mod mpi;
+mod pipelines;
 mod suites;
 mod tidy;
 mod versus;
@@ -16,6 +17,7 @@ const USAGE: &str = "usage: cargo x <command>
   ci       format, lints, tidy, docs, another processor, then every test, with slower kernels too: what CI runs
   gpu      pack the binary and the tests that look for a GPU for a machine without Rust; --here or --host NAME runs them
   mpi      the feature mpi with each MPI that is installed (part of ci)
+  pipelines  two stages on two cores against one process on one core, by every schedule: docs/split.md
   tidy     the invariants, file and function sizes, ARCHITECTURE.md
   versus   Paceline and PyTorch alternately on the same cores, after both computed the same losses";
 
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
         ["ci"] => ci(),
         ["gpu", ref rest @ ..] => gpu::run(&root(), rest),
         ["mpi"] => mpi::run(),
+        ["pipelines", ref rest @ ..] => pipelines::run(&root(), rest),
         ["tidy"] => tidy::check(&root()).map(|()| println!("tidy: ok")),
         ["versus", ref rest @ ..] => versus::Options::parse(rest).and_then(|options| versus::run(&root(), &options)),
         _ => {

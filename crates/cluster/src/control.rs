@@ -266,7 +266,9 @@ impl Drop for Control {
     /// A process that drops its place without [`Control::finish`] has failed, and says so.
     fn drop(&mut self) {
         if self.thread.is_some() {
-            self.send(Command::Fail { why: "it ended before the run did".into(), suspect: None, in_vain: false });
+            // Where ranks are threads, the process goes on and can say which of them it was.
+            let why = if std::thread::panicking() { "it panicked" } else { "it ended before the run did" };
+            self.send(Command::Fail { why: why.into(), suspect: None, in_vain: false });
             self.end();
         }
     }

@@ -1,4 +1,4 @@
-//! Starting the processes of a run: here (`local`), on other hosts (`ssh`), and through the launchers that clusters
+//! Starting the ranks of a run: as threads (`threads`), or as processes here (`local`), on other hosts (`ssh`), and through the launchers that clusters
 //! have (`mpirun`, `slurm`, `kubernetes`). All of them end in processes that find out by [`crate::spec`] which member
 //! they are. The token never stands in an argument, which every user of a machine can list.
 
@@ -10,6 +10,7 @@ pub mod mpirun;
 mod output;
 pub mod slurm;
 pub mod ssh;
+pub mod threads;
 
 pub use group::{Ended, Start};
 pub use output::Output;

@@ -153,6 +153,8 @@ pub enum Source {
     Pmi,
     /// Slurm's `srun`.
     Slurm,
+    /// The process whose threads all ranks are.
+    Threads,
 }
 
 impl fmt::Display for Source {
@@ -164,6 +166,7 @@ impl fmt::Display for Source {
             Self::OpenMpi => "OpenMPI",
             Self::Pmi => "PMI",
             Self::Slurm => "Slurm",
+            Self::Threads => "--carry thread",
         })
     }
 }

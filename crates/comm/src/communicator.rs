@@ -222,6 +222,14 @@ impl Communicator {
         self.collective(Collective::ReduceScatter, Kind::F32, cast_slice_mut(buffer))
     }
 
+    /// The same for upper halves of numbers, with sums made in `f32`.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`].
+    pub fn reduce_scatter_bf16(&mut self, buffer: &mut [u16]) -> Result<(), CommError> {
+        self.collective(Collective::ReduceScatter, Kind::Bf16, cast_slice_mut(buffer))
+    }
+
     /// Fills every chunk from the rank it belongs to.
     ///
     /// # Errors

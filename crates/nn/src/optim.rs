@@ -24,7 +24,7 @@ use paceline_tensor::device::cpu::update::{self, Tensor};
 use serde::{Deserialize, Serialize};
 
 pub use hyper::{HyperParameterError, HyperParameters};
-pub use norm::{clip_factor, global_norm, scale};
+pub use norm::{clip_factor, global_norm, scale, squares};
 
 /// Which rule, by the name that configs and the command line use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -159,6 +159,20 @@ pub fn write(
     values: Values<'_, '_>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<Checksum, WeightsError> {
+    write_with(disk, path, inventory, &mut |slot| Ok(values(slot)), metadata)
+}
+
+/// As [`write()`], of tensors that are elsewhere and may not be had: each is asked for when its turn has come.
+///
+/// # Errors
+/// When the disk refuses, or a tensor could not be had: then the error of the disk holds that one.
+pub fn write_with<'data>(
+    disk: &Disk,
+    path: &Path,
+    inventory: Inventory<'_>,
+    values: &mut dyn FnMut(Slot) -> io::Result<Cow<'data, [f32]>>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Checksum, WeightsError> {
     let header = header(inventory, metadata);
     let mut sum = Checksum::default();
     disk.write_with(path, |target| {
@@ -166,7 +180,7 @@ pub fn write(
         writer.write_all(&(header.len() as u64).to_le_bytes())?;
         writer.write_all(&header)?;
         for (slot, name, shape, layout) in inventory.entries() {
-            let native = values(slot);
+            let native = values(slot)?;
             assert_eq!(native.len(), shape.elements(), "`{name}` has the elements of its shape");
             let foreign = if layout == ForeignLayout::Same { native } else { layout.to_foreign(shape, &native).into() };
             write_elements(&mut writer, &foreign)?;

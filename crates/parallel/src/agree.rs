@@ -11,6 +11,7 @@ mod courier;
 mod identity;
 mod protocol;
 mod report;
+mod sharded;
 mod shares;
 
 use std::fmt::Debug;
@@ -72,7 +73,7 @@ pub trait Recipe: Debug + Sync {
     }
 
     /// What travels.
-    fn protocol(&self, shape: &Shape) -> Protocol;
+    fn protocol(&self, shape: &Shape, options: &Options) -> Protocol;
 
     /// Makes this rank one of the workers.
     ///
@@ -124,11 +125,13 @@ pub struct Options {
     pub squeeze: &'static dyn Squeeze,
     /// Whether ranks that share memory may keep one copy of the weights: each makes its steps by elements.
     pub one_copy: bool,
+    /// Whether each rank keeps the optimizer's state of its own chunks only, unless there is one copy.
+    pub shard: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { staleness: Some(0), squeeze: &none::SQUEEZE, one_copy: false }
+        Self { staleness: Some(0), squeeze: &none::SQUEEZE, one_copy: false, shard: false }
     }
 }
 
@@ -212,7 +215,15 @@ pub trait Target {
     /// When it would spoil the weights.
     fn apply_sums(&mut self, bucket: usize, range: Range<usize>, sums: &mut [f32]) -> Result<(), Refusal>;
 
-    /// The same on weights that ranks share, which are given.
+    /// Makes the optimizer's step of a chunk of a bucket with the sums of all gradients there, and leaves the new
+    /// weights in their place. Where it would spoil the weights nothing changes: the sums, which are no numbers,
+    /// tell all who gather them.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn step_chunk(&mut self, bucket: usize, range: Range<usize>, values: &mut [f32]) -> Result<(), Refusal>;
+
+    /// As [`Target::apply_sums`], on weights that ranks share, which are given.
     ///
     /// # Errors
     /// As [`Target::apply_sums`].
@@ -296,6 +307,33 @@ pub trait Agreement: Debug + Send {
     /// # Errors
     /// As above.
     fn settle(&mut self, bucket: usize, wait: Wait, target: &mut dyn Target) -> Result<Settled, CommError>;
+
+    /// Looks at the sums of this rank's chunks of a bucket that was sent, or changes them, before the step is made
+    /// with them ([`Steps::Chunks`]); waits for them.
+    ///
+    /// # Errors
+    /// As above.
+    fn inspect_sums(&mut self, _bucket: usize, _target: &mut dyn Target) -> Result<Settled, CommError> {
+        Ok(Settled::NotYet)
+    }
+
+    /// Makes the step of this rank's chunks of a bucket that was sent, unless that was done, and gives the weights
+    /// to all ([`Steps::Chunks`]); waits for the sums. At the end of a step, for every bucket, in order.
+    ///
+    /// # Errors
+    /// As above.
+    fn step_chunks(&mut self, _bucket: usize, _target: &mut dyn Target) -> Result<Settled, CommError> {
+        Ok(Settled::NotYet)
+    }
+
+    /// Brings some elements of a buffer of the optimizer's state to rank 0, of which every rank has its own chunks
+    /// in `own` ([`Steps::Chunks`]); between steps, by all ranks with the same elements. The others get none.
+    ///
+    /// # Errors
+    /// As above.
+    fn gather_state(&mut self, _own: &[f32], _elements: Range<usize>) -> Result<Vec<f32>, CommError> {
+        Ok(Vec::new())
+    }
 
     /// Exchanges weights between steps, where workers make their own ([`Steps::Local`]).
     ///

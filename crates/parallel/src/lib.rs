@@ -9,9 +9,11 @@
 
 pub mod agree;
 pub mod mesh;
+pub mod ownership;
 pub mod schedule;
 pub mod split;
 pub mod squeeze;
 pub mod stage;
 
 pub use agree::{Agreement, Settled};
+pub use ownership::{Owned, Ownership};

@@ -42,6 +42,12 @@ pub struct Message {
     pub range: Range<usize>,
 }
 
+/// The pieces of a bucket of so many elements, in order; an empty bucket has an empty one.
+pub fn pieces(elements: usize) -> impl Iterator<Item = Range<usize>> {
+    let piece = move |index: usize| index * PIECE_ELEMENTS..((index + 1) * PIECE_ELEMENTS).min(elements);
+    (0..elements.div_ceil(PIECE_ELEMENTS).max(1)).map(piece)
+}
+
 /// The messages of a step in the order in which they are sent.
 ///
 /// # Panics
@@ -115,6 +121,8 @@ mod tests {
                     end = message.range.end;
                 }
                 prop_assert_eq!(end, bucket.elements);
+                let sent = messages.iter().filter(|message| message.bucket == index).map(|message| message.range.clone());
+                prop_assert!(sent.eq(pieces(bucket.elements)), "pieces do not depend on the order");
                 prop_assert!(messages.iter().any(|message| message.bucket == index), "an empty bucket has a message too");
             }
         }

@@ -182,6 +182,36 @@ pub fn all_reduce(
     Ok(())
 }
 
+/// Leaves the sum over all ranks in this rank's chunk of some values of a bucket, by the rounds of a codec; the
+/// rest is spoilt.
+///
+/// # Errors
+/// When another rank, or the way to it, has failed.
+pub fn reduce_scatter(
+    codec: &mut dyn Codec,
+    communicator: &mut Communicator,
+    (bucket, values): (usize, &mut [f32]),
+    (range, segments): (Range<usize>, &[Segment]),
+    message: &mut Message,
+) -> Result<(), CommError> {
+    let values = &mut values[range.clone()];
+    if codec.is_identity() {
+        return communicator.reduce_scatter(values);
+    }
+    let all = 0..values.len();
+    message.reserve(codec.bytes_max(values.len()));
+    for (round, kind) in codec.rounds().iter().enumerate() {
+        let span = Span { round, bucket: Some(bucket), range: range.clone(), segments };
+        codec.encode(&span, values, (message, 0));
+        match kind {
+            Round::Sum(Number::F32) => communicator.reduce_scatter(message.numbers_mut(all.clone()))?,
+            Round::Sum(Number::Bf16) => communicator.reduce_scatter_bf16(message.halves_mut(all.clone()))?,
+        }
+        codec.decode(&span, (message, 0), values);
+    }
+    Ok(())
+}
+
 /// Whose values an exchange sends and receives.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Buckets {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::printable::Shown;
-use crate::regular;
+use crate::{entropy, regular};
 
 /// What went wrong, and where.
 #[derive(Debug, thiserror::Error)]
@@ -393,7 +393,8 @@ fn exchange(_: &Path, _: &Path) -> io::Result<()> {
 
 fn part_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
+    // Several threads of a process may write the same file, as several processes may: the last one's stays.
+    name.push(format!(".{}-{:08x}.part", std::process::id(), u32::from_le_bytes(entropy::bytes())));
     path.with_file_name(name)
 }
 

@@ -1,9 +1,11 @@
 //! Threads that are not compute threads: loaders, writers, protocol shells. Each has a name that shows up in tools.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 
 use crate::cores;
 use crate::limits::Limits;
+use crate::memory::OutOfMemory;
 
 /// Starts a named thread.
 ///
@@ -14,6 +16,18 @@ pub fn spawn<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> std::io::Result<JoinHandle<T>> {
     std::thread::Builder::new().name(name.to_owned()).spawn(body)
+}
+
+/// Does something that may panic.
+///
+/// # Errors
+/// When it did: in the words of the panic. What was being done is then half done, and must not be used.
+pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let words = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+        let refused = panic.downcast_ref::<OutOfMemory>().map(ToString::to_string);
+        refused.or_else(|| words.map(str::to_owned)).unwrap_or_else(|| "it did not say why".into())
+    })
 }
 
 /// How many compute threads leave room for so many loaders: on more than four cores a core for each, up to a quarter of
@@ -61,6 +75,15 @@ pub fn cpu_seconds() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_panic_is_caught_with_its_words() {
+        assert_eq!(caught(|| 7), Ok(7));
+        assert_eq!(caught(|| -> u8 { panic!("plain") }), Err("plain".into()));
+        assert_eq!(caught(|| -> u8 { panic!("number {}", 3) }), Err("number 3".into()));
+        let refused = OutOfMemory { what: "a test", bytes: 5 };
+        assert!(caught(|| -> u8 { refused.unwind() }).unwrap_err().starts_with("no memory for a test"));
+    }
 
     #[test]
     fn loaders_get_cores_where_there_are_many() {

@@ -2,12 +2,12 @@
 
 use paceline_comm::Algorithm;
 use paceline_data::augment::AugmentChoice;
-use paceline_data::order::LastBatch;
+use paceline_data::order::{LastBatch, Shard};
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
 use paceline_parallel::agree;
 use paceline_parallel::split::Kind;
-use paceline_system::threads;
+use paceline_system::{cores, threads};
 use paceline_tensor::device::cpu::choice::Winograd;
 use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::compute::Compute;
 use crate::deadlines::Deadlines;
 use crate::error::TrainError;
-use crate::together::{Agree, Carry, Overlap, Split, Squeeze, Staleness};
+use crate::replica::OptimizerShard;
+use crate::together::{Agree, Carry, Overlap, Sharding, Split, Squeeze, Staleness};
 
 /// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
 pub const SIDE_MAX: usize = 8192;
@@ -91,6 +92,9 @@ pub struct Config {
     /// The order in which a pipeline's stages compute micro-batches, of which `accumulate` says how many there are.
     #[serde(with = "crate::together::pipeline_schedule")]
     pub schedule: Kind,
+    /// Where each stage of a pipeline computes; all where `device` says if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stage_devices: Vec<Compute>,
     /// Bytes that a process may take: a model that needs more is split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
@@ -100,6 +104,8 @@ pub struct Config {
     pub squeeze: Squeeze,
     /// Whether gradients travel while the backward pass goes on.
     pub overlap: Overlap,
+    /// What is divided among them instead of being there on each.
+    pub shard: Sharding,
     /// How their bytes travel.
     pub carry: Carry,
     /// TCP connections between every two processes.
@@ -186,10 +192,12 @@ impl Default for Config {
             split: Split::default(),
             cuts: Vec::new(),
             schedule: Kind::default(),
+            stage_devices: Vec::new(),
             memory_limit: None,
             agree: Agree::default(),
             squeeze: Squeeze::default(),
             overlap: Overlap::On,
+            shard: Sharding::None,
             carry: Carry::AUTO,
             sockets: 1,
             algorithm: None,
@@ -307,7 +315,21 @@ impl Config {
 
     /// How replicas agree; `one_copy` says whether those that share memory may keep one copy of the weights.
     pub fn agreement(&self, one_copy: bool) -> agree::Options {
-        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy }
+        let shard = self.shard == Sharding::Optimizer;
+        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy, shard }
+    }
+
+    /// The part of the optimizer's state that a worker keeps, if it does not keep all of it; `shares_memory` says
+    /// whether all workers map the same memory.
+    pub fn optimizer_shard(&self, worker: Shard, shares_memory: bool) -> Option<OptimizerShard> {
+        let Shard { rank, world } = worker;
+        let maps_one_copy = shares_memory && self.keeps_messages_whole();
+        (self.shard == Sharding::Optimizer && world > 1).then_some(OptimizerShard { rank, world, maps_one_copy })
+    }
+
+    /// Whether gradients travel as they are and as they come, so that ranks that share memory need no messages.
+    pub fn keeps_messages_whole(&self) -> bool {
+        self.squeeze == Squeeze::default() && self.overlap == Overlap::On
     }
 
     /// Stages of each replica.
@@ -318,14 +340,14 @@ impl Config {
         }
     }
 
-    /// Processes that compute.
-    pub const fn computing(&self) -> usize {
-        self.workers * self.stages()
+    /// Where a rank's stage computes.
+    pub fn device_of(&self, rank: usize) -> Compute {
+        self.stage_devices.get(rank % self.stages()).copied().unwrap_or(self.device)
     }
 
-    /// All processes of a run: servers are there where several replicas are.
-    pub fn processes(&self) -> usize {
-        self.computing() + if self.workers > 1 { self.server_count() } else { 0 }
+    /// Ranks that compute.
+    pub const fn computing(&self) -> usize {
+        self.workers * self.stages()
     }
 
     /// Whether the ways to split the model fit the rest.
@@ -334,6 +356,9 @@ impl Config {
         if stages == 1 && !self.cuts.is_empty() {
             let stages = self.cuts.len() + 1;
             return refuse(format!("--cuts is for a model in stages; type --split pipeline:{stages}"));
+        }
+        if stages == 1 && !self.stage_devices.is_empty() {
+            return refuse("--stage-devices is for a model in stages; type --device, or --split pipeline:2".into());
         }
         if stages == 1 {
             return Ok(());
@@ -344,6 +369,17 @@ impl Config {
                 stages - 1,
                 self.cuts.len()
             ));
+        }
+        if !self.stage_devices.is_empty() && self.stage_devices.len() != stages {
+            return refuse(format!(
+                "--stage-devices names {} devices, and there are {stages} stages; type one for each, such as cuda,cpu",
+                self.stage_devices.len()
+            ));
+        }
+        if self.carry == Carry::NCCL {
+            return refuse(
+                "--carry nccl is for whole models on GPUs, and --split has stages; leave --carry out".into(),
+            );
         }
         if self.agree.recipe().has_servers() {
             return refuse(format!(
@@ -360,9 +396,20 @@ impl Config {
         if self.agree.recipe().has_servers() { self.servers } else { 0 }
     }
 
+    /// How many ranks a run has; servers are there where several replicas are.
+    pub fn ranks(&self) -> usize {
+        self.computing() + if self.workers > 1 { self.server_count() } else { 0 }
+    }
+
+    /// Whether the ranks of a run are threads of one process.
+    pub fn has_rank_threads(&self) -> bool {
+        self.carry == Carry::THREAD && self.ranks() > 1
+    }
+
     /// Whether GPUs add up gradients among themselves, inside of a step's graph.
     pub fn sums_on_devices(&self) -> bool {
-        self.device != Compute::Cpu && matches!(self.carry, Carry::AUTO | Carry::NCCL) && self.keeps_off_host().is_ok()
+        let may = self.device != Compute::Cpu && self.stages() == 1;
+        may && matches!(self.carry, Carry::AUTO | Carry::NCCL) && self.keeps_off_host().is_ok()
     }
 
     /// Whether gradients may stay off the host, or what they are needed there for.
@@ -392,9 +439,14 @@ impl Config {
         self.compute_threads_among(1)
     }
 
-    /// How many compute threads there will be in each of so many processes on this machine.
-    pub fn compute_threads_among(&self, processes: usize) -> usize {
-        self.threads.unwrap_or_else(|| threads::beside_loaders_among(self.loader_threads, processes))
+    /// How many compute threads each of so many ranks on this machine will have.
+    pub fn compute_threads_among(&self, ranks: usize) -> usize {
+        self.threads.unwrap_or_else(|| {
+            let allowed = threads::beside_loaders_among(self.loader_threads, ranks);
+            // A rank that has no cores of its own sees those of all.
+            let shares_cores = self.has_rank_threads() && (!self.pin || cores::online() < ranks);
+            if shares_cores { (allowed / ranks).max(1) } else { allowed }
+        })
     }
 
     /// Whether the ways to agree fit the rest.
@@ -403,8 +455,21 @@ impl Config {
             let names = Algorithm::ALL.map(Algorithm::name).join(", ");
             return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
         }
+        if self.carry == Carry::THREAD && self.device != Compute::Cpu {
+            let workers = self.workers;
+            return refuse(format!(
+                "--carry thread is for replicas on the CPU; for GPUs type --workers {workers} and another --carry, or none"
+            ));
+        }
         if self.carry == Carry::NCCL && self.device == Compute::Cpu {
             return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());
+        }
+        if self.shard == Sharding::Optimizer && self.device != Compute::Cpu {
+            return refuse(
+                "--shard optimizer divides what hosts keep, and a GPU keeps its optimizer's state itself; \
+                 type --device cpu, or --shard none"
+                    .into(),
+            );
         }
         if let (Carry::NCCL, Err(flag)) = (self.carry, self.keeps_off_host()) {
             return refuse(format!(
@@ -428,6 +493,13 @@ impl Config {
     /// # Errors
     /// When there are too few; the sentence says what to type.
     pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
+        if self.shard == Sharding::Optimizer && world == 1 {
+            return refuse(
+                "--shard optimizer divides the optimizer's state among workers, and there is one; \
+                 type --workers 2 or more, or --shard none"
+                    .into(),
+            );
+        }
         let least = world * self.accumulate;
         if self.batch >= least {
             return Ok(());

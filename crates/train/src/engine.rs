@@ -12,6 +12,7 @@
 //! the pass) they are kept and the update follows in
 //! [`Engine::close`]. The bits are the same.
 
+mod chunks;
 pub(crate) mod compiled;
 mod cpu;
 mod cuda;
@@ -31,15 +32,15 @@ pub(crate) use compiled::{Planned, updates};
 pub use cuda::Albums;
 use paceline_data::batch::Batch;
 use paceline_nn::optim::{Moment, Segment};
-use paceline_parallel::Agreement;
 use paceline_parallel::split::StageTimes;
 use paceline_parallel::stage::Side;
+use paceline_parallel::{Agreement, Ownership};
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::Cuda;
 use paceline_tensor::device::null::CostModel;
 use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Layout};
-use paceline_tensor::{Buffer, Pass, Plan, Store};
+use paceline_tensor::{Buffer, Device, Pass, Plan, Store};
 
 pub use self::cpu::CpuEngine;
 pub use self::cuda::CudaEngine;
@@ -78,6 +79,8 @@ pub struct Weights {
     pub store: Store,
     /// The optimizer's buffers.
     pub optimizer: Vec<Buffer>,
+    /// What of all parameters they are the state of.
+    pub owned: Ownership,
 }
 
 /// One micro-batch's activations, by number: an engine has as many as a schedule keeps alive at once.
@@ -135,6 +138,25 @@ pub enum Event<'a> {
         /// Which.
         bucket: usize,
         /// Where to put it.
+        target: &'a mut dyn Target,
+    },
+    /// The sums of this replica's chunks of a bucket are looked at, or changed, before the step is made with them.
+    InspectSums {
+        /// Which.
+        bucket: usize,
+        /// Looks at them.
+        target: &'a mut dyn Target,
+    },
+    /// A norm over this replica's chunks that becomes the norm over all replicas'.
+    Norm {
+        /// Which.
+        norm: &'a mut f64,
+    },
+    /// The passes of a step are over, and the steps of this replica's chunks are to be made.
+    StepChunks {
+        /// Of which bucket.
+        bucket: usize,
+        /// Where to make them.
         target: &'a mut dyn Target,
     },
     /// Numbers of this replica's that become the sum of all replicas', in place, before the pass goes on.
@@ -212,10 +234,19 @@ pub trait Target {
         shared: Option<&mut [f32]>,
     ) -> Result<(), Halt>;
 
-    /// Replaces the weights of a bucket.
+    /// Makes the optimizer's step of a chunk of a bucket, and leaves the new weights in place of the gradients'
+    /// sums; sums that are no numbers stay. Targets without chunks leave whatever is there.
     ///
     /// # Errors
     /// When the device fails.
+    fn step_chunk(&mut self, moment: Moment, at: (usize, Range<usize>), values: &mut [f32]) -> Result<(), Halt> {
+        self.apply(moment, at, values, None)
+    }
+
+    /// Replaces the weights of a bucket.
+    ///
+    /// # Errors
+    /// When the device fails, or a chunk could not be stepped.
     fn replace(&mut self, bucket: usize, weights: &[f32]) -> Result<(), Halt>;
 }
 
@@ -281,7 +312,11 @@ impl Place {
     /// The engine there.
     pub(crate) fn engine(&self, parts: Parts) -> Result<Engine, TrainError> {
         Ok(match self {
-            Self::Cpu(cpu) => Engine::Cpu(Box::new(CpuEngine::new(parts, cpu)?)),
+            Self::Cpu(cpu) => Engine::Cpu(Box::new(CpuEngine::on(parts, cpu, &Device::Cpu(Arc::clone(cpu)))?)),
+            // A stage's passes are asked for one by one, which a session cannot do.
+            Self::Cuda(cpu, cuda) if parts.options.is_staged() => {
+                Engine::Cpu(Box::new(CpuEngine::on(parts, cpu, &Device::Cuda(Arc::clone(cuda)))?))
+            }
             Self::Cuda(cpu, cuda) => Engine::Cuda(Box::new(CudaEngine::new(parts, cpu, cuda)?)),
             Self::Null(cpu, cost) => Engine::Null(Box::new(NullEngine::new(parts, cpu, *cost)?)),
         })
@@ -348,6 +383,15 @@ impl Engine {
     /// How long the messages to and from other stages are for a micro-batch that is computed as so many samples.
     pub fn lengths(&self, samples: usize) -> &CrossingLengths {
         if let Self::Cpu(engine) = self { engine.lengths(samples) } else { CrossingLengths::NONE }
+    }
+
+    /// Whether all gradients are looked at before any is applied.
+    pub fn keeps_gradients(&self) -> bool {
+        match self {
+            Self::Cpu(engine) => engine.keeps_gradients(),
+            Self::Cuda(engine) => engine.plan().stores_gradients(),
+            Self::Null(engine) => engine.keeps_gradients(),
+        }
     }
 
     /// What a micro-batch takes, measured; computes on whatever is there, and changes nothing that is kept.

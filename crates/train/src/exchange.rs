@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use paceline_comm::CommError;
 use paceline_nn::optim::Moment;
 use paceline_parallel::agree::{
     self, Agreement, Alone, Opening, Refusal, RunIdentity, Settled, StepReport, Steps, Votes, Wait,
@@ -130,6 +131,14 @@ impl Exchange {
         Ok(received?)
     }
 
+    /// Adds up a number over the other stages.
+    fn sum_squares(&mut self, sum: &mut f64) -> Result<(), TrainError> {
+        if let Some(stages) = &mut self.stages {
+            *sum = stages.sum(*sum)?;
+        }
+        Ok(())
+    }
+
     /// Adds up a report over the other stages.
     fn sum_stages(&mut self, report: StepReport) -> Result<StepReport, TrainError> {
         let Some(stages) = &mut self.stages else { return Ok(report) };
@@ -182,7 +191,7 @@ impl Exchange {
 
     /// Whether this replica makes the steps itself, and so has all that they need.
     pub fn makes_own_steps(&self) -> bool {
-        self.agreement.protocol().steps != Steps::Servers
+        !matches!(self.agreement.protocol().steps, Steps::Chunks | Steps::Servers)
     }
 
     /// A step begins.
@@ -310,11 +319,42 @@ impl Exchange {
     /// Devices of different kinds make the same step in their own arithmetic; between steps all go on from
     /// rank 0's weights.
     fn follow_root(&mut self, engine: &mut Engine) -> Result<(), TrainError> {
-        let Weights { store, optimizer } = engine.weights_mut();
+        let Weights { store, optimizer, .. } = engine.weights_mut();
         Ok(self.wait_for(Message::Weights, |agreement| {
             agreement.broadcast_from_root(&mut store.parameters)?;
             optimizer.iter_mut().try_for_each(|buffer| agreement.broadcast_from_root(buffer))
         })?)
+    }
+
+    /// Makes the norm of all replicas' parts of one's own: each has two numbers for its part, of which the second
+    /// is what the first leaves, so that all come to the same bits.
+    fn combine_norm(&mut self, norm: &mut f64) -> Result<(), TrainError> {
+        let mut parts = vec![0.0f32; 2 * self.workers()];
+        let high = *norm as f32;
+        let own = 2 * self.rank();
+        (parts[own], parts[own + 1]) = (high, (*norm - f64::from(high)) as f32);
+        self.wait_for(Message::Report, |agreement| agreement.sum(&mut parts))?;
+        let part = |pair: &[f32]| pair.iter().copied().map(f64::from).sum::<f64>();
+        let mut squares = parts.chunks(2).map(|pair| part(pair).powi(2)).sum::<f64>();
+        if let Some(stages) = &mut self.stages {
+            squares = stages.sum(squares)?;
+        }
+        *norm = squares.sqrt();
+        Ok(())
+    }
+
+    /// Brings a tensor's part of a buffer of the optimizer's state to rank 0 of those who keep chunks of it: all of
+    /// them come here for the same tensors, in the same order. The others get nothing.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn gather_state(
+        &mut self,
+        weights: &Weights,
+        (slot, elements): (usize, Range<usize>),
+    ) -> Result<Vec<f32>, CommError> {
+        let own = &weights.optimizer[slot];
+        self.wait_for(Message::Optimizer, |agreement| agreement.gather_state(own, elements))
     }
 
     /// Brings the parameters of a bucket up to date with what came back for it.
@@ -324,6 +364,17 @@ impl Exchange {
         moment: Moment,
         target: &mut dyn Target,
     ) -> Result<(), Halt> {
+        self.with_target((bucket, wait), moment, target, |agreement, target| agreement.settle(bucket, wait, target))
+    }
+
+    /// Has an agreement apply what came back for a bucket to a target.
+    fn with_target(
+        &mut self,
+        (bucket, wait): (usize, Wait),
+        moment: Moment,
+        target: &mut dyn Target,
+        ask: impl FnOnce(&mut dyn Agreement, &mut dyn agree::Target) -> Result<Settled, CommError>,
+    ) -> Result<(), Halt> {
         let (clock, progress) = (self.clock.clone(), self.progress.clone());
         let mut applied = Applied { target, moment, clock: &clock, progress: &progress, halt: None, updated_s: 0.0 };
         let before = progress.position();
@@ -331,7 +382,7 @@ impl Exchange {
             progress.switch(Phase::Exchange, Some(Message::bucket(bucket)));
         }
         let start = clock.seconds();
-        let settled = self.agreement.settle(bucket, wait, &mut applied);
+        let settled = ask(&mut *self.agreement, &mut applied);
         let Applied { halt, updated_s, .. } = applied;
         progress.set(before);
         self.updated_s += updated_s;
@@ -377,6 +428,15 @@ impl Listener for Exchange {
                 self.settle_bucket((bucket, Wait::Block), moment, target)
             }
             Event::Final { .. } | Event::MayApply { .. } | Event::Settle { .. } => Ok(()),
+            Event::InspectSums { bucket, target } => {
+                let at = (bucket, Wait::Block);
+                self.with_target(at, moment, target, |agreement, target| agreement.inspect_sums(bucket, target))
+            }
+            Event::StepChunks { bucket, target } => {
+                let at = (bucket, Wait::Block);
+                self.with_target(at, moment, target, |agreement, target| agreement.step_chunks(bucket, target))
+            }
+            Event::Norm { norm } => Ok(self.combine_norm(norm)?),
             Event::UpdateBegins => {
                 self.updated_s -= self.clock.seconds();
                 Ok(())
@@ -387,12 +447,7 @@ impl Listener for Exchange {
             }
             Event::Receive { from, numbers } => Ok(self.receive(from, numbers)?),
             Event::Send { to, numbers } => Ok(self.links()?.send(to, numbers)?),
-            Event::Squares { sum } => {
-                if let Some(stages) = &mut self.stages {
-                    *sum = stages.sum(*sum)?;
-                }
-                Ok(())
-            }
+            Event::Squares { sum } => Ok(self.sum_squares(sum)?),
             Event::Sum { numbers: [] } => Ok(()),
             Event::Sum { numbers } => Ok(self.wait_for(Message::BatchNormSums, |agreement| agreement.sum(numbers))?),
             Event::Total { tally } => {
@@ -438,6 +493,10 @@ impl agree::Target for Applied<'_> {
         self.timed(|target, moment| target.apply(moment, (bucket, range), sums, None))
     }
 
+    fn step_chunk(&mut self, bucket: usize, range: Range<usize>, values: &mut [f32]) -> Result<(), Refusal> {
+        self.timed(|target, moment| target.step_chunk(moment, (bucket, range), values))
+    }
+
     fn apply_shared(
         &mut self,
         bucket: usize,
@@ -454,11 +513,7 @@ impl agree::Target for Applied<'_> {
 }
 
 /// Takes over what rank 0 gives to all, as the protocol lists it.
-fn open(
-    agreement: &mut dyn Agreement,
-    weights: &mut Weights,
-    identity: RunIdentity,
-) -> Result<(), paceline_comm::CommError> {
+fn open(agreement: &mut dyn Agreement, weights: &mut Weights, identity: RunIdentity) -> Result<(), CommError> {
     agree::identify(agreement, identity)?;
     for opening in agreement.protocol().opening.clone() {
         match opening {

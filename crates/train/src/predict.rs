@@ -83,6 +83,7 @@ impl Predictor {
             hosted: false,
             separate_gradients: false,
             slots: 0,
+            shard: None,
         };
         let cpu = Arc::new(Cpu::new(threads));
         let place =

@@ -3,6 +3,7 @@
 
 mod pipeline;
 mod rescue;
+mod shard;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,11 +12,9 @@ use paceline_data::batch::Batch;
 use paceline_nn::net::check_statistics;
 use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Parameter, StageNetwork, State};
-use paceline_parallel::Agreement;
-use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Votes};
-use paceline_parallel::split::{self as schedule, Schedule, Task};
+use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Steps, Votes};
 use paceline_parallel::squeeze;
-use paceline_parallel::stage::Side;
+use paceline_parallel::{Agreement, Owned};
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
@@ -26,17 +25,17 @@ use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Updates};
 use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Wanted};
 use pipeline::Pipeline;
+pub(crate) use pipeline::phase_of;
 use rescue::Boundary;
+pub use shard::OptimizerShard;
 
 use crate::engine::finite::is_finite;
 use crate::engine::sizes::Sizes;
-use crate::engine::{
-    Engine, Gradients, Halt, Inputs, Parts, Place, Planned, Slot, StepOutput, Weights, segments, updates,
-};
+use crate::engine::{Engine, Halt, Inputs, Parts, Place, Planned, StepOutput, Weights, segments, updates};
 use crate::error::TrainError;
 use crate::exchange::Exchange;
 use crate::metrics::Tally;
-use crate::micro_batch::{MicroBatch, OTHER_SIZES, micro_batches, share};
+use crate::micro_batch::{MicroBatch, OTHER_SIZES, share};
 use crate::phases::Phases;
 use crate::stage::{ModelStage, WholeModel};
 
@@ -91,6 +90,8 @@ pub struct ReplicaOptions {
     /// Whether gradients of weights are computed behind all others, so that both can be asked for apart;
     /// keeps all gradients.
     pub separate_gradients: bool,
+    /// Whose part of the optimizer's state is kept; all of it if none.
+    pub shard: Option<OptimizerShard>,
     /// Micro-batches whose activations are alive at once in a stage of a pipeline; 0 for a replica that is a whole model.
     pub slots: usize,
 }
@@ -99,6 +100,11 @@ impl ReplicaOptions {
     /// Whether it is one stage of a pipeline.
     pub const fn is_staged(&self) -> bool {
         self.slots > 0
+    }
+
+    /// Whether the gradients of several micro-batches are added up before any is applied.
+    pub const fn gathers(&self) -> bool {
+        self.accumulate > 1 || self.is_staged()
     }
 }
 
@@ -225,11 +231,11 @@ impl Replica {
         assert!(same, "gradients have the same buckets for any number of samples");
         let eval = Planned::new(eval, micro_batch, Updates::AtEnd, &options, on_gpu);
         let plan = train.first().map_or(&eval.plan, |train| &train.plan);
-        let elements = plan.parameters().length();
+        let owned = options.ownership(plan);
         let sizes = Sizes::of(train.first().map(|train| &train.plan), &eval.plan, &options, on_gpu);
         sizes.check(&Limits::look())?;
         let mut store = Store::new(plan);
-        let optimizer = if !train.is_empty() { options.rule.new_state(elements) } else { Vec::new() };
+        let optimizer = if !train.is_empty() { options.rule.new_state(owned.length()) } else { Vec::new() };
         for (index, parameter) in parameters.iter().enumerate() {
             parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
         }
@@ -237,7 +243,7 @@ impl Replica {
             store.state_mut(index).fill(state.start);
         }
         let segments = segments(&parameters, store.layout());
-        let parts = Parts { options, train, eval, weights: Weights { store, optimizer }, segments };
+        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned }, segments };
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
         let pipeline = Pipeline::new(stage.number, stage.cuts.len() + 1);
@@ -294,11 +300,15 @@ impl Replica {
     /// # Errors
     /// When the engine has no memory for it.
     pub fn agree(&mut self, mut agreement: Box<dyn Agreement>, clock: &Clock) -> Result<(), TrainError> {
+        let in_chunks = agreement.protocol().steps == Steps::Chunks;
+        assert_eq!(in_chunks, self.has_shard(), "who steps chunks keeps their state, and nobody else");
         self.engine.share_weights(&mut *agreement);
         if agreement.protocol().gradients_leave() {
             self.engine.stage_gradients()?;
         }
+        let stages = self.exchange.take_stages();
         self.exchange = Exchange::new(agreement, self.options.hosted, clock);
+        stages.into_iter().for_each(|links| self.exchange.join_stages(links));
         Ok(())
     }
 
@@ -352,46 +362,10 @@ impl Replica {
         Inputs { batch, micro_batch, pass, seed: weight as f32, moment }
     }
 
-    /// Micro-batches of a batch: as many on all replicas.
-    pub fn micro_batches(&self, batch: &Batch) -> usize {
-        let all = share(batch, self.exchange.rank(), self.world()).all;
-        micro_batches(all, self.world(), self.options.accumulate)
-    }
-
-    /// Samples of all replicas in the step of a batch.
-    pub fn samples(&self, batch: &Batch) -> u64 {
-        share(batch, self.exchange.rank(), self.world()).all as u64
-    }
-
     /// A step begins.
     pub fn begin_step(&mut self, moment: Moment) {
         self.mark_begin(moment.step);
         self.exchange.begin(moment);
-    }
-
-    /// Computes one pass over a micro-batch: the next of [`Replica::schedule`]. In the forward pass late sums of the step before are applied
-    /// before they are read; in the backward pass final buckets leave, and what came back is applied.
-    ///
-    /// # Errors
-    /// When another replica, or the way to it, or a device has failed, or the step would spoil the weights.
-    ///
-    /// # Panics
-    /// When the replica was built for evaluation.
-    pub fn pass(&mut self, batch: &Batch, schedule: &Schedule, task: Task) -> Result<(), Halt> {
-        let slot = Slot(schedule.slot(self.pipeline.stage, task.micro_batch));
-        let separate = schedule.separates_gradients();
-        match task.pass {
-            schedule::Pass::Forward => {
-                let inputs = self.inputs(batch, task.micro_batch, self.exchange.moment());
-                self.exchange.count(batch.size, task.micro_batch);
-                self.engine.forward(slot, &inputs, &mut self.exchange)
-            }
-            schedule::Pass::Backward => {
-                let which = if separate { Gradients::Inputs } else { Gradients::All };
-                self.engine.backward(slot, which, &mut self.exchange)
-            }
-            schedule::Pass::Weights => self.engine.backward(slot, Gradients::Weights, &mut self.exchange),
-        }
     }
 
     /// Ends the step: its tally becomes that of all replicas, and gradients that were kept are applied.
@@ -500,7 +474,7 @@ impl Replica {
     /// # Panics
     /// When the replica was built for evaluation or applies gradients as they come.
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Result<Tally, TrainError> {
-        assert!(self.plan().stores_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
+        assert!(self.engine.keeps_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
         self.begin_step(Moment { step, learning_rate: 0.0 });
         let mut passes = || {
             let schedule = self.schedule(batch)?;
@@ -568,12 +542,15 @@ impl Replica {
     /// The first tensor that holds something that is not a number: a parameter, a state or a buffer of the
     /// optimizer.
     pub fn spoiled_tensor(&self) -> Option<String> {
-        let Weights { store, optimizer } = self.engine.weights();
+        let Weights { store, optimizer, owned } = self.engine.weights();
         let named = |index: usize| self.parameters[index].name.clone();
         let parameter = (0..self.parameters.len()).find(|&index| !is_finite(store.parameter(index)));
         let state = || (0..self.states.len()).find(|&index| !is_finite(store.state(index)));
         let slot = || {
-            let spoiled = |range: &Range<usize>| optimizer.iter().any(|slot| !is_finite(&slot[range.clone()]));
+            let spoiled = |range: &Range<usize>| {
+                let mut here = owned.within(range.clone());
+                here.any(|Owned { place, .. }| optimizer.iter().any(|slot| !is_finite(&slot[place.clone()])))
+            };
             store.layout().ranges().iter().position(spoiled)
         };
         parameter
@@ -581,55 +558,22 @@ impl Replica {
             .or_else(|| state().map(|index| self.states[index].name.clone()))
             .or_else(|| slot().map(named))
     }
-
-    /// The logits of a batch in evaluation mode, for its `size` samples; it may be smaller than planned.
-    ///
-    /// # Errors
-    /// When a device fails.
-    pub fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
-        let Self { engine, exchange, pipeline, .. } = self;
-        if pipeline.stage > 0 {
-            exchange.expect(Side::Before, &engine.evaluation_lengths().received)?;
-        }
-        engine.evaluate(batch, exchange).map_err(|halt| match halt {
-            Halt::Failed(error) => error,
-            _ => TrainError::Refused("an evaluation changes nothing, so nothing can refuse it".into()),
-        })
-    }
-
-    /// Whether to evaluate one batch more: the first stage decides, the others hear of it.
-    ///
-    /// # Errors
-    /// When another stage, or the way to it, has failed.
-    pub fn evaluates_on(&mut self, wishes: bool) -> Result<bool, TrainError> {
-        let Pipeline { stage, stages, .. } = self.pipeline;
-        self.exchange.pass_on(wishes, (stage, stages))
-    }
-
-    /// Elements of the whole model's parameters.
-    pub fn whole_parameter_count(&self) -> usize {
-        let parameters = self.whole.as_ref().map_or(&self.parameters, |whole| &whole.parameters);
-        parameters.iter().map(|parameter| parameter.shape.elements()).sum()
-    }
 }
 
-/// What a pass is told as.
-pub(crate) const fn phase_of(task: Task) -> Phase {
-    match task.pass {
-        schedule::Pass::Forward => Phase::Forward,
-        schedule::Pass::Backward | schedule::Pass::Weights => Phase::Backward,
-    }
-}
-
-/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they
-/// hold.
-pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shape {
+/// The buckets of a plan as an agreement sees them.
+pub fn bucket_shapes(plan: &Plan) -> Vec<BucketShape> {
     let bucket_shape = |bucket: &Bucket| BucketShape {
         start: bucket.elements.start,
         elements: bucket.elements.len(),
         ready_after: bucket.ready_after,
         needed_before: bucket.needed_before,
     };
+    plan.buckets().iter().map(bucket_shape).collect()
+}
+
+/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they
+/// hold.
+pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shape {
     let layout = plan.parameters();
     let segments = |bucket: &Bucket| {
         let segment = |number: usize| {
@@ -642,7 +586,7 @@ pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shap
         bucket.parameters.clone().map(segment).collect()
     };
     Shape {
-        buckets: plan.buckets().iter().map(bucket_shape).collect(),
+        buckets: bucket_shapes(plan),
         segments: plan.buckets().iter().map(segments).collect(),
         parameters: layout.length(),
         states: plan.states().length(),

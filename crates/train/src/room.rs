@@ -15,12 +15,12 @@ use crate::balance::{Balanced, Uncut};
 use crate::compute::Compute;
 use crate::config::Config;
 use crate::engine::Planned;
-use crate::engine::sizes::{BASE, Sizes};
+use crate::engine::sizes::{BASE, RANK, Sizes};
 use crate::error::TrainError;
 use crate::micro_batch::MicroBatchSizes;
 use crate::replica::{self, BUCKET_BYTES_MAX, ReplicaOptions};
 use crate::stage::ModelStage;
-use crate::together::{Carry, Overlap, Split, Squeeze};
+use crate::together::{Carry, Split};
 use crate::trainer::{options, slots};
 
 /// What a process maps beside what it holds: code, libraries, and ranges that the allocator sets aside. By itself none was short
@@ -96,6 +96,8 @@ struct Need {
     once: u64,
     /// What a process maps beside this without holding it.
     mapped: u64,
+    /// Whether all are threads of one process.
+    threads: bool,
 }
 
 impl Need {
@@ -104,9 +106,13 @@ impl Need {
         workers + here.servers as u64 * self.server + self.once
     }
 
-    /// The addresses of one process.
-    fn addresses(&self) -> u64 {
-        self.server.max(self.worker + self.once) + self.mapped
+    /// The addresses of one process. Ranks that are threads of one map what they share each for itself.
+    fn addresses(&self, here: Processes) -> u64 {
+        if !self.threads {
+            return self.server.max(self.worker + self.once) + self.mapped;
+        }
+        let (workers, servers) = (here.workers as u64, here.servers as u64);
+        workers * (self.worker + self.once + self.mapped) + servers * (self.server + self.mapped)
     }
 }
 
@@ -145,6 +151,16 @@ impl Candidate<'_> {
         Ok(sizes.gradients * sizes.parameters)
     }
 
+    /// Bytes of the optimizer's state of a worker, and of one that keeps all of it.
+    ///
+    /// # Errors
+    /// As [`Candidate::bytes`].
+    pub fn optimizer_bytes(&self) -> Result<[u64; 2], TrainError> {
+        let Sizes { optimizer, slots, parameters, .. } =
+            Sizes::plan(ModelStage::whole(self.model), &self.options(self.config)?)?;
+        Ok([optimizer, slots * parameters])
+    }
+
     /// The plan by which a worker of this run makes a step, or evaluates.
     ///
     /// # Errors
@@ -161,7 +177,14 @@ impl Candidate<'_> {
     fn options(&self, config: &Config) -> Result<ReplicaOptions, TrainError> {
         // The first worker has one sample more than others, where shares are not equal.
         let sizes = MicroBatchSizes::of(config, Shard { rank: 0, world: self.workers }, None);
-        options(config, sizes, (self.workers, self.hosted), (self.input, self.classes))
+        let options = options(config, sizes, (self.workers, self.hosted), (self.input, self.classes))?;
+        let shard = config.optimizer_shard(Shard { rank: 0, world: self.workers }, self.shares_memory(config));
+        Ok(ReplicaOptions { shard, ..options })
+    }
+
+    /// Whether all workers map the same memory.
+    fn shares_memory(&self, config: &Config) -> bool {
+        config.carry == Carry::SHM || config.carry == Carry::AUTO && self.here.all
     }
 
     /// How the replica of a stage is built.
@@ -223,6 +246,7 @@ impl Candidate<'_> {
             server: 0,
             once: all.once.max(need.once),
             mapped: all.mapped.max(need.mapped),
+            threads: need.threads,
         };
         Ok(self.stage_needs(config)?.into_iter().fold(Need::default(), add))
     }
@@ -245,9 +269,9 @@ impl Candidate<'_> {
     /// What the process of one stage takes, which may be all of the model.
     fn need_of(&self, config: &Config, stage: ModelStage<'_>, options: &ReplicaOptions) -> Result<Need, TrainError> {
         let sizes = Sizes::plan(stage, options)?;
-        let Sizes { arena, parameters, largest, slots, gradients, states, .. } = sizes;
-        let threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
-        let beside = sizes.working(threads) + self.loader(config) + self.held_bytes as u64;
+        let Sizes { arena, parameters, largest, slots, optimizer: own_optimizer, gradients, states, .. } = sizes;
+        let compute_threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
+        let beside = sizes.working(compute_threads) + self.loader(config) + self.held_bytes as u64;
         let optimizer = slots * parameters;
         // A checkpoint is read whole and converted before the arena is touched.
         let loading = match (self.resumes, &config.weights) {
@@ -255,19 +279,28 @@ impl Candidate<'_> {
             (false, Some(_)) => 2 * parameters,
             (false, None) => 0,
         };
-        let running = BASE + states + arena.saturating_add(beside).max(loading);
-        // One tensor at a time is brought into the order of files; a launcher waits for the others.
+        let threads = config.has_rank_threads();
+        let base = if threads { RANK } else { BASE };
+        let running = base + states + arena.saturating_add(beside).max(loading);
+        // One tensor at a time is brought into the order of files; a launcher waits for the others. Threads have one process.
         // One worker keeps a copy of all that is saved beside training.
-        let copies = config.checkpoint_seconds(self.workers).filter(|_| !options.is_staged());
-        let copy = copies.map_or(0, |_| parameters + optimizer + states);
-        let once = largest + copy + if self.here.count() > 1 { BASE / 2 } else { 0 };
+        let sharded = own_optimizer < optimizer;
+        // Chunks are gathered tensor by tensor instead, as they are written; so are the tensors of other stages.
+        let beside = config.checkpoint_seconds(self.workers).filter(|_| !sharded && !options.is_staged());
+        let copy = beside.map_or(if sharded { largest } else { 0 }, |_| parameters + optimizer + states);
+        let beside_ranks = match () {
+            () if threads => BASE,
+            () if self.here.count() > 1 => BASE / 2,
+            () => 0,
+        };
+        let once = largest + copy + beside_ranks;
         // A small model is one message.
         let message = 2 * (BUCKET_BYTES_MAX as u64).min(parameters);
         let mapped = ADDRESSES[usize::from(self.workers > 1)];
-        let shared = config.carry == Carry::SHM || config.carry == Carry::AUTO && self.here.all;
+        let shared = threads || self.shares_memory(config);
         let recipe = config.agree.recipe();
-        let whole = config.squeeze == Squeeze::default() && config.overlap == Overlap::On;
-        let one_copy = recipe.keeps_one_copy() && whole && shared && sizes.by_elements && !self.hosted;
+        let one_copy =
+            recipe.keeps_one_copy() && config.keeps_messages_whole() && shared && sizes.by_elements && !self.hosted;
         let need = match () {
             () if self.workers == 1 => {
                 let worker = running + (1 + gradients + slots) * parameters;
@@ -283,19 +316,19 @@ impl Candidate<'_> {
             // Servers step; the first worker has the optimizer's state while it saves it.
             () if recipe.has_servers() => Need {
                 worker: running + (2 + gradients) * parameters + message,
-                server: BASE + parameters + optimizer + message,
+                server: base + parameters + optimizer + message,
                 once: once + 2 * optimizer,
                 mapped,
                 ..Need::default()
             },
             // Gradients that travel are copied into messages.
             () => {
-                let worker = running + (2 + gradients + slots) * parameters + message;
-                let others = if shared { self.here.workers as u64 * parameters } else { 0 };
+                let worker = running + (2 + gradients) * parameters + own_optimizer + message;
+                let others = if shared && !sharded { self.here.workers as u64 * parameters } else { 0 };
                 Need { worker, once, mapped: mapped + others, ..Need::default() }
             }
         };
-        Ok(Need { replica: need.worker, ..need })
+        Ok(Need { replica: need.worker, threads, ..need })
     }
 
     /// Batches that are made, waiting or in use, for training and for evaluation.
@@ -313,7 +346,7 @@ impl Candidate<'_> {
     /// The least limit that is exceeded, and what is needed of it.
     fn excess<'a>(&self, need: &Need, limits: &'a Limits) -> Option<(u64, &'a Memory)> {
         let shared = limits.shared.as_ref().map(|limit| (need.total(self.here), limit));
-        let own = limits.own.as_ref().map(|limit| (need.addresses(), limit));
+        let own = limits.own.as_ref().map(|limit| (need.addresses(self.here), limit));
         let asked = limits.asked.as_ref().map(|limit| (need.worker + need.once, limit));
         let exceeded = shared.into_iter().chain(own).chain(asked).filter(|(needed, limit)| *needed > limit.bytes);
         exceeded.min_by_key(|(_, limit)| limit.bytes)
@@ -327,7 +360,7 @@ impl Candidate<'_> {
             (true, _) => format!("a process needs {} of memory", in_words(needed)),
             (false, 0) => format!(
                 "{} need {} of memory, {} each,",
-                many(workers, "worker"),
+                many(workers, if need.threads { "replica" } else { "worker" }),
                 in_words(needed),
                 in_words(need.worker)
             ),
@@ -373,9 +406,10 @@ impl Candidate<'_> {
                 fitting.push("--split auto to cut the model into stages".into());
             }
         }
+        let flag = if self.config.has_rank_threads() { "--replicas" } else { "--workers" };
         match fitting.split_first() {
-            None if self.resumes => "type fewer --workers, or resume on a machine with more memory".into(),
-            None => "no batch fits: type a smaller --model or --size, or fewer --workers".into(),
+            None if self.resumes => format!("type fewer {flag}, or resume on a machine with more memory"),
+            None => format!("no batch fits: type a smaller --model or --size, or fewer {flag}"),
             Some((first, [])) => format!("type {first}, which fits"),
             Some((first, others)) => format!("type {first}, which fits, or {}", others.join(" or ")),
         }

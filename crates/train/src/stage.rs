@@ -101,7 +101,24 @@ pub enum Tensor {
     },
 }
 
+impl Tensor {
+    /// The number of the parameter or state that it belongs to.
+    pub const fn number(self) -> usize {
+        match self {
+            Self::Parameter(index) | Self::State(index) | Self::Optimizer { index, .. } => index,
+        }
+    }
+}
+
 impl WholeModel {
+    /// How many elements a tensor has.
+    pub fn elements(&self, tensor: Tensor) -> usize {
+        match tensor {
+            Tensor::State(index) => self.states[index].shape.elements(),
+            Tensor::Parameter(index) | Tensor::Optimizer { index, .. } => self.parameters[index].shape.elements(),
+        }
+    }
+
     /// What a tensor's message is marked with: another for each.
     pub fn tag(&self, tensor: Tensor) -> u64 {
         let (parameters, states) = (self.parameters.len(), self.states.len());

@@ -186,6 +186,29 @@ impl FromStr for Overlap {
     }
 }
 
+/// What is divided among workers instead of being there on each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sharding {
+    /// Nothing.
+    #[default]
+    None,
+    /// The optimizer's state, and its steps.
+    Optimizer,
+}
+
+impl FromStr for Sharding {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "optimizer" => Ok(Self::Optimizer),
+            _ => Err("type optimizer or none".into()),
+        }
+    }
+}
+
 /// How bytes travel: a transport's name, or a word for a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(into = "String")]
@@ -200,6 +223,8 @@ impl<'de> Deserialize<'de> for Carry {
 impl Carry {
     /// NCCL between GPUs; otherwise shared memory where all ranks are on one machine, else sockets.
     pub const AUTO: Self = Self("auto");
+    /// All ranks are threads of one process, and share memory.
+    pub const THREAD: Self = Self("thread");
     /// Shared memory.
     pub const SHM: Self = Self("shm");
     /// Sockets.
@@ -211,7 +236,10 @@ impl Carry {
 
     /// Every word, in the order of the help.
     pub fn all() -> impl Iterator<Item = &'static str> {
-        [Self::AUTO.0].into_iter().chain(transport::BETWEEN_PROCESSES.iter().copied()).chain([Self::NCCL.0])
+        [Self::AUTO.0, Self::THREAD.0]
+            .into_iter()
+            .chain(transport::BETWEEN_PROCESSES.iter().copied())
+            .chain([Self::NCCL.0])
     }
 
     /// The word in files and flags.

@@ -124,6 +124,7 @@ fn replica(case: Case) -> (Replica, Batch) {
         hosted: false,
         separate_gradients: false,
         slots: 0,
+        shard: None,
     };
     (Replica::new(entry, options, &Arc::new(Cpu::new(2))).unwrap(), batch)
 }

@@ -1,4 +1,5 @@
-//! `paceline bench scaling`: the same training by more and more processes of this machine, each started by `paceline train` itself.
+//! `paceline bench scaling`: the same training by one replica with more and more threads, by as many replicas in one process, and by as
+//! many processes, each started by `paceline train` itself.
 //!
 //! A machine that others use too is not the same from one minute to the next, so all set-ups take turns, and what is compared was
 //! measured in the same turn: efficiency against one process with the same threads, and the run of n against n processes that know
@@ -11,6 +12,7 @@ use std::process::ExitCode;
 
 use crate::system::signal::Stop;
 use crate::system::threads;
+use crate::train::together::Carry;
 use serde_json::{Value, json};
 
 use self::setup::{Measured, Setup};
@@ -43,14 +45,18 @@ pub fn run(arguments: &BenchScaling) -> Outcome {
     workers.dedup();
     let most = workers.last().copied().unwrap_or(1);
     room::cores_suffice(most, arguments.oversubscribe)?;
+    if arguments.carry == Some(Carry::THREAD) {
+        return Err(Failure::refused("replicas in one process are measured in any case; leave --carry thread out"));
+    }
     let threads = arguments.threads.unwrap_or_else(|| (threads::available() / most).max(1));
     let plan = Plan { arguments, threads, most, stop: Stop::on_signals().map_err(Failure::failed)? };
-    let several = workers.into_iter().filter(|&workers| workers > 1);
-    let pairs = several.flat_map(|workers| [Setup::Together(workers), Setup::Apart(workers)]);
-    let setups = std::iter::once(Setup::One).chain(pairs).chain([Setup::AllCores]);
+    let several: Vec<usize> = workers.into_iter().filter(|&workers| workers > 1).collect();
+    let ways =
+        |&count: &usize| [Setup::OneReplica, Setup::Replicas, Setup::Together, Setup::Apart].map(|way| way(count));
+    let setups = std::iter::once(Setup::One).chain(several.iter().flat_map(ways));
     let mut all: Vec<Series> = setups.map(|setup| Series { setup, turns: Vec::new() }).collect();
     // Algorithms are measured once, by one process at a time; from then on all take what was found.
-    setup::warm_up(&plan)?;
+    setup::warm_up(&plan, &several)?;
     for turn in 0..arguments.repeats {
         if !arguments.json {
             note(&format!("turn {} of {}", turn + 1, arguments.repeats));
@@ -88,10 +94,10 @@ struct Compared {
 impl Compared {
     fn new(series: &Series, all: &[Series]) -> Self {
         let found = |setup: Setup| all.iter().find(|other| other.setup == setup);
-        let one = found(Setup::One).filter(|_| matches!(series.setup, Setup::Together(_) | Setup::Apart(_)));
+        let one = found(Setup::One).filter(|_| series.setup != Setup::One);
         let apart = match series.setup {
-            Setup::Together(workers) => found(Setup::Apart(workers)),
-            _ => None,
+            Setup::OneReplica(count) | Setup::Replicas(count) | Setup::Together(count) => found(Setup::Apart(count)),
+            Setup::One | Setup::Apart(_) => None,
         };
         Self {
             efficiency: one.map(|one| series.against(one, |own, one| one.step_s / own.step_s)),
@@ -105,7 +111,7 @@ fn show(plan: &Plan<'_>, all: &[Series]) {
     let BenchScaling { model, size, batch, steps, repeats, .. } = plan.arguments;
     if !plan.arguments.json {
         print(&format!(
-            "{model} {size}×{size}, batch {batch} of each process, {steps} steps, median of {repeats} (least–most)\n\
+            "{model} {size}×{size}, batch {batch} of each worker, {steps} steps, median of {repeats} (least–most)\n\
              {:<28}{:>22}{:>20}{:>9}{:>18}{:>20}{:>18}\n",
             "", "images/s", "step ms", "wait ms", "efficiency", "overhead ms", "of apart"
         ));
@@ -120,8 +126,8 @@ fn show(plan: &Plan<'_>, all: &[Series]) {
     }
     if !plan.arguments.json {
         print(
-            "efficiency and overhead: against one process with the same threads; apart: as many processes that know nothing of each \
-             other, at the same time\n",
+            "efficiency and overhead: against the first line; replicas: in one process; workers: processes; apart: as many processes that \
+             know nothing of each other, at the same time\n",
         );
     }
 }

@@ -21,6 +21,8 @@ pub struct Advice {
     carry: &'static str,
     collectives: String,
     commands: Vec<String>,
+    /// On one machine: what finds out whether several replicas are faster than one with as many threads.
+    compare: Option<String>,
 }
 
 /// Settings for these machines and links; hosts as they were typed.
@@ -54,7 +56,9 @@ pub fn from(machines: &[Value], found: &Found, hosts: Option<&str>) -> Advice {
         8e-9 / link.seconds_per_byte
     );
     let commands = if workers > 1 { vec![train, plan] } else { vec![train] };
-    Advice { workers, threads, sockets, carry, collectives, commands }
+    let cores = workers * threads;
+    let compare = (!several && cores > 1).then(|| format!("paceline bench scaling --workers {cores} --threads 1"));
+    Advice { workers, threads, sockets, carry, collectives, commands, compare }
 }
 
 /// The least sockets with which the slowest link is about as fast as with any.
@@ -82,6 +86,7 @@ impl Advice {
             "carry": self.carry,
             "collectives": self.collectives,
             "commands": self.commands,
+            "compare": self.compare,
         })
     }
 
@@ -98,6 +103,10 @@ impl Advice {
         text.push('\n');
         for command in &self.commands {
             text += &format!("          {command}\n");
+        }
+        if let Some(compare) = &self.compare {
+            text +=
+                &format!("          one replica with all threads, replicas in one process, or processes? {compare}\n");
         }
         text
     }

@@ -1,20 +1,31 @@
-//! What the ranks of a run will send each other in a step: every bucket's all-reduce, by the forecast of a link.
+//! What the ranks of a run will send each other in a step: every bucket's exchanges as the protocol lists them, by the
+//! forecast of a link.
 
 use std::fmt::Write;
 
 use crate::comm::describe::{CollectivePlan, plan};
 use crate::comm::{Choice, Collective, Link, Links};
+use crate::parallel::agree::{Exchange, Protocol};
 use crate::tensor::Plan as Planned;
 use serde_json::{Value, json};
 
 use crate::command::grouped;
 
-/// The all-reduces of a step.
+/// What one bucket's exchange is.
+struct Travel {
+    bucket: usize,
+    /// The node after which its gradients leave.
+    leaves_after: usize,
+    /// The node of the next forward pass before which its weights have to be there, where weights travel.
+    needed_before: Option<usize>,
+    plan: CollectivePlan,
+}
+
+/// The messages of a step.
 pub struct Messages {
     workers: usize,
     link: (f64, f64),
-    /// Each with the node after which it leaves.
-    buckets: Vec<(usize, CollectivePlan)>,
+    buckets: Vec<Travel>,
     /// Whether all gradients are kept, and leave when the whole batch is computed.
     at_end: bool,
     /// Sums that the step waits for: the node that makes each.
@@ -23,26 +34,34 @@ pub struct Messages {
 
 impl Messages {
     /// Between so many workers, over links of so many seconds of latency and bytes per second.
-    pub fn new(planned: &Planned, workers: usize, (latency_s, bytes_per_s): (f64, f64)) -> Self {
+    pub fn new(planned: &Planned, protocol: &Protocol, workers: usize, (latency_s, bytes_per_s): (f64, f64)) -> Self {
         let choice = Choice::by_cost(Links::uniform(workers, Link::new(latency_s, bytes_per_s)));
         let at_end = planned.stores_gradients();
         let last = planned.graph().nodes().len().saturating_sub(1);
-        let of = |bucket: &crate::tensor::plan::Bucket| {
-            let elements = bucket.elements.len();
-            let leaves_after = if at_end { last } else { bucket.ready_after };
-            (leaves_after, plan(Collective::AllReduce, &choice, elements, size_of::<f32>()))
+        let travel = |bucket: usize, collective| {
+            let found = &planned.buckets()[bucket];
+            let leaves_after = if at_end { last } else { found.ready_after };
+            let needed_before = (collective == Collective::AllGather).then_some(found.needed_before);
+            let plan = plan(collective, &choice, found.elements.len(), size_of::<f32>());
+            Travel { bucket, leaves_after, needed_before, plan }
+        };
+        let of = |exchange: &Exchange| match *exchange {
+            Exchange::AllReduce { bucket } => Some(travel(bucket, Collective::AllReduce)),
+            Exchange::ReduceScatter { bucket } => Some(travel(bucket, Collective::ReduceScatter)),
+            Exchange::AllGather { bucket } => Some(travel(bucket, Collective::AllGather)),
+            Exchange::Report | Exchange::PushPull { .. } => None,
         };
         let sum = |node, elements| (node, plan(Collective::AllReduce, &choice, elements, size_of::<f32>()));
         let of_node = |(node, sums): (usize, [usize; 2])| {
             sums.into_iter().filter(|&elements| elements > 0).map(move |elements| (node, elements))
         };
         let sums = planned.nodes_with_sums().flat_map(of_node).map(|(node, elements)| sum(node, elements)).collect();
-        let buckets = planned.buckets().iter().map(of).collect();
+        let buckets = protocol.in_step.iter().filter_map(of).collect();
         Self { workers, link: (latency_s, bytes_per_s), buckets, at_end, sums }
     }
 
     fn all(&self) -> impl Iterator<Item = &CollectivePlan> {
-        self.buckets.iter().chain(&self.sums).map(|(_, plan)| plan)
+        self.buckets.iter().map(|travel| &travel.plan).chain(self.sums.iter().map(|(_, plan)| plan))
     }
 
     /// What all of them take, one after the other.
@@ -68,14 +87,19 @@ impl Messages {
             bytes_per_s * 8.0 / 1e9,
             self.seconds() * 1e3
         );
-        for (index, (leaves_after, plan)) in self.buckets.iter().enumerate() {
+        for Travel { bucket, leaves_after, needed_before, plan } in &self.buckets {
             let bytes = grouped((plan.length * plan.element_bytes) as u64);
-            let (algorithm, ms) = (plan.algorithm, plan.seconds() * 1e3);
-            let when = match self.at_end {
-                true => "after the backward pass".to_owned(),
-                false => format!("ready after node {leaves_after:>4}"),
+            let ms = plan.seconds() * 1e3;
+            let when = match needed_before {
+                _ if self.at_end => "after the backward pass".to_owned(),
+                Some(node) => format!("needed by node {node:>6}"),
+                None => format!("ready after node {leaves_after:>4}"),
             };
-            let _ = writeln!(text, "  bucket {index:>3}  {when}  {bytes:>14} bytes  {algorithm}  {ms:.2} ms");
+            let how = match plan.collective {
+                Collective::AllReduce => plan.algorithm.to_string(),
+                collective => format!("{collective} by {}", plan.algorithm),
+            };
+            let _ = writeln!(text, "  bucket {bucket:>3}  {when}  {bytes:>14} bytes  {how}  {ms:.2} ms");
             if details {
                 plan.text(true).lines().skip(1).for_each(|line| {
                     let _ = writeln!(text, "    {line}");
@@ -105,9 +129,12 @@ impl Messages {
 
     /// For programs.
     pub fn to_json(&self) -> Value {
-        let bucket = |(leaves_after, plan): &(usize, CollectivePlan)| {
+        let bucket = |Travel { bucket, leaves_after, needed_before, plan }: &Travel| {
             json!({
+                "bucket": bucket,
+                "collective": plan.collective.name(),
                 "ready_after": leaves_after,
+                "needed_before": needed_before,
                 "bytes": plan.length * plan.element_bytes,
                 "algorithm": plan.algorithm.to_string(),
                 "forecast_s": plan.seconds(),

@@ -28,7 +28,7 @@ const COLUMNS: usize = 120;
 /// Plans a pipeline and prints it.
 pub fn run(prepared: &Prepared<'_>) -> Outcome {
     let (arguments, config) = (prepared.arguments, &prepared.config);
-    let sharing = || threads::beside_loaders_sharing(config.loader_threads, config.processes());
+    let sharing = || threads::beside_loaders_sharing(config.loader_threads, config.ranks());
     let threads = config.threads.unwrap_or_else(sharing);
     let cpu = Arc::new(Cpu::new(threads));
     cpu.allow_winograd(arguments.winograd);
@@ -42,8 +42,7 @@ pub fn run(prepared: &Prepared<'_>) -> Outcome {
     let (latency_s, bytes_per_s) = link(arguments);
     let between = linked.then(|| Link::new(latency_s, bytes_per_s));
     let plan = PipelinePlan::new(&prepared.candidate(), basis, between)?;
-    let workers = config.workers;
-    let messages = |stage: &StagePlan| (workers > 1).then(|| Messages::new(&stage.plan, workers, link(arguments)));
+    let messages = |stage: &StagePlan| (config.workers > 1).then(|| prepared.messages(&stage.plan));
     let all_reduces = plan.stages.iter().filter_map(messages).collect();
     let pipeline = Pipeline { prepared, plan, all_reduces, threads, linked };
     if arguments.json {
@@ -93,6 +92,14 @@ impl Pipeline<'_> {
         }
     }
 
+    /// All stages of all workers.
+    fn ranks(&self) -> String {
+        match (self.prepared.config.ranks(), self.prepared.config.has_rank_threads()) {
+            (ranks, true) => format!("{ranks} ranks in one process"),
+            (ranks, false) => format!("{ranks} processes"),
+        }
+    }
+
     /// What the processes of all stages and workers take, on one machine.
     fn needs_bytes(&self) -> Result<u64, Failure> {
         let config = &Config { cuts: self.plan.cuts.clone(), ..self.prepared.config.clone() };
@@ -105,18 +112,19 @@ impl Pipeline<'_> {
 
     fn head(&self) -> String {
         let (Prepared { entry, arguments, config, input }, plan) = (self.prepared, &self.plan);
-        let (stages, processes) = (plan.stages.len(), config.processes());
         let threads = if self.threads == 1 { "one thread".to_owned() } else { format!("{} threads", self.threads) };
         let workers = if config.workers == 1 { String::new() } else { format!("{} workers × ", config.workers) };
         format!(
             "model            {} at {}, batch {} in {} micro-batches of {}, {}\n\
-             pipeline         {workers}{stages} stages = {processes} processes of {threads}, cut behind {}\n",
+             pipeline         {workers}{} stages = {} of {threads} each, cut behind {}\n",
             entry.name,
             describe(*input),
             self.prepared.share(),
             plan.schedule.micro_batches(),
             plan.micro_batch,
             arguments.dtype,
+            plan.stages.len(),
+            self.ranks(),
             plan.cuts.join(", ")
         )
     }
@@ -224,9 +232,9 @@ impl Pipeline<'_> {
 
     fn end(&self) -> Result<String, Failure> {
         let (needs, config) = (in_words(self.needs_bytes()?), &self.prepared.config);
-        let (processes, optimizer) = (config.processes(), config.optimizer);
+        let (ranks, optimizer) = (self.ranks(), config.optimizer);
         Ok(format!(
-            "\nneeds {needs} in all: {processes} processes on this machine with {optimizer}, besides samples held in memory\n"
+            "\nneeds {needs} in all: {ranks} on this machine with {optimizer}, besides samples held in memory\n"
         ))
     }
 
@@ -242,7 +250,8 @@ impl Pipeline<'_> {
             "split": config.split,
             "cuts": plan.cuts,
             "workers": config.workers,
-            "processes": config.processes(),
+            "processes": if config.has_rank_threads() { 1 } else { config.ranks() },
+            "ranks": config.ranks(),
             "threads": self.threads,
             "stages": stages,
             "schedule": plan.schedule.kind().name(),

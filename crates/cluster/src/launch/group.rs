@@ -18,7 +18,7 @@ use crate::ClusterError;
 
 /// After the first failure, the others end by themselves: their own membership names who failed, and one of them may
 /// save gigabytes on a slow disk.
-const GRACE: Duration = Duration::from_secs(120);
+pub const GRACE: Duration = Duration::from_secs(120);
 
 /// After being told to end, before being killed.
 const TERMINATE: Duration = Duration::from_secs(3);

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_comm::error::Party;
-use paceline_comm::{CommError, Rank, RegisteredBuffer};
+use paceline_comm::{CommError, Rank, RegisteredBuffer, Transfer};
 use paceline_system::clock::Clock;
 use paceline_system::threads;
 
@@ -25,6 +25,10 @@ pub(super) enum Request {
     Report(StepReport),
     /// Final gradients.
     Bucket(usize, RegisteredBuffer),
+    /// New weights of this rank's chunk of a bucket, to be given to all and filled up with theirs.
+    Gather(usize, RegisteredBuffer),
+    /// Numbers that go to other ranks or come from them by a list, between steps.
+    Exchange(Vec<Transfer>, Vec<f32>),
     /// When each bucket was ready in the last step, in seconds.
     Reorder(Vec<f32>),
     /// Numbers to be added up over all ranks, which come here at the same point.
@@ -188,6 +192,27 @@ impl Courier {
             Slot::Home(memory) => Ok(Some(memory.as_mut_slice())),
             _ => Ok(None),
         }
+    }
+
+    /// The numbers of a bucket that came back and were not sent again.
+    pub fn at_home(&mut self, bucket: usize) -> &mut [f32] {
+        match &mut self.slots[bucket] {
+            Slot::Home(memory) => memory.as_mut_slice(),
+            _ => panic!("bucket {bucket} is looked at after it came back"),
+        }
+    }
+
+    /// Sends the numbers of a bucket that came back, and were changed, so that every rank has all chunks.
+    pub fn gather(&mut self, bucket: usize) -> Result<(), CommError> {
+        let Slot::Home(memory) = std::mem::replace(&mut self.slots[bucket], Slot::Away) else {
+            panic!("bucket {bucket} is gathered after its sums came back");
+        };
+        self.give(Request::Gather(bucket, memory))
+    }
+
+    /// Runs this rank's part of a list of transfers, between steps.
+    pub fn exchange(&mut self, list: Vec<Transfer>, numbers: Vec<f32>) -> Result<Vec<f32>, CommError> {
+        self.between(Request::Exchange(list, numbers))
     }
 
     /// What came back for a bucket was applied, without fault.

@@ -69,6 +69,9 @@ impl Recipe for ParameterServer {
         } else if demands.sync_batch_norm {
             "--sync-batch-norm needs workers that add up numbers in the middle of a step, and those of a parameter server \
              do not hear of each other; type --agree all-reduce, or leave it out"
+        } else if demands.options.shard {
+            "--shard optimizer is for --agree all-reduce: the servers of a parameter server hold the optimizer's state \
+             already, divided among them; type --servers with a higher number, or --shard none"
         } else if demands.clips_norm {
             "--clip-norm needs all gradients in one place, and servers have parts of them; type --agree all-reduce"
         } else if demands.whole_tensors && demands.servers > 1 {
@@ -79,17 +82,17 @@ impl Recipe for ParameterServer {
         Some(sentence.to_owned())
     }
 
-    fn protocol(&self, shape: &Shape) -> Protocol {
+    fn protocol(&self, shape: &Shape, _: &Options) -> Protocol {
         Protocol::parameter_server(shape.buckets.len())
     }
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {
-        let protocol = self.protocol(join.shape);
+        let protocol = self.protocol(join.shape, &join.options);
         Ok(Box::new(worker::Worker::start(join, protocol)?))
     }
 
     fn serve(&self, join: Join<'_>, shard: &mut dyn ServerShard) -> Result<Vec<u64>, CommError> {
-        let protocol = self.protocol(join.shape);
+        let protocol = self.protocol(join.shape, &join.options);
         server::serve(join, protocol, shard)
     }
 }

@@ -49,6 +49,9 @@ pub enum Steps {
     },
     /// Every worker, with the sum of all gradients.
     Sums,
+    /// Every worker for its own chunk of every bucket, with the sum of all gradients there; the others are given
+    /// its weights.
+    Chunks,
     /// Servers; their weights replace the workers'.
     Servers,
 }
@@ -60,6 +63,16 @@ pub enum Exchange {
     Report,
     /// The gradients of a bucket are added up over all workers.
     AllReduce {
+        /// Its number.
+        bucket: usize,
+    },
+    /// The gradients of a bucket are added up, each rank's chunk for that rank.
+    ReduceScatter {
+        /// Its number.
+        bucket: usize,
+    },
+    /// Every rank's chunk of the new weights of a bucket goes to all.
+    AllGather {
         /// Its number.
         bucket: usize,
     },
@@ -127,6 +140,23 @@ impl Protocol {
             closing: None,
             lost_peer: LostPeer::End,
             joiner: OPENING.to_vec(),
+        }
+    }
+
+    /// Sums of gradients to the owners of chunks, as buckets become final, and then their weights to all, in the
+    /// order `needed` of the next forward pass. Every worker begins with its own chunks of the optimizer's
+    /// state, which are never with rank 0.
+    pub fn sharded(buckets: usize, needed: impl IntoIterator<Item = usize>) -> Self {
+        let sums = (0..buckets).map(|bucket| Exchange::ReduceScatter { bucket });
+        let weights = needed.into_iter().map(|bucket| Exchange::AllGather { bucket });
+        let opening = vec![Opening::States, Opening::Weights];
+        Self {
+            opening: opening.clone(),
+            steps: Steps::Chunks,
+            in_step: [Exchange::Report].into_iter().chain(sums).chain(weights).collect(),
+            between: vec![Between::Sum, Between::Optimizer],
+            joiner: opening,
+            ..Self::all_reduce(buckets)
         }
     }
 
@@ -203,7 +233,7 @@ mod tests {
 
     #[test]
     fn what_all_get_at_the_opening_is_what_a_joiner_is_sent() {
-        for protocol in [Protocol::all_reduce(3), Protocol::parameter_server(3)] {
+        for protocol in [Protocol::all_reduce(3), Protocol::sharded(3, [2, 1, 0]), Protocol::parameter_server(3)] {
             assert_eq!(protocol.opening, protocol.joiner);
             assert_eq!(protocol.in_step[0], Exchange::Report);
         }

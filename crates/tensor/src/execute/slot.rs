@@ -2,6 +2,7 @@
 
 use super::Executor;
 use crate::buffer::Buffer;
+use crate::device::cuda::CudaError;
 use crate::device::{Device, cpu};
 
 /// The memory of one micro-batch: an arena for a plan.
@@ -37,5 +38,27 @@ impl Executor {
         let result = body(self);
         std::mem::swap(&mut self.arena, &mut slot.arena);
         result
+    }
+
+    /// On a GPU: has the activations of this micro-batch at hand from now on, and keeps those that were. Elsewhere micro-batches have
+    /// memory of their own ([`Slot`]).
+    ///
+    /// # Errors
+    /// When the GPU has no memory for it, or does not answer.
+    pub fn switch_slot(&mut self, slot: usize) -> Result<(), CudaError> {
+        self.bind()?;
+        self.bound.as_mut().map_or(Ok(()), |bound| bound.switch(slot))
+    }
+
+    /// On a GPU: parameters have changed, and will not until this is said again; they are brought there once.
+    pub fn hold_parameters(&mut self) {
+        if let Some(bound) = &mut self.bound {
+            bound.hold();
+        }
+    }
+
+    /// Whether it computes on a GPU.
+    pub const fn is_on_gpu(&self) -> bool {
+        matches!(self.device, Device::Cuda(_))
     }
 }

@@ -4,6 +4,8 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use paceline_comm::CommError;
@@ -19,6 +21,8 @@ use serde::Serialize;
 use super::manifest::{MANIFEST, Manifest};
 use super::{CARD_KEY, Card, POSITION_KEY, Position, STATE, WEIGHTS};
 use crate::engine::Weights;
+use crate::error::TrainError;
+use crate::exchange::Exchange;
 use crate::replica::Replica;
 use crate::stage::{Tensor, WholeModel};
 
@@ -42,13 +46,25 @@ pub struct Label {
 pub struct Contents<'a> {
     parameters: &'a [Parameter],
     states: &'a [State],
+    /// Of a stage: what it is a part of.
+    whole: Option<&'a WholeModel>,
     layout: &'a Layout,
     states_layout: &'a Layout,
     weights: &'a [f32],
     kept: &'a [f32],
-    optimizer: Vec<&'a [f32]>,
+    optimizer: OptimizerState<'a>,
     /// Of a stage: the whole model, and how the tensors of other stages come.
     elsewhere: Option<(&'a WholeModel, &'a Stages<'a>)>,
+}
+
+/// Where the optimizer's state is.
+#[derive(Debug)]
+enum OptimizerState<'a> {
+    /// Here, slot by slot.
+    Here(Vec<&'a [f32]>),
+    /// Every replica has its chunks of it: tensors are gathered one at a time, as they are written. All replicas do
+    /// so at the same point ([`Replica::give_optimizer`]).
+    Divided(&'a Weights, RefCell<&'a mut Exchange>),
 }
 
 /// The other stages, whose tensors are collected one after the other while the file is written.
@@ -64,19 +80,22 @@ impl<'a> Stages<'a> {
         Self { links: RefCell::new(links), failed: RefCell::default() }
     }
 
-    /// What went wrong meanwhile: then what was written is not to be used.
+    /// What went wrong meanwhile: then nothing was written.
     pub fn failure(&self) -> Option<CommError> {
         self.failed.take()
     }
 
     /// Takes a tensor from the stage that has it.
-    fn collect(&self, stage: usize, tag: u64, elements: usize) -> Vec<f32> {
+    fn collect<'data>(&self, stage: usize, tag: u64, elements: usize) -> io::Result<Cow<'data, [f32]>> {
         let mut tensor = vec![0.0; elements];
-        if self.failed.borrow().is_none() {
-            let collected = self.links.borrow_mut().collect(stage, tag, &mut tensor);
-            *self.failed.borrow_mut() = collected.err();
+        match self.links.borrow_mut().collect(stage, tag, &mut tensor) {
+            Ok(()) => Ok(Cow::Owned(tensor)),
+            Err(error) => {
+                let told = io::Error::other(error.to_string());
+                *self.failed.borrow_mut() = Some(error);
+                Err(told)
+            }
         }
-        tensor
     }
 }
 
@@ -84,42 +103,60 @@ impl<'a> Stages<'a> {
 ///
 /// # Errors
 /// When that one, or the way to it, has failed.
-pub fn hand_in(replica: &Replica, links: &mut StageLinks) -> Result<(), CommError> {
-    let (Some(whole), Weights { store, optimizer }) = (&replica.whole, replica.engine.weights()) else { return Ok(()) };
+pub fn hand_in(replica: &mut Replica, links: &mut StageLinks) -> Result<(), TrainError> {
+    let contents = Contents::of(replica);
+    let (Some(whole), Contents { weights, kept, layout, states_layout, .. }) = (contents.whole, &contents) else {
+        return Ok(());
+    };
     let own = |numbers: &[Option<usize>]| {
         numbers.iter().enumerate().filter_map(|(index, own)| Some((index, (*own)?))).collect::<Vec<_>>()
     };
     let parameters = own(&whole.own_parameters);
     for &(index, own) in &parameters {
-        links.hand_in(whole.tag(Tensor::Parameter(index)), store.parameter(own))?;
+        links.hand_in(whole.tag(Tensor::Parameter(index)), &weights[layout.range(own)])?;
     }
     for (index, own) in own(&whole.own_states) {
-        links.hand_in(whole.tag(Tensor::State(index)), store.state(own))?;
+        links.hand_in(whole.tag(Tensor::State(index)), &kept[states_layout.range(own)])?;
     }
-    for (slot, buffer) in optimizer.iter().enumerate() {
+    for slot in 0..contents.optimizer.slots() {
         for &(index, own) in &parameters {
-            links.hand_in(whole.tag(Tensor::Optimizer { slot, index }), &buffer[store.layout().range(own)])?;
+            let tensor = contents.optimizer.tensor(slot, layout.range(own)).map_err(|error| gathering(&error))?;
+            links.hand_in(whole.tag(Tensor::Optimizer { slot, index }), &tensor)?;
         }
     }
     Ok(())
 }
 
+/// The chunks of other replicas did not come.
+fn gathering(error: &io::Error) -> TrainError {
+    TrainError::Refused(format!("the optimizer's state could not be gathered: {error}"))
+}
+
 impl<'a> Contents<'a> {
     /// As they are now, in a stage and in the others.
-    pub fn of_stages(replica: &'a Replica, stages: &'a Stages<'a>) -> Self {
-        Self { elsewhere: replica.whole.as_ref().map(|whole| (whole, stages)), ..Self::of(replica) }
+    pub fn of_stages(replica: &'a mut Replica, stages: &'a Stages<'a>) -> Self {
+        let own = Self::of(replica);
+        Self { elsewhere: own.whole.map(|whole| (whole, stages)), ..own }
     }
 
     /// As they are now.
-    pub fn of(replica: &'a Replica) -> Self {
+    pub fn of(replica: &'a mut Replica) -> Self {
+        let divided = replica.has_shard();
+        let (parameters, states, whole, engine, exchange) = replica.for_saving();
+        let weights = engine.weights();
+        let store = &weights.store;
         Self {
-            parameters: &replica.parameters,
-            states: &replica.states,
-            layout: replica.store().layout(),
-            states_layout: replica.store().states_layout(),
-            weights: &replica.store().parameters,
-            kept: &replica.store().states,
-            optimizer: replica.engine.weights().optimizer.iter().map(|slot| &slot[..]).collect(),
+            parameters,
+            states,
+            whole,
+            layout: store.layout(),
+            states_layout: store.states_layout(),
+            weights: &store.parameters,
+            kept: &store.states,
+            optimizer: match divided {
+                true => OptimizerState::Divided(weights, RefCell::new(exchange)),
+                false => OptimizerState::Here(weights.optimizer.iter().map(|slot| &slot[..]).collect()),
+            },
             elsewhere: None,
         }
     }
@@ -132,31 +169,26 @@ impl<'a> Contents<'a> {
         }
     }
 
-    /// What belongs to a parameter, of a buffer that holds a number for each element: by its number among all.
-    fn parameter(&self, index: usize, tensor: Tensor, buffer: &'a [f32]) -> Cow<'a, [f32]> {
-        match self.elsewhere {
-            None => Cow::Borrowed(&buffer[self.layout.range(index)]),
-            Some((whole, stages)) => match whole.own_parameters[index] {
-                Some(own) => Cow::Borrowed(&buffer[self.layout.range(own)]),
-                None => {
-                    let elements = whole.parameters[index].shape.elements();
-                    Cow::Owned(stages.collect(whole.parameter_stages[index], whole.tag(tensor), elements))
-                }
-            },
+    /// A tensor by its number among all, here or from another stage.
+    fn tensor(&self, tensor: Tensor) -> io::Result<Cow<'_, [f32]>> {
+        let Some((whole, stages)) = self.elsewhere else { return self.own(tensor, tensor.number()) };
+        let (numbers, owners) = match tensor {
+            Tensor::State(_) => (&whole.own_states, &whole.state_stages),
+            Tensor::Parameter(_) | Tensor::Optimizer { .. } => (&whole.own_parameters, &whole.parameter_stages),
+        };
+        let number = tensor.number();
+        match numbers[number] {
+            Some(own) => self.own(tensor, own),
+            None => stages.collect(owners[number], whole.tag(tensor), whole.elements(tensor)),
         }
     }
 
-    /// A state, by its number among all.
-    fn state(&self, index: usize) -> Cow<'a, [f32]> {
-        match self.elsewhere {
-            None => Cow::Borrowed(&self.kept[self.states_layout.range(index)]),
-            Some((whole, stages)) => match whole.own_states[index] {
-                Some(own) => Cow::Borrowed(&self.kept[self.states_layout.range(own)]),
-                None => {
-                    let (stage, elements) = (whole.state_stages[index], whole.states[index].shape.elements());
-                    Cow::Owned(stages.collect(stage, whole.tag(Tensor::State(index)), elements))
-                }
-            },
+    /// A tensor that is here, by its number here.
+    fn own(&self, tensor: Tensor, own: usize) -> io::Result<Cow<'_, [f32]>> {
+        match tensor {
+            Tensor::Parameter(_) => Ok(Cow::Borrowed(&self.weights[self.layout.range(own)])),
+            Tensor::State(_) => Ok(Cow::Borrowed(&self.kept[self.states_layout.range(own)])),
+            Tensor::Optimizer { slot, .. } => self.optimizer.tensor(slot, self.layout.range(own)),
         }
     }
 
@@ -171,26 +203,45 @@ impl<'a> Contents<'a> {
     }
 
     fn write_weights(&self, disk: &Disk, path: &Path, card: &Card) -> Result<Checksum, DiskError> {
-        let values = |slot: Slot| match slot {
-            Slot::Parameter(index) => self.parameter(index, Tensor::Parameter(index), self.weights),
-            Slot::State(index) => self.state(index),
+        let mut values = |slot: Slot| match slot {
+            Slot::Parameter(index) => self.tensor(Tensor::Parameter(index)),
+            Slot::State(index) => self.tensor(Tensor::State(index)),
         };
         let metadata = BTreeMap::from([(CARD_KEY.to_owned(), to_json(card)), ("format".to_owned(), "pt".to_owned())]);
-        disk_only(weights::write(disk, path, self.inventory(), &values, &metadata))
+        disk_only(weights::write_with(disk, path, self.inventory(), &mut values, &metadata))
     }
 
     fn write_state(&self, disk: &Disk, path: &Path, position: &Position) -> Result<Checksum, DiskError> {
         let parameters = self.inventory().parameters;
-        let slots = optimizer_inventory(parameters, self.optimizer.len());
+        let slots = optimizer_inventory(parameters, self.optimizer.slots());
         let inventory = Inventory { parameters: &slots, states: &[] };
         let count = parameters.len();
-        let values = |slot: Slot| {
+        let mut values = |slot: Slot| {
             let Slot::Parameter(index) = slot else { unreachable!("the inventory has no states") };
-            let (slot, index) = (index / count, index % count);
-            self.parameter(index, Tensor::Optimizer { slot, index }, self.optimizer[slot])
+            self.tensor(Tensor::Optimizer { slot: index / count, index: index % count })
         };
         let metadata = BTreeMap::from([(POSITION_KEY.to_owned(), to_json(position))]);
-        disk_only(weights::write(disk, path, inventory, &values, &metadata))
+        disk_only(weights::write_with(disk, path, inventory, &mut values, &metadata))
+    }
+}
+
+impl OptimizerState<'_> {
+    fn slots(&self) -> usize {
+        match self {
+            Self::Here(slots) => slots.len(),
+            Self::Divided(weights, _) => weights.optimizer.len(),
+        }
+    }
+
+    /// One tensor's part of a slot.
+    fn tensor(&self, slot: usize, elements: Range<usize>) -> io::Result<Cow<'_, [f32]>> {
+        match self {
+            Self::Here(slots) => Ok(Cow::Borrowed(&slots[slot][elements])),
+            Self::Divided(weights, exchange) => {
+                let gathered = exchange.borrow_mut().gather_state(weights, (slot, elements));
+                gathered.map(Cow::Owned).map_err(io::Error::other)
+            }
+        }
     }
 }
 
@@ -247,7 +298,8 @@ impl Snapshot {
             states_layout: &self.states_layout,
             weights: &self.weights,
             kept: &self.kept,
-            optimizer: self.optimizer.iter().map(Vec::as_slice).collect(),
+            optimizer: OptimizerState::Here(self.optimizer.iter().map(Vec::as_slice).collect()),
+            whole: None,
             elsewhere: None,
         }
     }

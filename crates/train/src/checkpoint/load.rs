@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
+use paceline_parallel::Owned;
 
 use super::contents::optimizer_inventory;
 use super::manifest::{Damage, Manifest, read_plain};
 use super::{CheckedWeights, Checkpoints, POSITION_KEY, Position, Purpose, STATE, WEIGHTS};
+use crate::engine::Weights;
 use crate::error::TrainError;
 use crate::replica::Replica;
 
@@ -65,9 +67,12 @@ impl Checkpoints {
         for (index, data) in loaded.parameters.into_iter().enumerate() {
             let number =
                 replica.whole.as_ref().map_or(Some(index % count), |whole| whole.own_parameters[index % count]);
-            if let (Some(number), Some(data)) = (number, data) {
-                let range = replica.store().layout().range(number);
-                replica.engine.weights_mut().optimizer[index / count][range].copy_from_slice(&data);
+            let (Some(number), Some(data)) = (number, data) else { continue };
+            let range = replica.store().layout().range(number);
+            let Weights { optimizer, owned, .. } = replica.engine.weights_mut();
+            for Owned { elements, place } in owned.within(range.clone()) {
+                let held = elements.start - range.start..elements.end - range.start;
+                optimizer[index / count][place].copy_from_slice(&data[held]);
             }
         }
         Ok(position)

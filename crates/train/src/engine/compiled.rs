@@ -1,6 +1,8 @@
 //! One of a replica's graphs, for training or for evaluation: its executor, and the values by which it is fed and
 //! read, from a batch or from the stages before and behind it.
 
+use std::borrow::Cow;
+
 use paceline_data::batch::Batch;
 use paceline_nn::StageNetwork;
 use paceline_nn::stage::StageGradients;
@@ -32,10 +34,12 @@ impl Planned {
         on_gpu: bool,
     ) -> Self {
         let network = network.into();
+        // A stage on a GPU is run node by node, with the host's buckets.
+        let in_session = on_gpu && !options.is_staged();
         let bindings = Bindings::of(&network);
         let ReplicaOptions { precision, memory, sync_batch_norm, .. } = *options;
         // Gradients that pass through hosts have the buckets of a CPU's plan, on every device.
-        let buckets = if on_gpu && options.hosted { self::updates(&network, options, false) } else { updates };
+        let buckets = if in_session && options.hosted { self::updates(&network, options, false) } else { updates };
         let bucket_bytes_max = wanted(&network, buckets).bucket_bytes_max;
         let wanted = Wanted { bucket_bytes_max, ..wanted(&network, updates) };
         // In bf16 a step is faster with a pass for the statistics, which reads half as much
@@ -43,8 +47,8 @@ impl Planned {
         let narrow = precision == Precision::Bf16;
         let moments_from = if on_gpu || narrow { usize::MAX } else { wanted.moments_from };
         // A GPU is given less to copy and to keep.
-        let narrow_inputs = network.x.filter(|_| on_gpu).into_iter().collect();
-        let (beside, shares_statistics) = (on_gpu, sync_batch_norm);
+        let narrow_inputs = network.x.filter(|_| in_session).into_iter().collect();
+        let (beside, shares_statistics) = (in_session, sync_batch_norm);
         let weights_last = options.separate_gradients;
         let wanted = Wanted {
             narrow_inputs,
@@ -62,13 +66,14 @@ impl Planned {
 
 /// When the gradients of a network are applied.
 pub(crate) fn updates(network: &StageNetwork, options: &ReplicaOptions, on_gpu: bool) -> Updates {
-    if on_gpu {
+    if on_gpu && !options.is_staged() {
         return Updates::FromArena;
     }
     let Some(gradients) = network.gradients.as_ref() else { return Updates::AtEnd };
     let all = network.graph.parameters().iter().all(|&parameter| gradients.of.of(parameter).is_some());
-    let one_part = options.accumulate == 1 && !options.is_staged();
-    if options.clip_norm.is_none() && one_part && options.overlap && !options.separate_gradients && all {
+    // Gradients of several micro-batches are added up as they come, bucket by bucket, and applied later.
+    let as_they_come = options.clip_norm.is_none() && options.overlap && !options.separate_gradients;
+    if all && (options.gathers() && !on_gpu || as_they_come) {
         early(options.rule.needs_whole_tensors() || options.hosted)
     } else {
         Updates::AtEnd
@@ -192,15 +197,30 @@ impl Bindings {
     }
 
     /// The logits of the rows that samples of a batch have, and how good they are; none but in the last stage.
-    pub fn answers<'a>(&self, executor: &'a Executor, batch: &Batch, samples: MicroBatch) -> (&'a [f32], Tally) {
-        let Some(answers) = self.logits else { return (&[], Tally::default()) };
-        let logits = executor.view::<f32>(answers).expect("the CPU has memory");
+    pub fn answers<'a>(
+        &self,
+        executor: &'a Executor,
+        batch: &Batch,
+        samples: MicroBatch,
+    ) -> Result<(Cow<'a, [f32]>, Tally), CudaError> {
+        let Some(answers) = self.logits else { return Ok((Cow::Borrowed(&[]), Tally::default())) };
+        let logits = match executor.view::<f32>(answers) {
+            Some(logits) => Cow::Borrowed(logits),
+            None => Cow::Owned(executor.read::<f32>(answers)?),
+        };
         let rows = executor.plan().graph().shape(answers)[0];
         let targets = samples.slice(&batch.targets);
-        let logits = &logits[..targets.len() * (logits.len() / rows)];
+        let length = targets.len() * (logits.len() / rows);
+        let logits = match logits {
+            Cow::Borrowed(logits) => Cow::Borrowed(&logits[..length]),
+            Cow::Owned(mut logits) => {
+                logits.truncate(length);
+                Cow::Owned(logits)
+            }
+        };
         let mut tally = Tally::default();
-        tally.count(logits, targets);
-        (logits, tally)
+        tally.count(&logits, targets);
+        Ok((logits, tally))
     }
 
     /// Takes the activations of the stage before into the inputs.

@@ -7,6 +7,7 @@ use paceline_data::batch::Batch;
 use paceline_nn::optim::{self, Buffers, Moment, Segment, Tools};
 use paceline_parallel::split::StageTimes;
 use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::execute::{self, Profile, Turn};
 use paceline_tensor::plan::Bucket;
 use paceline_tensor::{Buffer, Device, Executor, Pass, Plan, Store};
@@ -27,8 +28,8 @@ pub(super) const EVALUATES: &str = "a replica built for evaluation does not trai
 #[derive(Debug)]
 pub struct CpuEngine {
     pub(super) weights: Weights,
-    options: ReplicaOptions,
-    device: Arc<Cpu>,
+    pub(super) options: ReplicaOptions,
+    pub(super) device: Arc<Cpu>,
     /// None if it only evaluates.
     pub(super) train: Option<CompiledGraph>,
     /// The same for micro-batches of other sizes, in the arena of `train`.
@@ -38,11 +39,13 @@ pub struct CpuEngine {
     /// Runs in the arena of `train`, if there is one: they never run at the same time.
     eval: CompiledGraph,
     segments: Vec<Segment>,
-    buckets: Vec<Bucket>,
-    /// The sum of gradients over the parts of a batch; empty if there is one part.
+    pub(super) buckets: Vec<Bucket>,
+    /// The sum of gradients over the parts of a batch, where a plan has a place for each part's; empty if not, or if there is one part.
     accumulated: Buffer,
+    /// Whether the store has the sum of gradients over the parts of a batch, which come bucket by bucket.
+    gathers: bool,
     /// Working memory of the optimizer.
-    sums: Vec<f64>,
+    pub(super) sums: Vec<f64>,
     /// The micro-batches whose answers are there, by slot.
     live: Vec<Live>,
     /// Of the parts so far.
@@ -59,20 +62,27 @@ struct Live {
 }
 
 impl CpuEngine {
-    pub(crate) fn new(parts: Parts, device: &Arc<Cpu>) -> Result<Self, TrainError> {
+    /// Computes on `place`, where the cores do what the host has to.
+    pub(crate) fn on(parts: Parts, device: &Arc<Cpu>, place: &Device) -> Result<Self, TrainError> {
         let Parts { options, train, eval, mut weights, segments } = parts;
-        let Weights { store, optimizer } = &mut weights;
+        let Weights { store, optimizer, .. } = &mut weights;
         let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(optimizer);
         given.for_each(|buffer| device.pool().touch(buffer));
         let buckets = train.first().map_or(&eval.plan, |train| &train.plan).buckets().to_vec();
-        let elements = if !train.is_empty() && options.accumulate > 1 { weights.store.parameters.len() } else { 0 };
-        let place = Device::Cpu(Arc::clone(device));
+        let stores = train.first().is_some_and(|train| train.plan.stores_gradients());
+        let gathers = !train.is_empty() && options.gathers() && !stores;
+        let elements = weights.store.parameters.len();
+        if gathers {
+            weights.store.gradients = Buffer::zeroed_for("the gradients", elements);
+            device.pool().touch(&mut weights.store.gradients);
+        }
+        let elements = if stores && options.accumulate > 1 { elements } else { 0 };
         let (mut train, evaluates) = (train.into_iter(), eval);
-        let largest = train.next().map(|train| CompiledGraph::new(train, &place)).transpose()?;
-        let mut others: Vec<_> = train.map(|train| CompiledGraph::without_arena(train, &place)).collect();
+        let largest = train.next().map(|train| CompiledGraph::new(train, place)).transpose()?;
+        let mut others: Vec<_> = train.map(|train| CompiledGraph::without_arena(train, place)).collect();
         let eval = match &largest {
-            Some(_) => CompiledGraph::without_arena(evaluates, &place),
-            None => CompiledGraph::new(evaluates, &place)?,
+            Some(_) => CompiledGraph::without_arena(evaluates, place),
+            None => CompiledGraph::new(evaluates, place)?,
         };
         let mut train = largest;
         if let Some(CompiledGraph { executor, .. }) = &mut train {
@@ -82,6 +92,7 @@ impl CpuEngine {
         let mut engine = Self {
             weights,
             accumulated: Buffer::zeroed_for("the gradients", elements),
+            gathers,
             options,
             device: Arc::clone(device),
             eval,
@@ -106,6 +117,8 @@ impl CpuEngine {
         (self.live[slot.0].pass, self.live[slot.0].micro_batch) = (pass, micro_batch);
         if micro_batch.is_first() {
             self.tally = Tally::default();
+            let graphs = self.train.iter_mut().chain(&mut self.others);
+            graphs.for_each(|graph| graph.executor.hold_parameters());
         }
         let keeps = self.keeps_gradients();
         self.kept_states.clear();
@@ -125,7 +138,7 @@ impl CpuEngine {
                 _ => Ok(()),
             })?;
             bindings.send(executor, on)?;
-            Ok::<_, Halt>(bindings.answers(executor, batch, micro_batch).1)
+            Ok::<_, Halt>(bindings.answers(executor, batch, micro_batch)?.1)
         })?;
         let kept = &self.kept_states;
         self.weights.store.states[..kept.len()].copy_from_slice(kept);
@@ -135,9 +148,10 @@ impl CpuEngine {
 
     pub(super) fn backward(&mut self, slot: Slot, which: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {
         let Live { pass, micro_batch, .. } = self.live[slot.0];
-        let keeps = self.keeps_gradients();
+        let (keeps, gathers) = (self.keeps_gradients(), self.gathers);
+        let mut sums = if gathers { std::mem::take(&mut self.weights.store.gradients) } else { Buffer::default() };
         let (graphs, store, mut updates) = self.split(slot);
-        graphs.run(pass.samples, |executor, bindings| {
+        let passed = graphs.run(pass.samples, |executor, bindings| {
             if which != Gradients::Weights {
                 bindings.receive_gradients(executor, on)?;
             }
@@ -145,6 +159,11 @@ impl CpuEngine {
             let mut turn = |turn: Turn<'_>| {
                 result = match turn {
                     Turn::Sum { numbers, .. } => sum_gradients(numbers, micro_batch, on),
+                    Turn::Apply { bucket, gradients, .. } if gathers => {
+                        let sums = &mut sums[updates.buckets[bucket].elements.clone()];
+                        add(updates.device, sums, gradients, micro_batch.is_first());
+                        Ok(())
+                    }
                     _ if keeps => Ok(()),
                     Turn::Final { bucket, gradients } => on.on(Event::Final { bucket, gradients }),
                     Turn::Apply { bucket, gradients, parameters } => {
@@ -165,14 +184,21 @@ impl CpuEngine {
             }?;
             result?;
             if which == Gradients::Weights { Ok(()) } else { bindings.send_gradients(executor, on) }
-        })?;
-        if keeps && which != Gradients::Inputs && micro_batch.of > 1 {
+        });
+        if gathers {
+            self.weights.store.gradients = sums;
+        }
+        passed?;
+        if keeps && !gathers && which != Gradients::Inputs && micro_batch.of > 1 {
             self.accumulate(micro_batch);
         }
         Ok(())
     }
 
     pub(super) fn close(&mut self, moment: Moment, on: &mut dyn Listener) -> Result<StepOutput, Halt> {
+        if !self.weights.owned.is_whole() {
+            return self.close_chunks(on);
+        }
         let (mut tally, keeps, mut replaced) = (self.tally, self.keeps_gradients(), false);
         if keeps {
             on.on(Event::Forwarded { tally })?;
@@ -230,9 +256,9 @@ impl CpuEngine {
 
     /// The optimizer's step with the gradients that were kept.
     pub fn update(&mut self, moment: Moment) {
-        let Self { weights: Weights { store, optimizer }, device, segments, sums, options, .. } = self;
+        let Self { weights: Weights { store, optimizer, owned }, device, segments, sums, options, .. } = self;
         let Store { parameters: weights, gradients, .. } = store;
-        let state = optim::state_of(optimizer, 0..weights.len());
+        let state = optim::state_of(optimizer, owned.place(0..weights.len()));
         let buffers = Buffers { start: 0, weights, gradients, state };
         options.rule.update(moment, segments, buffers, &mut Tools { cpu: device, sums });
     }
@@ -278,8 +304,8 @@ impl CpuEngine {
             bindings.receive(executor, on)?;
             executor.run(&mut weights.store, Pass::default())?;
             bindings.send(executor, on)?;
-            let (logits, tally) = bindings.answers(executor, batch, MicroBatch::whole(batch));
-            Ok((logits.to_vec(), tally))
+            let (logits, tally) = bindings.answers(executor, batch, MicroBatch::whole(batch))?;
+            Ok((logits.into_owned(), tally))
         };
         match train {
             Some(train) => train.executor.lend_arena(executor, run),
@@ -319,35 +345,29 @@ impl CpuEngine {
 
     pub(super) fn find_non_finite(&mut self, inputs: &Inputs<'_>) -> Option<(String, &'static str)> {
         let (graphs, store, _) = self.split(Slot(0));
-        graphs.run(inputs.pass.samples, |executor, bindings| {
-            bindings.fill(executor, inputs.batch, inputs.micro_batch, inputs.seed).ok()?;
-            executor.find_non_finite(store, inputs.pass).ok().flatten()
-        })
+        let found = graphs.run::<_, CudaError>(inputs.pass.samples, |executor, bindings| {
+            bindings.fill(executor, inputs.batch, inputs.micro_batch, inputs.seed)?;
+            executor.find_non_finite(store, inputs.pass)
+        });
+        found.ok().flatten()
     }
 
     /// Adds the gradients of a micro-batch to those of the ones before.
     fn accumulate(&mut self, micro_batch: MicroBatch) {
         let gradients = &mut self.weights.store.gradients;
-        if micro_batch.is_first() {
-            self.accumulated.copy_from_slice(gradients);
-        } else {
-            const CHUNK: usize = 1 << 16;
-            self.device.pool().chunks(&mut self.accumulated, CHUNK, |index, sums| {
-                sums.iter_mut().zip(&gradients[index * CHUNK..]).for_each(|(sum, gradient)| *sum += gradient);
-            });
-        }
+        add(&self.device, &mut self.accumulated, gradients, micro_batch.is_first());
         if micro_batch.is_last() {
             gradients.copy_from_slice(&self.accumulated);
         }
     }
 
     pub(super) fn steps_by_elements(&self) -> bool {
-        !self.keeps_gradients() && !self.options.rule.needs_whole_tensors()
+        self.options.steps_by_elements(self.plan())
     }
 
     /// Whether all gradients are looked at before any is applied.
-    fn keeps_gradients(&self) -> bool {
-        self.plan().stores_gradients()
+    pub(super) fn keeps_gradients(&self) -> bool {
+        self.plan().stores_gradients() || self.gathers
     }
 
     pub(super) fn plan(&self) -> &Plan {
@@ -363,35 +383,50 @@ impl CpuEngine {
     }
 
     /// What a pass uses at the same time.
-    fn split(&mut self, slot: Slot) -> (Graphs<'_>, &mut Store, Updates<'_>) {
+    pub(super) fn split(&mut self, slot: Slot) -> (Graphs<'_>, &mut Store, Updates<'_>) {
         let Self { options, device, weights, segments, buckets, sums, train, others, live, .. } = self;
-        let Weights { store, optimizer } = weights;
-        let updates = Updates { rule: &options.rule, device, optimizer, segments, buckets, sums };
+        let Weights { store, optimizer, owned } = weights;
+        let updates = Updates { rule: &options.rule, device, optimizer, owned, segments, buckets, sums };
         let activations = live[slot.0].activations.as_mut();
-        (Graphs { train: train.as_mut().expect(EVALUATES), others, activations }, store, updates)
+        (Graphs { train: train.as_mut().expect(EVALUATES), others, activations, slot }, store, updates)
     }
 
     /// Takes memory for the activations of a slot, unless that was done.
     fn open(&mut self, slot: Slot) {
         let executor = &self.train.as_ref().expect(EVALUATES).executor;
         while self.live.len() <= slot.0 {
-            self.live.push(Live { activations: Some(executor.new_slot()), ..Live::default() });
+            // A GPU keeps them by itself.
+            let activations = (!executor.is_on_gpu()).then(|| executor.new_slot());
+            self.live.push(Live { activations, ..Live::default() });
         }
     }
 }
 
 /// The training graphs, and the activations of a slot.
-struct Graphs<'a> {
+pub(super) struct Graphs<'a> {
     train: &'a mut CompiledGraph,
     others: &'a mut [CompiledGraph],
     /// None if they stand in the executor's own arena.
     activations: Option<&'a mut execute::Slot>,
+    slot: Slot,
 }
 
 impl Graphs<'_> {
     /// Runs the graph that was planned for so many samples, or else the largest.
-    fn run<T>(self, samples: usize, run: impl FnOnce(&mut Executor, &Bindings) -> T) -> T {
-        let Self { train: CompiledGraph { executor, bindings, .. }, others, activations } = self;
+    fn run<T, E: From<CudaError>>(
+        self,
+        samples: usize,
+        run: impl FnOnce(&mut Executor, &Bindings) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let Self { train: CompiledGraph { executor, bindings, .. }, others, activations, slot } = self;
+        if executor.is_on_gpu() {
+            let (executor, bindings) = match others.iter_mut().find(|other| other.samples == samples) {
+                Some(CompiledGraph { executor, bindings, .. }) => (executor, &*bindings),
+                None => (executor, &*bindings),
+            };
+            executor.switch_slot(slot.0)?;
+            return run(executor, bindings);
+        }
         let in_arena = |executor: &mut Executor| match others.iter_mut().find(|other| other.samples == samples) {
             Some(other) => executor.lend_arena(&mut other.executor, |executor| run(executor, &other.bindings)),
             None => run(executor, bindings),
@@ -401,6 +436,19 @@ impl Graphs<'_> {
             None => in_arena(executor),
         }
     }
+}
+
+/// Adds gradients to sums, or begins with them.
+fn add(device: &Cpu, sums: &mut [f32], gradients: &[f32], begins: bool) {
+    const CHUNK: usize = 1 << 16;
+    device.pool().chunks(sums, CHUNK, |index, sums| {
+        let gradients = &gradients[index * CHUNK..][..sums.len()];
+        if begins {
+            sums.copy_from_slice(gradients);
+        } else {
+            sums.iter_mut().zip(gradients).for_each(|(sum, gradient)| *sum += gradient);
+        }
+    });
 }
 
 /// Adds up the statistics of a batch-norm. A worker without samples adds nothing.

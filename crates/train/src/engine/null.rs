@@ -24,6 +24,8 @@ pub struct NullEngine {
     device: Arc<Cpu>,
     train: Option<CompiledGraph>,
     eval: CompiledGraph,
+    /// Whether the gradients of several micro-batches are added up first.
+    gathers: bool,
     pub(super) tally: Tally,
 }
 
@@ -42,11 +44,12 @@ impl Target for Nowhere {
 
 impl NullEngine {
     pub(crate) fn new(parts: Parts, device: &Arc<Cpu>, cost: CostModel) -> Result<Self, TrainError> {
-        let Parts { train, eval, weights, .. } = parts;
+        let Parts { options, train, eval, weights, .. } = parts;
+        let gathers = options.gathers();
         let place = Device::null(cost);
         let train = train.into_iter().next().map(|train| CompiledGraph::new(train, &place)).transpose()?;
         let eval = CompiledGraph::new(eval, &place)?;
-        Ok(Self { weights, device: Arc::clone(device), train, eval, tally: Tally::default() })
+        Ok(Self { weights, device: Arc::clone(device), train, eval, gathers, tally: Tally::default() })
     }
 
     pub(super) fn forward(&mut self, _: Slot, inputs: &Inputs<'_>, on: &mut dyn Listener) -> Result<(), Halt> {
@@ -62,8 +65,8 @@ impl NullEngine {
     }
 
     /// Whether all gradients are looked at before any is applied.
-    fn keeps_gradients(&self) -> bool {
-        self.plan().stores_gradients()
+    pub(super) fn keeps_gradients(&self) -> bool {
+        self.plan().stores_gradients() || self.gathers
     }
 
     pub(super) fn backward(&mut self, _: Slot, _: Gradients, on: &mut dyn Listener) -> Result<(), Halt> {

@@ -21,7 +21,7 @@ impl CpuEngine {
         let Some(memory) = (unsafe { agreement.shared_weights() }) else { return };
         let SharedWeights { weights, optimizer, gradients } = memory;
         let fills = agreement.rank().0 == 0;
-        let Weights { store, optimizer: own } = &mut self.weights;
+        let Weights { store, optimizer: own, .. } = &mut self.weights;
         let own = std::iter::once(&mut store.parameters).chain(own);
         for (own, mut shared) in own.zip(std::iter::once(weights).chain(optimizer)) {
             assert_eq!(own.len(), shared.len(), "all ranks have the same parameters");

@@ -14,6 +14,10 @@ use crate::stage::ModelStage;
 /// measured.
 pub(crate) const BASE: u64 = 32 << 20;
 
+/// Bytes of a rank that is a thread, beside [`BASE`] of its process: its stacks and small things, and those of
+/// its loader and its connections. From 6 to 9 MB were measured.
+pub(crate) const RANK: u64 = 12 << 20;
+
 /// Bytes of a thread's panels and stack: 1.4 MB were measured.
 const THREAD: u64 = 2 << 20;
 
@@ -31,8 +35,10 @@ pub(crate) struct Sizes {
     pub largest: u64,
     /// One copy of all states.
     pub states: u64,
-    /// Copies of the parameters that the optimizer keeps.
+    /// Copies of the parameters that the optimizer keeps, on all replicas together where each has a part.
     pub slots: u64,
+    /// The optimizer's buffers here.
+    pub optimizer: u64,
     /// Copies of the parameters that hold gradients beside the arena.
     pub gradients: u64,
     /// Whether a step can be made with some elements by themselves, so that ranks can share one copy of the
@@ -48,15 +54,20 @@ impl Sizes {
         // Every micro-batch that is alive has an arena.
         let arena = if on_gpu { 0 } else { (options.slots.max(1) * plan.arena_bytes()).max(eval.arena_bytes()) };
         let slots = if train.is_some() { options.rule.optimizer().state_slots() } else { 0 };
-        let kept = usize::from(plan.stores_gradients()) + usize::from(train.is_some() && options.accumulate > 1);
+        let kept = match train {
+            Some(_) if plan.stores_gradients() => 1 + usize::from(options.accumulate > 1),
+            Some(_) => usize::from(options.gathers()),
+            None => 0,
+        };
         Self {
             arena: arena as u64,
             parameters: bytes(plan.parameters().length()),
             largest: bytes(plan.parameters().ranges().iter().map(ExactSizeIterator::len).max().unwrap_or(0)),
             states: bytes(plan.states().length()),
             slots: slots as u64,
+            optimizer: slots as u64 * bytes(options.ownership(plan).length()),
             gradients: kept as u64,
-            by_elements: !plan.stores_gradients() && !options.rule.needs_whole_tensors(),
+            by_elements: options.steps_by_elements(plan),
         }
     }
 
@@ -76,7 +87,7 @@ impl Sizes {
 
     /// All buffers of a replica by itself.
     pub fn buffers(&self) -> u64 {
-        self.arena + (1 + self.gradients + self.slots) * self.parameters + self.states
+        self.arena + (1 + self.gradients) * self.parameters + self.optimizer + self.states
     }
 
     /// What kernels take while they run: panels of every thread, statistics, weights in another order.
@@ -114,6 +125,7 @@ mod tests {
             largest: 0,
             states: 0,
             slots: 2,
+            optimizer: 0,
             gradients: 1,
             by_elements: true,
         };

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
+use paceline_parallel::Ownership;
 use paceline_tensor::Buffer;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::plan::Bucket;
@@ -16,6 +17,8 @@ pub(super) struct Updates<'a> {
     pub rule: &'a Rule,
     pub device: &'a Cpu,
     pub optimizer: &'a mut [Buffer],
+    /// What of all parameters that is the state of.
+    pub owned: &'a Ownership,
     pub segments: &'a [Segment],
     pub buckets: &'a [Bucket],
     /// Working memory.
@@ -31,17 +34,23 @@ impl Updates<'_> {
         gradients: &mut [f32],
         parameters: &mut [f32],
     ) -> Result<(), NotFinite> {
-        let Self { rule, device, optimizer, segments, buckets, sums } = self;
-        let bucket = &buckets[bucket];
+        let Self { rule, device, optimizer, owned, segments, buckets, sums } = self;
+        let (at, bucket) = ((bucket, range.start), &buckets[bucket]);
         let start = bucket.elements.start + range.start;
         if all_finite(device.pool(), gradients) {
-            let state = optim::state_of(optimizer, start..bucket.elements.start + range.end);
+            let state = optim::state_of(optimizer, owned.place(start..bucket.elements.start + range.end));
             let buffers = Buffers { start, weights: parameters, gradients, state };
             rule.update(moment, &segments[bucket.parameters.clone()], buffers, &mut Tools { cpu: device, sums });
             return Ok(());
         }
-        let spoiled = start + gradients.iter().position(|x| !x.is_finite()).unwrap_or(0);
-        Err(NotFinite::Gradient(parameter_of(bucket, segments, spoiled)))
+        Err(self.spoiled(at, gradients))
+    }
+
+    /// Which gradient of a bucket is not a number.
+    fn spoiled(&self, (bucket, start): (usize, usize), gradients: &[f32]) -> NotFinite {
+        let bucket = &self.buckets[bucket];
+        let first = gradients.iter().position(|x| !x.is_finite()).unwrap_or(0);
+        NotFinite::Gradient(parameter_of(bucket, self.segments, bucket.elements.start + start + first))
     }
 }
 
@@ -64,7 +73,20 @@ impl Target for HostTarget<'_, '_> {
         self.updates.apply(moment, at, gradients, parameters).map_err(Halt::NotFinite)
     }
 
-    fn replace(&mut self, _: usize, weights: &[f32]) -> Result<(), Halt> {
+    fn step_chunk(&mut self, moment: Moment, at: (usize, Range<usize>), values: &mut [f32]) -> Result<(), Halt> {
+        let parameters = &mut self.parameters[at.1.clone()];
+        // Whoever gathers sums that are no numbers finds out, this replica too.
+        if self.updates.apply(moment, at, values, parameters).is_ok() {
+            values.copy_from_slice(parameters);
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, bucket: usize, weights: &[f32]) -> Result<(), Halt> {
+        let gathered = !self.updates.owned.is_whole();
+        if gathered && !all_finite(self.updates.device.pool(), weights) {
+            return Err(Halt::NotFinite(self.updates.spoiled((bucket, 0), weights)));
+        }
         self.parameters.copy_from_slice(weights);
         Ok(())
     }

@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use paceline_data::batch::Batch;
-use paceline_parallel::split::{Kind, Schedule, StageTimes, draw};
+use paceline_parallel::split::{Kind, Pass, Schedule, StageTimes, Task, draw};
 use paceline_parallel::stage::{LinkShape, Side, StageLinks};
 use paceline_system::event::{Event, StageUse};
+use paceline_system::phase::Phase;
 
 use super::Replica;
+use crate::engine::{Gradients, Halt, Slot};
 use crate::error::TrainError;
+use crate::metrics::Tally;
+use crate::micro_batch::{micro_batches, share};
 
 /// Columns of a drawn schedule.
 const DRAWING_COLUMNS: usize = 120;
@@ -116,6 +120,17 @@ impl Replica {
         [shape(&lengths.received, &lengths.leaving), shape(&lengths.sent, &lengths.arriving)]
     }
 
+    /// Micro-batches of a batch: as many on all replicas.
+    pub fn micro_batches(&self, batch: &Batch) -> usize {
+        let all = share(batch, self.exchange.rank(), self.world()).all;
+        micro_batches(all, self.world(), self.options.accumulate)
+    }
+
+    /// Samples of all replicas in the step of a batch.
+    pub fn samples(&self, batch: &Batch) -> u64 {
+        share(batch, self.exchange.rank(), self.world()).all as u64
+    }
+
     /// The order of a batch's passes; the neighbours' messages are expected from now on.
     ///
     /// # Errors
@@ -141,5 +156,68 @@ impl Replica {
             }
         }
         Ok(schedule)
+    }
+
+    /// Computes one pass over a micro-batch: the next of [`Replica::schedule`]. In the forward pass late sums of the step before are applied
+    /// before they are read; in the backward pass final buckets leave, and what came back is applied.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed, or the step would spoil the weights.
+    ///
+    /// # Panics
+    /// When the replica was built for evaluation.
+    pub fn pass(&mut self, batch: &Batch, schedule: &Schedule, task: Task) -> Result<(), Halt> {
+        let slot = Slot(schedule.slot(self.pipeline.stage, task.micro_batch));
+        let separate = schedule.separates_gradients();
+        match task.pass {
+            Pass::Forward => {
+                let inputs = self.inputs(batch, task.micro_batch, self.exchange.moment());
+                self.exchange.count(batch.size, task.micro_batch);
+                self.engine.forward(slot, &inputs, &mut self.exchange)
+            }
+            Pass::Backward => {
+                let which = if separate { Gradients::Inputs } else { Gradients::All };
+                self.engine.backward(slot, which, &mut self.exchange)
+            }
+            Pass::Weights => self.engine.backward(slot, Gradients::Weights, &mut self.exchange),
+        }
+    }
+
+    /// The logits of a batch in evaluation mode, for its `size` samples; it may be smaller than planned.
+    ///
+    /// # Errors
+    /// When a device fails.
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<(Vec<f32>, Tally), TrainError> {
+        let Self { engine, exchange, pipeline, .. } = self;
+        if pipeline.stage > 0 {
+            exchange.expect(Side::Before, &engine.evaluation_lengths().received)?;
+        }
+        engine.evaluate(batch, exchange).map_err(|halt| match halt {
+            Halt::Failed(error) => error,
+            _ => TrainError::Refused("an evaluation changes nothing, so nothing can refuse it".into()),
+        })
+    }
+
+    /// Whether to evaluate one batch more: the first stage decides, the others hear of it.
+    ///
+    /// # Errors
+    /// When another stage, or the way to it, has failed.
+    pub fn evaluates_on(&mut self, wishes: bool) -> Result<bool, TrainError> {
+        let Pipeline { stage, stages, .. } = self.pipeline;
+        self.exchange.pass_on(wishes, (stage, stages))
+    }
+
+    /// Elements of the whole model's parameters.
+    pub fn whole_parameter_count(&self) -> usize {
+        let parameters = self.whole.as_ref().map_or(&self.parameters, |whole| &whole.parameters);
+        parameters.iter().map(|parameter| parameter.shape.elements()).sum()
+    }
+}
+
+/// What a pass is told as.
+pub(crate) const fn phase_of(task: Task) -> Phase {
+    match task.pass {
+        Pass::Forward => Phase::Forward,
+        Pass::Backward | Pass::Weights => Phase::Backward,
     }
 }

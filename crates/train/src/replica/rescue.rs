@@ -65,8 +65,8 @@ impl Replica {
     /// more can be trained.
     pub fn rescue(&mut self, step: u64) -> bool {
         let Self { boundary: Boundary { first_step, updated, states, .. }, engine, exchange, .. } = self;
-        let keeps_gradients = engine.plan().stores_gradients();
-        // Servers have the optimizer's state, and where a device has weights of its own the running
+        let keeps_gradients = engine.keeps_gradients();
+        // Servers have the optimizer's state, or every replica a part of it, and where a device has weights of its own the running
         // statistics are not at hand.
         let has_all = exchange.makes_own_steps() && engine.gpu().is_none();
         let store = &mut engine.weights_mut().store;

@@ -94,10 +94,31 @@ fn ulimit_counts_for_each_process_by_itself() {
     let two = config(2, 2048);
     let need = candidate(&two).need(&two).unwrap();
     let limits = |bytes| Limits { own: Some(Memory { bytes, source: Source::Ulimit }), ..Limits::default() };
-    assert!(need.addresses() < need.total(candidate(&two).here));
-    assert!(candidate(&two).check(&limits(need.addresses())).is_ok());
-    let error = candidate(&two).check(&limits(need.addresses() - 1)).unwrap_err().to_string();
+    assert!(need.addresses(candidate(&two).here) < need.total(candidate(&two).here));
+    assert!(candidate(&two).check(&limits(need.addresses(candidate(&two).here))).is_ok());
+    let error = candidate(&two).check(&limits(need.addresses(candidate(&two).here) - 1)).unwrap_err().to_string();
     assert!(error.starts_with("a process needs ") && error.contains("`ulimit -v` allows each process "), "{error}");
+}
+
+#[test]
+fn replicas_in_one_process_take_less_than_processes_and_all_of_its_addresses() {
+    let processes = Config { checkpoint_minutes: Some(0.0), ..config(4, 256) };
+    let threads = Config { carry: Carry::THREAD, ..processes.clone() };
+    let [of_processes, of_threads] = [&processes, &threads].map(|config| candidate(config).need(config).unwrap());
+    let here = candidate(&threads).here;
+    // They differ by what a process takes before it does anything; weights and optimizer are there once for both.
+    let (more, less) = (of_processes.total(here), of_threads.total(here));
+    assert_eq!(more - less, 4 * (BASE - RANK) + BASE / 2 - BASE);
+    assert!(of_threads.addresses(here) > 3 * of_processes.addresses(here), "{of_threads:?}");
+    assert!(of_threads.addresses(here) > less);
+    let error = candidate(&threads).check(&machine(less - 1)).unwrap_err().to_string();
+    assert!(error.starts_with("4 replicas need "), "{error}");
+    let error = candidate(&threads).check(&machine(100_000_000)).unwrap_err().to_string();
+    assert!(error.ends_with("or fewer --replicas"), "{error}");
+    // Servers are threads as well.
+    let served = Config { agree: "parameter-server".parse().unwrap(), ..threads };
+    let need = candidate(&served).need(&served).unwrap();
+    assert!(need.threads && need.addresses(candidate(&served).here) > need.total(candidate(&served).here));
 }
 
 #[test]
@@ -111,6 +132,27 @@ fn servers_count_too() {
     assert!(error.starts_with("2 workers and 1 server need "), "{error}");
     let elsewhere = Processes::here(&config, 8, 2);
     assert_eq!(elsewhere, Processes { workers: 2, servers: 0, stages: 1, all: false }, "of nine processes two");
+}
+
+#[test]
+fn each_of_several_workers_counts_for_its_part_of_a_sharded_optimizer() {
+    let sockets = |shard: &str| {
+        let (carry, checkpoint_minutes) = ("tcp".parse().unwrap(), Some(0.0));
+        Config { shard: shard.parse().unwrap(), carry, checkpoint_minutes, ..config(4, 64) }
+    };
+    let (whole, divided) = (sockets("none"), sockets("optimizer"));
+    let worker = |config: &Config| candidate(config).need(config).unwrap().worker;
+    // Two buffers of Adam, 94 MB each, of which every fourth number is left.
+    let saved = worker(&whole) - worker(&divided);
+    assert!((140_000_000..142_000_000).contains(&saved), "{saved}");
+    let [own, all] = candidate(&divided).optimizer_bytes().unwrap();
+    assert!(all - own == saved && candidate(&whole).optimizer_bytes().unwrap() == [all, all]);
+    // Where all map the same memory, there is one copy, whatever was asked for.
+    let shared = |config: Config| Config { carry: "shm".parse().unwrap(), ..config };
+    let (whole, divided) = (shared(whole), shared(divided));
+    assert_eq!(candidate(&whole).need(&whole).unwrap(), candidate(&divided).need(&divided).unwrap());
+    let clipped = Config { clip_norm: Some(1.0), ..divided };
+    assert!(candidate(&clipped).optimizer_bytes().unwrap()[0] < all / 3, "clipped gradients need messages");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use paceline_comm::CommError;
 use paceline_data::folder::Damage;
 use paceline_nn::schedule::RunLength;
 use paceline_parallel::agree::Votes;
@@ -439,8 +440,9 @@ impl Journal {
 
     /// As [`Journal::save`], while training goes on.
     pub fn save_beside(&mut self, replica: &mut Replica) -> Result<(), TrainError> {
-        if replica.stages() > 1 {
-            // No stage has a copy of the others' tensors.
+        // No stage has a copy of the others' tensors; chunks of the optimizer's state are gathered as they are written, which all replicas
+        // wait for.
+        if replica.stages() > 1 || replica.has_shard() {
             return self.save(replica, false);
         }
         // By rank 0's vote none is under way; on the other ranks none ever is.
@@ -469,9 +471,11 @@ impl Journal {
         self.progress.enter(Phase::Checkpoint, step);
         if self.rank > 0 {
             self.saved = Some(self.position.clone());
-            // The first worker's other stages have a part of what is saved.
+            // The first worker's other stages have a part of what is saved; others may have chunks of the optimizer's state.
             if self.worker == 0 {
-                replica.with_stages(|replica, links| hand_in(replica, links)).transpose()?;
+                replica.with_stages(hand_in).transpose()?;
+            } else {
+                replica.give_optimizer()?;
             }
             return Ok(false);
         }
@@ -492,7 +496,12 @@ impl Journal {
     fn record_written(&mut self, written: Written) -> Result<(), TrainError> {
         let Written { position, best, folder, seconds } = written;
         let step = position.step;
-        let path = folder.map_err(|source| {
+        let path = folder.map_err(|mut source| {
+            // A tensor that another rank did not give is no fault of the disk.
+            source.source = match source.source.downcast::<CommError>() {
+                Ok(error) => return error.into(),
+                Err(source) => source,
+            };
             let (survivor, run) = (self.checkpoints.survivor(), self.run.path().to_owned());
             self.gone(&source).unwrap_or(TrainError::CheckpointNotSaved { step, source, survivor, run })
         })?;

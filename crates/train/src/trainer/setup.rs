@@ -35,6 +35,10 @@ use crate::sizing::{self, Sizing};
 use crate::stage::ModelStage;
 use crate::together::Overlap;
 
+/// What is said where the optimizer's state is to be divided, and is there once.
+const ONE_COPY: &str = "all workers map one copy of the weights and of the optimizer's state, which is less than a part \
+                        for each would be: --shard optimizer changes nothing here";
+
 /// The world around a run.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
@@ -62,6 +66,8 @@ pub struct Surroundings {
     pub cache: Option<PathBuf>,
     /// Whether gradients of GPUs pass through the hosts' memory: then all devices send the same buckets.
     pub hosted: bool,
+    /// Whether all ranks map the same memory.
+    pub shares_memory: bool,
     /// The models and data that can be named.
     pub registry: Registry,
     /// How often a launcher has started the run again by itself.
@@ -94,6 +100,7 @@ impl Default for Surroundings {
             folder: FolderBroadcast::default(),
             cache: None,
             hosted: false,
+            shares_memory: false,
             registry: Registry::default(),
             restarts: Restarts::default(),
         }
@@ -257,6 +264,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         overlap: true,
         hosted: false,
         separate_gradients: false,
+        shard: None,
         slots: 0,
     };
     let cpu = Arc::new(Cpu::placed(config.compute_threads(), config.pin));
@@ -303,16 +311,9 @@ fn assemble(
     let evaluation = Augment::evaluation(&info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
     let sizes = MicroBatchSizes::of(config, around.shard, Some(train.len()));
-    if sizes.evaluation == 1 && sizes.largest > 1 && !config.sync_batch_norm {
-        // The smallest part of a whole batch; what an epoch leaves may be smaller.
-        Network::new(model, Mode::Train, sizes.evaluation, sizing.input, info.classes, 0.0)?.check_statistics()?;
-    }
-    let slots = slots(config, around.stage);
-    let options = ReplicaOptions {
-        slots,
-        separate_gradients: slots > 0 && config.schedule.separates_gradients(),
-        ..options(config, sizes, (around.shard.world, around.hosted), (sizing.input, info.classes))?
-    };
+    check_smallest(model, config, sizes, (sizing.input, info.classes))?;
+    let shard = config.optimizer_shard(around.shard, around.shares_memory);
+    let options = own_options(config, sizes, around, (sizing.input, info.classes))?;
     let staged = ModelStage { model, cuts: &config.cuts, number: around.stage.rank };
     let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
     let (here, held_bytes) =
@@ -363,6 +364,7 @@ fn assemble(
             notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
         }
     }
+    notes.extend((shard.is_some() && !replica.has_shard()).then(|| ONE_COPY.to_owned()));
     Ok(Prepared { replica, train, val, card, notes })
 }
 
@@ -372,8 +374,9 @@ fn open_gpu(config: &Config, around: &Surroundings) -> Result<Option<Kept>, Trai
         return Ok(None);
     }
     let found = cuda::count().unwrap_or(0);
-    let number =
-        gpus::choose(config.device, (around.local, around.hosted), found).map_err(TrainError::Refused)?.unwrap_or(0);
+    let number = gpus::choose(config.device, (around.local, around.hosted || around.stage.world > 1), found)
+        .map_err(TrainError::Refused)?
+        .unwrap_or(0);
     let options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
     let opened = Kept::open(&around.disk, around.cache.as_deref(), number, options);
     opened.map(Some).map_err(|error| TrainError::Refused(error.to_string()))
@@ -423,7 +426,37 @@ pub(crate) fn options(
         overlap: workers == 1 || config.overlap == Overlap::On,
         hosted,
         separate_gradients: false,
+        shard: None,
         slots: 0,
+    })
+}
+
+/// Whether batch-norms have more than one value in the smallest part of a whole batch; what an epoch leaves may be smaller.
+fn check_smallest(
+    model: &dyn Model,
+    config: &Config,
+    sizes: MicroBatchSizes,
+    (input, classes): (Input, usize),
+) -> Result<(), TrainError> {
+    if sizes.evaluation == 1 && sizes.largest > 1 && !config.sync_batch_norm {
+        Network::new(model, Mode::Train, sizes.evaluation, input, classes, 0.0)?.check_statistics()?;
+    }
+    Ok(())
+}
+
+/// How the replica of this process is built.
+fn own_options(
+    config: &Config,
+    sizes: MicroBatchSizes,
+    around: &Surroundings,
+    samples: (Input, usize),
+) -> Result<ReplicaOptions, TrainError> {
+    let slots = slots(config, around.stage);
+    Ok(ReplicaOptions {
+        slots,
+        separate_gradients: slots > 0 && config.schedule.separates_gradients(),
+        shard: config.optimizer_shard(around.shard, around.shares_memory),
+        ..options(config, sizes, (around.shard.world, around.hosted), samples)?
     })
 }
 

@@ -30,6 +30,7 @@ impl Trainer {
         Ok(Err(match () {
             () if !self.replica.engine.answers_without_others() => "the weights are on the GPU that waits for it",
             () if self.replica.engine.gpu().is_some() => "the weights are on a GPU, in the middle of a step",
+            () if self.replica.has_shard() => "its part of the optimizer's state is lost with it (--shard optimizer)",
             () if self.config().agree.recipe().has_servers() => "servers have the optimizer's state",
             () => "the step under way has changed some weights",
         }))

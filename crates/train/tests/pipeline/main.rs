@@ -1,5 +1,4 @@
 //! A model that is cut trains as it does whole: any model, any cut, any schedule, any number of micro-batches, stages as threads.
-#![allow(unsafe_code)]
 
 #[path = "../together/world.rs"]
 mod world;
@@ -86,6 +85,7 @@ impl Case<'_> {
             overlap: true,
             hosted: false,
             separate_gradients: slots > 0 && self.kind == Kind::ZeroBubble,
+            shard: None,
             slots,
         }
     }

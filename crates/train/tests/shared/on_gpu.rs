@@ -42,6 +42,7 @@ pub fn options(optimizer: Optimizer, precision: Precision) -> ReplicaOptions {
         hosted: false,
         separate_gradients: false,
         slots: 0,
+        shard: None,
         clip_norm: None,
     }
 }

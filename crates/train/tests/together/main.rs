@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod on_gpu;
+mod sharded;
 mod world;
 
 use std::ops::Range;
@@ -29,7 +30,7 @@ use paceline_train::engine::StepOutput;
 use paceline_train::gpus::{Card, check, gather_cards};
 use paceline_train::micro_batch::MicroBatchSizes;
 use paceline_train::phases::Phases;
-use paceline_train::replica::{Replica, ReplicaOptions};
+use paceline_train::replica::{OptimizerShard, Replica, ReplicaOptions};
 use paceline_train::serve::{Rates, ServerJournal, ServerOptions, Serving, fingerprint, serve_model};
 use world::{Carry, TIMEOUT, communicators};
 
@@ -93,6 +94,7 @@ fn options((rank, world): (usize, usize), case: Case) -> ReplicaOptions {
         hosted: case.gpus > 0,
         separate_gradients: false,
         slots: 0,
+        shard: (case.shard && world > 1).then_some(OptimizerShard { rank, world, maps_one_copy: false }),
     }
 }
 
@@ -169,6 +171,8 @@ struct Case {
     gpus: usize,
     /// Every third batch has so few samples; 0 if all are whole.
     rest: usize,
+    /// Every rank has its part of the optimizer's state.
+    shard: bool,
 }
 
 impl Case {
@@ -182,7 +186,7 @@ impl Case {
 
     fn agreement(self, one_copy: bool) -> agree::Options {
         let staleness = self.servers.map_or(Some(0), |(_, staleness)| staleness);
-        agree::Options { staleness, squeeze: squeeze::find(self.squeeze).unwrap(), one_copy }
+        agree::Options { staleness, squeeze: squeeze::find(self.squeeze).unwrap(), one_copy, shard: self.shard }
     }
 }
 
@@ -294,6 +298,7 @@ const MOMENTUM: Case = Case {
     overlap: true,
     gpus: 0,
     rest: 0,
+    shard: false,
 };
 
 #[test]
@@ -356,6 +361,10 @@ struct SharedTarget<'a>(&'a mut Apply<'a>);
 
 impl Target for SharedTarget<'_> {
     fn apply_sums(&mut self, _: usize, _: Range<usize>, _: &mut [f32]) -> Result<(), Refusal> {
+        Err(Refusal)
+    }
+
+    fn step_chunk(&mut self, _: usize, _: Range<usize>, _: &mut [f32]) -> Result<(), Refusal> {
         Err(Refusal)
     }
 

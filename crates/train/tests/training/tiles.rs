@@ -49,6 +49,7 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
         hosted: false,
         separate_gradients: false,
         slots: 0,
+        shard: None,
     };
     let cpu = Arc::new(Cpu::new(2));
     let mut replica = Replica::new(zoo::find("resnet20").unwrap(), options, &cpu).unwrap();

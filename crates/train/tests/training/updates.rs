@@ -71,6 +71,7 @@ fn replica_with(
         hosted: false,
         separate_gradients: false,
         slots: 0,
+        shard: None,
     };
     Replica::new(model, options, &Arc::new(Cpu::new(2))).unwrap()
 }

@@ -8,7 +8,7 @@ use crate::comm::Token;
 use crate::system::disk::Disk;
 use crate::system::event::{Event, Line};
 use crate::system::phase::Phase;
-use crate::system::{process, threads};
+use crate::system::process;
 
 use super::Plan;
 use crate::arguments::BenchScaling;
@@ -22,12 +22,14 @@ const WARM_UP: usize = 5;
 pub enum Setup {
     /// One process, on the cores that one of the most would have.
     One,
+    /// One replica with the threads and the batch of so many.
+    OneReplica(usize),
+    /// So many replicas in one process.
+    Replicas(usize),
     /// So many processes that train together.
     Together(usize),
     /// So many processes that know nothing of each other, at the same time.
     Apart(usize),
-    /// One process with all cores and the batch of the most.
-    AllCores,
 }
 
 /// What a turn came to.
@@ -45,32 +47,34 @@ impl Setup {
     pub fn kind(self) -> &'static str {
         match self {
             Self::One => "one",
+            Self::OneReplica(_) => "one-replica",
+            Self::Replicas(_) => "replicas",
             Self::Together(_) => "together",
             Self::Apart(_) => "apart",
-            Self::AllCores => "all-cores",
         }
     }
 
-    /// Processes that compute, compute threads of each, and samples of all in a step.
+    /// Replicas, compute threads of each, and samples of all in a step.
     pub fn shape(self, plan: &Plan<'_>) -> (usize, usize, usize) {
         let batch = plan.arguments.batch;
         match self {
             Self::One => (1, plan.threads, batch),
-            Self::Together(workers) | Self::Apart(workers) => (workers, plan.threads, workers * batch),
-            Self::AllCores => (1, threads::beside_loaders_among(1, 1), plan.most * batch),
+            Self::OneReplica(count) => (1, count * plan.threads, count * batch),
+            Self::Replicas(count) | Self::Together(count) | Self::Apart(count) => (count, plan.threads, count * batch),
         }
     }
 
     /// For people.
     pub fn name(self, plan: &Plan<'_>) -> String {
-        let (workers, threads, batch) = self.shape(plan);
+        let (workers, threads, _) = self.shape(plan);
         let plural = |count: usize| if count == 1 { "" } else { "s" };
         let threads = format!("{threads} thread{}", plural(threads));
         match self {
             Self::One => format!("1 process × {threads}"),
+            Self::OneReplica(_) => format!("1 replica × {threads}"),
+            Self::Replicas(_) => format!("{workers} replicas × {threads}"),
             Self::Together(_) => format!("{workers} workers × {threads}"),
             Self::Apart(_) => format!("{workers} apart × {threads}"),
-            Self::AllCores => format!("all cores, batch {batch}"),
         }
     }
 }
@@ -92,9 +96,8 @@ impl Drop for Runs {
 }
 
 /// Has the algorithms measured that the set-ups use, by single steps that are not counted.
-pub fn warm_up(plan: &Plan<'_>) -> Result<(), Failure> {
-    let all = if plan.most > 1 || plan.threads < threads::available() { Some(Setup::AllCores) } else { None };
-    for setup in std::iter::once(Setup::One).chain(all) {
+pub fn warm_up(plan: &Plan<'_>, several: &[usize]) -> Result<(), Failure> {
+    for setup in std::iter::once(Setup::One).chain(several.iter().map(|&count| Setup::OneReplica(count))) {
         let runs = Runs::new(1);
         start(plan, setup, &runs, (1, "on"))?;
     }
@@ -124,7 +127,7 @@ fn start(plan: &Plan<'_>, setup: Setup, runs: &Runs, (steps, calibrate): (usize,
     let shares = match setup {
         Setup::One => local::share(&cores, plan.most).into_iter().take(1).collect(),
         Setup::Apart(workers) => local::share(&cores, workers),
-        Setup::Together(_) | Setup::AllCores => vec![Vec::new()],
+        Setup::OneReplica(_) | Setup::Replicas(_) | Setup::Together(_) => vec![Vec::new()],
     };
     let process = |(rank, (cores, folder)): (usize, (Vec<usize>, &PathBuf))| Start {
         rank,
@@ -152,20 +155,21 @@ fn start(plan: &Plan<'_>, setup: Setup, runs: &Runs, (steps, calibrate): (usize,
 fn words(plan: &Plan<'_>, setup: Setup, (steps, calibrate): (usize, &str), folder: &Path) -> Vec<String> {
     let BenchScaling { model, size, agree, carry, oversubscribe, .. } = plan.arguments;
     let (workers, threads, batch) = setup.shape(plan);
-    let (processes, batch) = if let Setup::Apart(_) = setup { (1, batch / workers) } else { (workers, batch) };
+    let (ranks, batch) = if let Setup::Apart(_) = setup { (1, batch / workers) } else { (workers, batch) };
+    let flag = if let Setup::Replicas(_) = setup { "--replicas" } else { "--workers" };
     // An epoch that does not end before, and so has one small evaluation, after the last step.
     let samples = (steps + 1) * batch;
     let line = format!(
         "train --model {model} --data synthetic:{size}x{size}x3/10/{samples} --augment none --batch {batch} --optimizer momentum \
-         --lr 0.001 --max-steps {steps} --workers {processes} --calibrate {calibrate} --checkpoint-minutes 0 --quiet --run"
+         --lr 0.001 --max-steps {steps} {flag} {ranks} --calibrate {calibrate} --checkpoint-minutes 0 --quiet --run"
     );
     let mut words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     words.push(folder.display().to_string());
-    if setup != Setup::AllCores {
-        words.extend(["--threads".to_owned(), threads.to_string()]);
+    words.extend(["--threads".to_owned(), threads.to_string()]);
+    if let Setup::Replicas(_) | Setup::Together(_) = setup {
+        words.extend(agree.iter().flat_map(|agree| ["--agree".to_owned(), agree.name().to_owned()]));
     }
     if let Setup::Together(_) = setup {
-        words.extend(agree.iter().flat_map(|agree| ["--agree".to_owned(), agree.name().to_owned()]));
         words.extend(carry.iter().flat_map(|carry| ["--carry".to_owned(), carry.name().to_owned()]));
     }
     words.extend(oversubscribe.then(|| "--oversubscribe".to_owned()));

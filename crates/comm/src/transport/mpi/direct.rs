@@ -42,6 +42,13 @@ impl Port {
                     part.copy_from_slice(sums.numbers());
                 }
             }
+            (Collective::ReduceScatter, Kind::Bf16) => {
+                let halves = cast_slice_mut::<u8, u16>(buffer);
+                let (own, lengths) = (self.own(halves.len()), self.lengths(halves.len()));
+                let numbers: Vec<f32> = halves.iter().map(|&half| widen_bf16(half)).collect();
+                let sums = self.wait(collective, self.comm.reduce_scatter(numbers, lengths), wait)?;
+                halves[own].iter_mut().zip(sums.numbers()).for_each(|(half, &sum)| *half = round_bf16(sum));
+            }
             (Collective::ReduceScatter, _) => {
                 let own = self.own(buffer.len() / 4);
                 let (numbers, lengths) = (cast_slice::<u8, f32>(buffer).to_vec(), self.lengths(buffer.len() / 4));

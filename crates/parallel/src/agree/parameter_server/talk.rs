@@ -39,7 +39,10 @@ impl Call {
             Exchange::PushPull { push, pull } => {
                 Some(Self { pushes: push, pulls: pull, push: elements(push), pull: elements(pull) })
             }
-            Exchange::Report | Exchange::AllReduce { .. } => None,
+            Exchange::Report
+            | Exchange::AllReduce { .. }
+            | Exchange::ReduceScatter { .. }
+            | Exchange::AllGather { .. } => None,
         };
         protocol.in_step.iter().filter_map(call).collect()
     }

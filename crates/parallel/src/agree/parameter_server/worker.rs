@@ -160,6 +160,9 @@ impl Carrier {
                 Request::Optimizer(state) => channel.reply(Reply::Optimizer(self.optimizer(state)?)),
                 Request::Weights(weights) => channel.reply(Reply::Numbers(self.weights(weights)?)),
                 Request::Bucket(bucket, buffer) => ready[bucket] = Some(buffer),
+                // Servers have all chunks.
+                Request::Gather(bucket, buffer) => channel.reply(Reply::Bucket(bucket, buffer)),
+                Request::Exchange(_, numbers) => channel.reply(Reply::Numbers(numbers)),
             }
             while let Some(&call) = self.calls.get(next) {
                 if let Some(bucket) = call.pushes {

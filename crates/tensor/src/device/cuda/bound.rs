@@ -52,6 +52,13 @@ pub(crate) struct Bound {
     states: Memory,
     pass: Memory,
     _scratch: Memory,
+    /// The arenas of micro-batches that are not the one at hand.
+    saved: Vec<Option<Memory>>,
+    /// Whose activations stand in the arena.
+    resident: usize,
+    /// Whether the parameters here are the store's until the caller says otherwise; else they are brought up to date for every run.
+    holds: bool,
+    fresh: bool,
     cuda: Arc<Cuda>,
 }
 
@@ -147,7 +154,50 @@ impl Bound {
         let scratch = take(program.scratch_bytes(), "working memory")?;
         program.complete(scratch.address())?;
         let cuda = Arc::clone(cuda);
-        Ok(Self { program, bases, arena, parameters, rounded, gradients, states, pass, _scratch: scratch, cuda })
+        Ok(Self {
+            program,
+            bases,
+            arena,
+            parameters,
+            rounded,
+            gradients,
+            states,
+            pass,
+            _scratch: scratch,
+            saved: Vec::new(),
+            resident: 0,
+            holds: false,
+            fresh: false,
+            cuda,
+        })
+    }
+
+    /// Keeps the parameters from run to run; they have changed since the last one.
+    pub fn hold(&mut self) {
+        (self.holds, self.fresh) = (true, false);
+    }
+
+    /// Has the activations of another micro-batch in the arena from now on; those that stood there are kept.
+    pub fn switch(&mut self, slot: usize) -> Result<(), CudaError> {
+        if slot == self.resident {
+            return Ok(());
+        }
+        let _alone = self.cuda.enter()?;
+        let (bytes, stream) = (self.arena.bytes(), self.cuda.stream());
+        while self.saved.len() <= slot.max(self.resident) {
+            self.saved.push(None);
+        }
+        let kept = match self.saved[self.resident].take() {
+            Some(kept) => kept,
+            None => Memory::zeroed(self.cuda.context(), bytes, "the arena of a micro-batch")?,
+        };
+        stream.copy(kept.address(), self.arena.address(), bytes)?;
+        self.saved[self.resident] = Some(kept);
+        if let Some(saved) = &self.saved[slot] {
+            stream.copy(self.arena.address(), saved.address(), bytes)?;
+        }
+        self.resident = slot;
+        stream.wait()
     }
 
     /// Writes bytes of the arena.
@@ -181,6 +231,7 @@ impl Bound {
         let cuda = Arc::clone(&self.cuda);
         let _alone = cuda.enter()?;
         self.give(plan, store, pass)?;
+        let last = nodes.end == plan.graph().nodes().len();
         let mut dues = plan.dues_from(nodes.start).iter().peekable();
         'nodes: for index in nodes {
             self.program.start_node(&cuda, cuda.stream(), index)?;
@@ -198,17 +249,21 @@ impl Bound {
                 }
             }
         }
-        self.take(plan, store)
+        self.take(plan, store, last)
     }
 
     /// Uploads the store.
-    fn give(&self, plan: &Plan, store: &Store, pass: Pass) -> Result<(), CudaError> {
+    fn give(&mut self, plan: &Plan, store: &Store, pass: Pass) -> Result<(), CudaError> {
         let stream = self.cuda.stream();
+        stream.upload(self.states.address(), bytes_of(&store.states[..]))?;
+        stream.upload(self.pass.address(), &pass_bytes(pass))?;
+        if self.fresh {
+            return Ok(());
+        }
+        self.fresh = self.holds;
         let mut parameters = store.parameters.to_vec();
         translate(plan, &self.bases.channels_last, &mut parameters, true);
         stream.upload(self.parameters.address(), bytes_of(&parameters))?;
-        stream.upload(self.states.address(), bytes_of(&store.states[..]))?;
-        stream.upload(self.pass.address(), &pass_bytes(pass))?;
         let elements = plan.parameters().length();
         let [full, rounded] = [&self.parameters, &self.rounded].map(|memory| Address::Fixed(memory.address()));
         let mut cast = Program::of_calls(&self.cuda, |builder| {
@@ -218,11 +273,11 @@ impl Bound {
         cast.start(&self.cuda, stream)
     }
 
-    /// Downloads states and gradients into the store.
-    fn take(&self, plan: &Plan, store: &mut Store) -> Result<(), CudaError> {
+    /// Downloads states into the store, and gradients, which are there after the last node.
+    fn take(&self, plan: &Plan, store: &mut Store, last: bool) -> Result<(), CudaError> {
         let stream = self.cuda.stream();
         stream.download(self.states.address(), bytes_of_mut(&mut store.states[..]))?;
-        if plan.stores_gradients() {
+        if plan.stores_gradients() && last {
             store.gradients.copy_from_slice(&self.all_gradients(plan)?);
         }
         Ok(())

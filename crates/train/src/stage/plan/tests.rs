@@ -31,7 +31,7 @@ fn candidate(config: &Config) -> Candidate<'_> {
         classes: model.classes,
         held_bytes: 0,
         workers: config.workers,
-        here: Processes::here(config, config.workers, config.processes()),
+        here: Processes::here(config, config.workers, config.ranks()),
         resumes: false,
         hosted: false,
     }

@@ -1,4 +1,5 @@
-//! How a product is cut into tasks and blocks: a pure function of its shape, so that its bits are too.
+//! How a product is cut into tasks and blocks: a pure function of its shape, so that its bits are too. Many threads cut columns further,
+//! which changes no sum.
 //!
 //! A task computes a block of rows × columns over its share of the depth, `DEPTH_MAX` at a time: the right block of that
 //! depth lies in the second-level cache, a left panel of a few rows in the first, and the task's part of the result
@@ -9,6 +10,9 @@ use super::pack::How;
 
 /// Enough tasks that the last one to end does not leave other threads idle for long.
 const TASKS: usize = 32;
+
+/// Tasks of each thread, where columns can be cut further: with 36 tasks for 16 threads, a quarter of the time some have none.
+const TASKS_PER_THREAD: usize = 4;
 
 /// Rows of a block when the right operand is packed once for all tasks, and when every task packs its own.
 const ROWS_SHARED: usize = 112;
@@ -44,7 +48,12 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    pub fn new(How { isa, words }: How, layout: Layout, [batch, rows, columns, depth]: [usize; 4]) -> Self {
+    pub fn new(
+        How { isa, words }: How,
+        layout: Layout,
+        [batch, rows, columns, depth]: [usize; 4],
+        threads: usize,
+    ) -> Self {
         let (height, width) = (height(isa, words, columns), 2 * isa.lanes());
         let shared = layout == Layout::AlongDepth && rows > ROWS_OWN && batch * columns * depth <= SHARED_MAX;
         let (row_most, column_most) = if shared { (ROWS_SHARED, COLUMNS_SHARED) } else { (ROWS_OWN, COLUMNS_OWN) };
@@ -63,6 +72,10 @@ impl Cut {
         let splits = TASKS.div_ceil(count(row_block, column_block)).min(split_most);
         // A split takes whole depth blocks; none may be left without one.
         let splits = depth_blocks.max(1).div_ceil(depth_blocks.max(1).div_ceil(splits));
+        // Rows stay: moments are taken of blocks of them.
+        while count(row_block, column_block) * splits < TASKS_PER_THREAD * threads && column_block > 2 * width {
+            column_block = even(columns, column_block / 2, width);
+        }
         let (row_blocks, column_blocks) = (rows.div_ceil(row_block), columns.div_ceil(column_block));
         let lanes = isa.lanes();
         Self {
@@ -114,7 +127,22 @@ mod tests {
     use super::*;
 
     fn cut(layout: Layout, shape: [usize; 4]) -> Cut {
-        Cut::new(How { isa: Isa::Avx512, words: Words::Plain }, layout, shape)
+        cut_for(1, layout, shape)
+    }
+
+    fn cut_for(threads: usize, layout: Layout, shape: [usize; 4]) -> Cut {
+        Cut::new(How { isa: Isa::Avx512, words: Words::Plain }, layout, shape, threads)
+    }
+
+    #[test]
+    fn many_threads_cut_columns_and_nothing_else() {
+        for (layout, shape) in [(Layout::AlongRows, [1, 2304, 256, 8192]), (Layout::AlongDepth, [1, 8192, 512, 128])] {
+            let (few, many) = (cut(layout, shape), cut_for(64, layout, shape));
+            assert!(many.tasks() > few.tasks() && many.column_block.is_multiple_of(32), "{many:?}");
+            let Cut { column_block, column_blocks, .. } = few;
+            assert_eq!(Cut { column_block, column_blocks, ..many }, few);
+            assert_eq!(cut_for(8, layout, shape), few, "enough for eight");
+        }
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub(crate) unsafe fn multiply<C: Float>(context: &mut Context<'_>, product: &Pro
     let how = How { isa: context.isa, words: product.words(context.isa) };
     let layout = product.left.layout();
     let depth = product.depth.div_ceil(how.words.numbers());
-    let cut = Cut::new(how, layout, [batch, rows, columns, depth]);
+    let cut = Cut::new(how, layout, [batch, rows, columns, depth], context.pool.threads());
     let (direct, narrow) = (cut.splits == 1, !is_f32::<C>());
     let sums = narrow && direct && (cut.depth_blocks > 1 || product.accumulate);
     let room = Room::new(&cut, layout, sums);

@@ -175,6 +175,23 @@ fn a_result_too_large_for_the_caches_is_right() {
 }
 
 #[test]
+fn many_threads_cut_columns_further_and_give_the_same_bits() {
+    // A gradient of weights, whose sums come in two shares of the depth, and a forward pass.
+    for ([m, n, k], transposed) in [([2304, 256, 1024], true), ([4096, 250, 128], false)] {
+        let (a, b) = (numbers::<f32>(1, m * k), numbers::<f32>(2, k * n));
+        let product = |threads: usize| {
+            let (pool, mut scratch) = (Pool::new(threads), Scratch::new());
+            let mut result = vec![f32::NAN; m * n];
+            let plain = Gemm::new([m, n, k], matrix(&a, [m, k], transposed), matrix(&b, [k, n], false));
+            gemm(&mut Context { pool: &pool, isa: Isa::best(), scratch: &mut scratch }, plain, &mut result);
+            result
+        };
+        let few = product(1);
+        assert!(few.iter().zip(&product(16)).all(|(few, many)| few.to_bits() == many.to_bits()), "{m}×{n}×{k}");
+    }
+}
+
+#[test]
 #[should_panic(expected = "beyond its")]
 fn an_operand_that_is_too_short_is_refused() {
     let (pool, mut scratch) = (Pool::new(1), Scratch::new());
