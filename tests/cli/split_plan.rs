@@ -27,7 +27,8 @@ fn a_plan_of_stages_has_the_figures_of_the_literature() {
         let [first, last] = [&plan["stages"][0], &plan["stages"][1]];
         assert_eq!((&first["sent_bytes"], &first["returned_bytes"]), (&sent_bytes.into(), &sent_bytes.into()));
         assert_eq!((&last["sent_bytes"], &first["slots"], &last["slots"]), (&0.into(), &2.into(), &1.into()));
-        assert!(plan["forecast_s"].is_null() && plan["speedup"].as_f64() < plan["arithmetic_bound"].as_f64());
+        assert!(plan["forecast_s"].is_null() && plan["time_bound"].is_null());
+        assert!(plan["speedup"].as_f64().unwrap() <= plan["arithmetic_bound"].as_f64().unwrap() + 1e-9);
     }
     let said = place.run("plan --model alexnet --split pipeline:2 --cuts features.8 --balance arithmetic");
     for part in ["173 KB", "78%", "22%", "1.28× by arithmetic", "features.0 to features.8 (4)", "stage 0 |F0"] {
@@ -76,10 +77,10 @@ fn workers_of_stages_are_counted_and_their_sums_and_links_planned() {
     let plan = place.json(&format!("{asked} --json"));
     assert_eq!((&plan["processes"], &plan["batch"], &plan["micro_batches"]), (&4.into(), &8.into(), &8.into()));
     for stage in plan["stages"].as_array().unwrap() {
-        let bytes = 4 * stage["parameters"].as_u64().unwrap();
-        assert_eq!(stage["all_reduce"]["bytes"], bytes);
-        // Two workers: each sends as much as there is.
-        assert_eq!(stage["all_reduce"]["sent_bytes"], bytes);
+        let (bytes, all_reduce) = (4 * stage["parameters"].as_u64().unwrap(), &stage["all_reduce"]);
+        // Tensors begin at whole cache lines. Of two workers, each sends as much as there is.
+        let travels = all_reduce["bytes"].as_u64().unwrap();
+        assert!((bytes..bytes + 1024).contains(&travels) && all_reduce["sent_bytes"] == travels, "{stage}");
     }
     // Over a link of 100 ms, nine messages follow each other there and back, and two are sums.
     let slow = place.json(&format!("{asked} --link-latency 100000 --json"));
@@ -107,7 +108,7 @@ fn what_cannot_be_split_is_refused() {
     for (arguments, words) in [
         ("--split pipeline:2 --cuts conv9", ["conv9", "there are conv1, conv2"]),
         ("--split pipeline:2 --cuts conv1,conv2", ["pipeline:2", "type as many"]),
-        ("--split pipeline:3 --cuts conv2,conv1", ["order of the layers", "conv"]),
+        ("--split pipeline:3 --cuts conv2,conv1", ["order of the layers", "cuts"]),
         ("--split pipeline:9", ["at most 5 stages", "type --split pipeline:5"]),
         ("--split pipeline:2 --memory-limit 20MB", ["no cut into 2 stages fits", "--split pipeline:3"]),
         ("--split pipeline:2 --cuts conv2 --memory-limit 20MB", ["a process needs", "20 MB"]),

@@ -132,7 +132,8 @@ impl WholeModel {
 
 /// How long a stage's passes took, of what was measured node by node. Gradients that a plan does not separate count as those of weights.
 pub(crate) fn times(plan: &Plan, profile: &Profile) -> StageTimes {
-    let sum = |nodes: Range<usize>| profile.seconds[nodes].iter().sum::<f64>();
+    // The sum of no numbers is −0.
+    let sum = |nodes: Range<usize>| 0.0 + profile.seconds[nodes].iter().sum::<f64>();
     let backward = plan.forward_nodes()..plan.graph().nodes().len();
     let weights = if plan.weights_are_last() { plan.weight_gradient_nodes() } else { backward };
     StageTimes {

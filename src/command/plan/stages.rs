@@ -296,8 +296,10 @@ impl Pipeline<'_> {
     }
 }
 
+/// Bytes of a stage's gradients as they travel.
 fn gradient_bytes(stage: &StagePlan) -> u64 {
-    stage.parameters * size_of::<f32>() as u64
+    let elements: usize = stage.plan.buckets().iter().map(|bucket| bucket.elements.len()).sum();
+    (elements * size_of::<f32>()) as u64
 }
 
 /// The first and the last, and how many.

@@ -15,6 +15,9 @@ use crate::micro_batch::micro_batches;
 use crate::replica;
 use crate::room::Candidate;
 
+/// Steps of each stage of which the fastest counts: whatever else a machine does makes some of them slower.
+const STEPS: usize = 3;
+
 /// What stages are balanced and forecast by.
 #[derive(Clone, Copy)]
 pub enum Basis<'a> {
@@ -194,7 +197,7 @@ fn measure(
 ) -> Result<(), TrainError> {
     for stage in stages.iter_mut() {
         choose(&stage.plan);
-        stage.times = Some(profiled(stage.plan.clone(), samples, device, times)?);
+        stage.times = Some(profiled(stage.plan.clone(), (samples, STEPS), device, times)?);
     }
     let seconds = |stage: &StagePlan| stage.times.map_or(0.0, |times| times.total_s());
     let all = stages.iter().map(seconds).sum::<f64>().max(f64::MIN_POSITIVE);
