@@ -228,6 +228,8 @@ impl Candidate<'_> {
         }
         let cuts = if config.cuts.is_empty() { self.cuts(config)?.cuts } else { config.cuts.clone() };
         let mut all = Need::default();
+        // The first stage of the first worker holds one tensor of another at a time, while it saves.
+        let saving = Sizes::plan(ModelStage::whole(self.model), &self.options(config)?)?.largest;
         for number in 0..config.stages() {
             let (stage, options) =
                 (ModelStage { model: self.model, cuts: &cuts, number }, self.stage_options(config, number)?);
@@ -235,12 +237,12 @@ impl Candidate<'_> {
             // Messages in both directions, for every micro-batch that can be alive in the stage before.
             let network = stage.network(Mode::Eval, options.micro_batch, &options)?;
             let messages = 2 * (options.slots + 1).max(config.stages()) * network.crossing_bytes();
-            let worker = need.worker + messages as u64;
+            let worker = need.worker + messages as u64 + if number == 0 { 2 * saving } else { 0 };
             all = Need {
                 worker: all.worker.max(worker),
                 replica: all.replica + worker,
                 server: 0,
-                once: all.once.max(need.once),
+                once: BASE / 2,
                 mapped: all.mapped.max(need.mapped),
                 threads: need.threads,
             };
@@ -329,7 +331,9 @@ impl Candidate<'_> {
     fn excess<'a>(&self, need: &Need, limits: &'a Limits) -> Option<(u64, &'a Memory)> {
         let shared = limits.shared.as_ref().map(|limit| (need.total(self.here), limit));
         let own = limits.own.as_ref().map(|limit| (need.addresses(self.here), limit));
-        let asked = limits.asked.as_ref().map(|limit| (need.worker + need.once, limit));
+        // What is taken once is taken by the first process, unless there are several stages: then the launcher has it.
+        let once = if self.config.stages() > 1 { 0 } else { need.once };
+        let asked = limits.asked.as_ref().map(|limit| (need.worker + once, limit));
         let exceeded = shared.into_iter().chain(own).chain(asked).filter(|(needed, limit)| *needed > limit.bytes);
         exceeded.min_by_key(|(_, limit)| limit.bytes)
     }
