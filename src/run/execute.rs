@@ -189,7 +189,8 @@ impl Execution<'_> {
         let calibration = calibrate(trainer.replica().device(), trainer.replica().plans(), how);
         if let Some(team) = &team {
             let ordered = trainer.order_stages();
-            team.guard(ordered).map_err(Failure::after_start)?;
+            let step = team.guard(ordered).map_err(Failure::after_start)?;
+            step.into_iter().for_each(|step| team.expect_waits(step));
         }
         let run = trainer.run_dir().path().to_owned();
         if team.as_ref().is_some_and(|team| !team.speaks()) {

@@ -1,6 +1,7 @@
 //! A process among others: starts them, meets them, and ends with them.
 
 pub mod room;
+mod secrecy;
 mod stages;
 
 use std::cell::Cell;
@@ -18,7 +19,6 @@ use crate::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment
 use crate::cluster::{ClusterError, Control, Folder, Job, JoinOptions, Log, Member, Verdict, join};
 use crate::cluster::{Limits as ClusterLimits, Progress};
 use crate::comm::transport::{Membership, Transport, shm, tcp};
-use crate::comm::wire::Tls;
 use crate::comm::{
     Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
 };
@@ -44,6 +44,7 @@ use crate::command::Outcome;
 use crate::command::restart;
 use crate::failure::Failure;
 use crate::terminal::Notes;
+use secrecy::secrecy;
 
 /// The longest cluster file, certificate or key: a thousand addresses take 30 kB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -569,24 +570,7 @@ fn is_told_elsewhere(verdict: Option<&Verdict>, rank: Option<Rank>) -> bool {
 /// A failure to meet or to part, told by one rank.
 fn once(error: ClusterError, rank: Option<Rank>) -> Failure {
     let elsewhere = matches!(&error, ClusterError::Ended(verdict) if is_told_elsewhere(Some(verdict), rank));
-    let failure = Failure::from(error);
-    if elsewhere { failure.silently() } else { failure }
-}
-
-/// How connections are kept secret: by the token, or by these files.
-fn secrecy(files: &str, token: &Token) -> Result<Tls, Failure> {
-    if files.is_empty() {
-        return Ok(Tls::from_token(token));
-    }
-    let names: Vec<&str> = files.split(',').collect();
-    let [certificate, key, authority] = names[..] else {
-        return Err(Failure::refused(
-            "--tls takes three files, such as --tls=rank.pem,rank.key,ca.pem, or none: --tls",
-        ));
-    };
-    let read = |name: &str| Disk::real().read_within(Path::new(name), FILE_BYTES_MAX);
-    let (certificate, key, authority) = (read(certificate)?, read(key)?, read(authority)?);
-    Tls::from_pem(&certificate, &key, &authority).map_err(|error| Failure::refused(format!("--tls: {error}")))
+    if elsewhere { Failure::from(error).silently() } else { error.into() }
 }
 
 /// Meets the others, with a listener for data where they can reach this process.

@@ -35,6 +35,7 @@ const VERDICT_MAX: Duration = Duration::from_secs(3);
 enum Command {
     Goodbye,
     Folder(Folder),
+    Expect(Duration),
     Fail { why: String, suspect: Option<Rank>, in_vain: bool },
 }
 
@@ -171,6 +172,12 @@ impl Control {
     /// Rank 0: tells all others where the run is kept, once the folder is there.
     pub fn send_folder(&self, folder: Folder) {
         self.send(Command::Folder(folder));
+    }
+
+    /// Rank 0: ranks wait for each other as a matter of course, for so long at once, however often: the stages of a pipeline do. Whoever is
+    /// waited for longer is late.
+    pub fn expect_waits(&self, longest: Duration) {
+        self.send(Command::Expect(longest));
     }
 
     /// The others: where rank 0 keeps the run; waits until it says so.

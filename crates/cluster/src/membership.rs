@@ -206,6 +206,11 @@ impl Membership {
         state
     }
 
+    /// Ranks wait for each other as a matter of course, for so long at once.
+    pub fn expect_waits(&mut self, longest: Duration) {
+        self.account.expect_waits(longest);
+    }
+
     fn new(me: Rank, hosts: Vec<String>, limits: Limits, now: Duration) -> Self {
         let account = Account::new(hosts.len(), limits.late, limits.beat);
         let member = |host| Member {

@@ -19,7 +19,7 @@ use crate::replica::{self, ReplicaOptions};
 use crate::stage::ModelStage;
 
 /// How often an estimate of memory is corrected before another number of stages is tried.
-const CORRECTIONS: usize = 6;
+const CORRECTIONS: usize = 12;
 
 /// What each node of a model's forward pass costs, with the part of the backward pass that belongs to it: seconds, or any unit.
 #[derive(Clone, Debug)]
@@ -177,8 +177,9 @@ impl Uncut<'_> {
             let own = node.inputs.iter().filter(|value| matches!(source(value), paceline_tensor::Source::Parameter(_)));
             parameters += own.map(|&value| graph.info(value).bytes()).sum::<usize>();
         }
-        let copies = 3 + self.options.rule.optimizer().state_slots();
-        (results * slots + parameters * copies) as f64 + (self.beside + BASE) as f64
+        let copies = 2 + self.options.rule.optimizer().state_slots();
+        // About a quarter of all results is alive at once; where it is more, the estimate is corrected.
+        (results * slots / 4 + parameters * copies) as f64 + (self.beside + BASE) as f64
     }
 }
 

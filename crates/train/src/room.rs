@@ -230,9 +230,7 @@ impl Candidate<'_> {
     /// # Errors
     /// As [`Candidate::cuts`].
     pub fn stage_bytes(&self, config: &Config) -> Result<Vec<u64>, TrainError> {
-        let needs = self.stage_needs(config)?;
-        let once = needs.iter().map(|need| need.once).max().unwrap_or(0);
-        Ok(needs.iter().map(|need| need.worker + once).collect())
+        Ok(self.stage_needs(config)?.iter().map(|need| need.worker).collect())
     }
 
     /// What the processes of a run like this would take.
@@ -254,6 +252,8 @@ impl Candidate<'_> {
     /// What the process of each stage takes.
     fn stage_needs(&self, config: &Config) -> Result<Vec<Need>, TrainError> {
         let cuts = if config.cuts.is_empty() { self.cuts(config)?.cuts } else { config.cuts.clone() };
+        // The first stage of the first worker holds one tensor of another at a time, while it saves.
+        let saving = Sizes::plan(ModelStage::whole(self.model), &self.options(config)?)?.largest;
         let of = |number: usize| {
             let (stage, options) =
                 (ModelStage { model: self.model, cuts: &cuts, number }, self.stage_options(config, number)?);
@@ -261,7 +261,8 @@ impl Candidate<'_> {
             // Messages in both directions, for every micro-batch that can be alive in the stage before.
             let network = stage.network(Mode::Eval, options.micro_batch, &options)?;
             let messages = 2 * (options.slots + 1).max(config.stages()) * network.crossing_bytes();
-            Ok(Need { worker: need.worker + messages as u64, ..need })
+            let worker = need.worker + messages as u64 + if number == 0 { 2 * saving } else { 0 };
+            Ok(Need { worker, once: BASE / 2, ..need })
         };
         (0..config.stages()).map(of).collect()
     }
@@ -347,7 +348,9 @@ impl Candidate<'_> {
     fn excess<'a>(&self, need: &Need, limits: &'a Limits) -> Option<(u64, &'a Memory)> {
         let shared = limits.shared.as_ref().map(|limit| (need.total(self.here), limit));
         let own = limits.own.as_ref().map(|limit| (need.addresses(self.here), limit));
-        let asked = limits.asked.as_ref().map(|limit| (need.worker + need.once, limit));
+        // What is taken once is taken by the first process, unless there are several stages: then the launcher has it.
+        let once = if self.config.stages() > 1 { 0 } else { need.once };
+        let asked = limits.asked.as_ref().map(|limit| (need.worker + once, limit));
         let exceeded = shared.into_iter().chain(own).chain(asked).filter(|(needed, limit)| *needed > limit.bytes);
         exceeded.min_by_key(|(_, limit)| limit.bytes)
     }

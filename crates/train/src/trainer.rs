@@ -7,6 +7,7 @@ mod setup;
 mod survivor;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use journal::{Journal, Save};
 use paceline_comm::Communicator;
@@ -182,16 +183,18 @@ impl Trainer {
         self.replica.join_stages(links);
     }
 
-    /// Measures what a micro-batch takes in every stage, and makes the order of a step from it. All stages call this at the same point.
+    /// Measures what a micro-batch takes in every stage, and makes the order of a step from it; what a step is expected to take then. All
+    /// stages call this at the same point.
     ///
     /// # Errors
     /// When another stage, or the way to it, has failed.
-    pub fn order_stages(&mut self) -> Result<(), TrainError> {
-        if self.replica.stages() > 1 {
-            let pipeline = self.replica.order_stages(self.journal.config.schedule)?;
-            self.journal.pipeline = Some(pipeline);
+    pub fn order_stages(&mut self) -> Result<Option<Duration>, TrainError> {
+        if self.replica.stages() == 1 {
+            return Ok(None);
         }
-        Ok(())
+        let (pipeline, forecast_s) = self.replica.order_stages(self.journal.config.schedule)?;
+        self.journal.pipeline = Some(pipeline);
+        Ok(Duration::try_from_secs_f64(forecast_s).ok())
     }
 
     /// Adds up gradients with the other ranks' GPUs by NCCL from now on; before [`Trainer::agree`].

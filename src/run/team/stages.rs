@@ -1,5 +1,7 @@
 //! A process among the stages of its worker.
 
+use std::time::Duration;
+
 use super::{FILE_BYTES_MAX, Team};
 use crate::comm::{CommError, Communicator, Rank};
 use crate::data::order::Shard;
@@ -13,6 +15,11 @@ impl Team {
     pub fn stage(&self) -> Shard {
         let rank = self.mesh.coordinates(self.member.rank).map_or(0, |coordinates| coordinates.stage);
         Shard { rank, world: self.mesh.extent().stages }
+    }
+
+    /// Stages wait for each other in every step, which takes so long: of a rank that keeps others waiting for two steps it is told.
+    pub fn expect_waits(&self, step: Duration) {
+        self.control.expect_waits(2 * step);
     }
 
     /// Tells all what rank 0 has found out.

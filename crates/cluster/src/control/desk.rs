@@ -284,6 +284,7 @@ impl Desk {
                     self.send_all(&Message::Goodbye, |me, _| me.index() > 0);
                     self.feed(Event::Goodbye { rank: self.me });
                 }
+                Command::Expect(longest) => self.membership.expect_waits(longest),
                 Command::Folder(folder) => self.send_all(&Message::Folder(folder), |_, _| true),
                 Command::Fail { why, suspect, in_vain } => {
                     self.feed(Event::Failed { rank: self.me, why, suspect, in_vain });

@@ -99,13 +99,20 @@ pub(super) struct Account {
     own: Vec<Recent>,
     records: Vec<Record>,
     next_look: Duration,
+    /// Whether waits that add up count, and not only single ones.
+    adds_up: bool,
 }
 
 impl Account {
+    /// From now on a rank is late only when somebody has waited longer than this in one exchange: many short waits are as they should be.
+    pub fn expect_waits(&mut self, longest: Duration) {
+        (self.limit, self.adds_up) = (self.limit.max(longest), false);
+    }
+
     pub fn new(world: usize, limit: Duration, beat: Duration) -> Self {
         let (own, records) = (vec![Recent::default(); world], vec![Record::default(); world]);
         let unheard = 2 * beat;
-        Self { limit, unheard, beat, waits: BTreeMap::new(), own, records, next_look: Duration::ZERO }
+        Self { limit, unheard, beat, waits: BTreeMap::new(), own, records, next_look: Duration::ZERO, adds_up: true }
     }
 
     /// The time over which waits are added up.
@@ -180,6 +187,7 @@ impl Account {
         let window = self.window();
         let for_it = self.waits.iter().filter(|((_, waited_for), _)| *waited_for == rank);
         let lately = for_it.map(|(_, recent)| recent.sum).max().unwrap_or_default().saturating_sub(self.own[rank].sum);
+        let lately = if self.adds_up { lately } else { Duration::ZERO };
         let present = member.standing == Standing::Present;
         let record = &mut self.records[rank];
         if !record.late && present && (longest.is_some() || lately > window / 2) {

@@ -2,7 +2,7 @@
 
 use paceline_system::random::Random;
 use paceline_tensor::cut::{Stage, behind_layer, crossing, cut};
-use paceline_tensor::{Device, Executor, Graph, Pass, Plan, Store, Value, Wanted, gradient};
+use paceline_tensor::{DType, Device, Executor, Graph, Op, Pass, Plan, Store, Value, Wanted, gradient};
 use proptest::prelude::*;
 
 use super::random_net::{Net, close, net};
@@ -181,4 +181,15 @@ fn cuts_that_leave_nothing_between_them_are_refused() {
         let error = cut(&graph, before).unwrap_err().to_string();
         assert!(error.contains("in the order of the layers"), "{error}");
     }
+}
+
+#[test]
+fn a_parameter_belongs_to_one_stage() {
+    let mut graph = Graph::new();
+    let x = graph.input("x", [2, 3], DType::F32);
+    let weight = graph.parameter("shared.weight", [2, 3]);
+    let first = graph.push_one("first", Op::Mul, &[x, weight]).unwrap();
+    graph.push_one("second", Op::Mul, &[first, weight]).unwrap();
+    let error = cut(&graph, &[1]).unwrap_err().to_string();
+    assert!(error.contains("`first`") && error.contains("both it and second read `shared.weight`"), "{error}");
 }

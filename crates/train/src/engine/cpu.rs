@@ -213,19 +213,25 @@ impl CpuEngine {
                 on.on(Event::Settle { bucket: index, target })?;
             }
         }
+        let updates = keeps && !replaced;
+        // A stage does not wait for the others, which may still compute: of a loss that is no number, its gradients are none either.
+        let early = if updates && self.options.is_staged() { self.close_update(moment, on)? } else { Ok(()) };
         on.on(Event::Total { tally: &mut tally })?;
         let updated = match tally.loss.is_finite() {
             false => Err(NotFinite::Loss),
-            true if keeps && !replaced => {
-                on.on(Event::UpdateBegins)?;
-                let norm = self.norm(on)?;
-                let updated = self.update_all(moment, norm);
-                on.on(Event::UpdateEnds)?;
-                updated
-            }
-            true => Ok(()),
+            true if updates && !self.options.is_staged() => self.close_update(moment, on)?,
+            true => early,
         };
         Ok(StepOutput { tally, updated })
+    }
+
+    /// The update with the gradients that were kept.
+    fn close_update(&mut self, moment: Moment, on: &mut dyn Listener) -> Result<Result<(), NotFinite>, Halt> {
+        on.on(Event::UpdateBegins)?;
+        let norm = self.norm(on)?;
+        let updated = self.update_all(moment, norm);
+        on.on(Event::UpdateEnds)?;
+        Ok(updated)
     }
 
     /// The norm of the whole model's gradients, where they are clipped to one.

@@ -69,12 +69,12 @@ impl Replica {
         Some(done)
     }
 
-    /// Measures what a micro-batch takes in every stage, computes in the order that follows from it from now on, and tells of it. All stages
+    /// Measures what a micro-batch takes in every stage, computes in the order that follows from it from now on, and tells of it, with what a step is expected to take. All stages
     /// call this at the same point.
     ///
     /// # Errors
     /// When another stage, or the way to it, or a device has failed.
-    pub fn order_stages(&mut self, kind: Kind) -> Result<Event, TrainError> {
+    pub fn order_stages(&mut self, kind: Kind) -> Result<(Event, f64), TrainError> {
         let own = self.engine.stage_times()?;
         let (parameters, lengths) = (self.parameter_count() as u64, self.engine.lengths(self.options.micro_batch));
         let sent = lengths.sent.iter().sum::<usize>() * size_of::<f32>() / self.options.micro_batch.max(1);
@@ -96,7 +96,7 @@ impl Replica {
         let schedule = Schedule::new(kind, self.options.accumulate, &times);
         let transfer_s = vec![0.0; times.len() - 1];
         let forecast = schedule.forecast(&times, &transfer_s);
-        Ok(Event::Pipeline {
+        let event = Event::Pipeline {
             schedule: kind.name().to_owned(),
             micro_batches: schedule.micro_batches() as u64,
             stages,
@@ -104,7 +104,8 @@ impl Replica {
             speedup: forecast.speedup(),
             bound: forecast.bound(),
             drawing: draw(&schedule, &times, &transfer_s, DRAWING_COLUMNS),
-        })
+        };
+        Ok((event, forecast.seconds))
     }
 
     /// What may be under way to the stages before and behind.
