@@ -306,9 +306,9 @@ impl Replica {
         if agreement.protocol().gradients_leave() {
             self.engine.stage_gradients()?;
         }
-        let stages = self.exchange.take_stages();
+        let siblings = self.exchange.take_siblings();
         self.exchange = Exchange::new(agreement, self.options.hosted, clock);
-        stages.into_iter().for_each(|links| self.exchange.join_stages(links));
+        siblings.into_iter().for_each(|links| self.exchange.join_siblings(links));
         Ok(())
     }
 

@@ -135,6 +135,8 @@ impl CpuEngine {
                     on.on(Event::BeforeRead { bucket, target })
                 }
                 Turn::Sum { numbers, .. } => sum_statistics(numbers, micro_batch, on),
+                Turn::SumParts { numbers } => on.on(Event::SumParts { numbers }),
+                Turn::GatherParts { numbers, lengths, .. } => on.on(Event::GatherParts { numbers, lengths }),
                 _ => Ok(()),
             })?;
             bindings.send(executor, on)?;
@@ -159,6 +161,8 @@ impl CpuEngine {
             let mut turn = |turn: Turn<'_>| {
                 result = match turn {
                     Turn::Sum { numbers, .. } => sum_gradients(numbers, micro_batch, on),
+                    Turn::SumParts { numbers } => on.on(Event::SumParts { numbers }),
+                    Turn::GatherParts { numbers, lengths, .. } => on.on(Event::GatherParts { numbers, lengths }),
                     Turn::Apply { bucket, gradients, .. } if gathers => {
                         let sums = &mut sums[updates.buckets[bucket].elements.clone()];
                         add(updates.device, sums, gradients, micro_batch.is_first());

@@ -404,10 +404,10 @@ impl Journal {
             return Ok(());
         }
         let (start, label) = (self.clock.seconds(), self.label(best));
-        let collected = replica.with_stages(|replica, links| {
-            let stages = Stages::new(links);
-            let folder = self.checkpoints.save(&Contents::of_stages(replica, &stages), &label);
-            stages.failure().map_or(Ok(folder), Err)
+        let collected = replica.with_siblings(|replica, links| {
+            let others = Others::new(links);
+            let folder = self.checkpoints.save(&Contents::of_all(replica, &others), &label);
+            others.failure().map_or(Ok(folder), Err)
         });
         let folder = match collected {
             Some(collected) => collected?,
@@ -473,7 +473,7 @@ impl Journal {
             self.saved = Some(self.position.clone());
             // The first worker's other stages have a part of what is saved; others may have chunks of the optimizer's state.
             if self.worker == 0 {
-                replica.with_stages(hand_in).transpose()?;
+                replica.with_siblings(hand_in).transpose()?;
             } else {
                 replica.give_optimizer()?;
             }

@@ -15,6 +15,7 @@ use paceline_nn::{Input, Model, Net, zoo};
 use paceline_parallel::agree::{self, Join, Recipe, Roles, all_reduce};
 use paceline_parallel::mesh::{Axis, Extent, Mesh};
 use paceline_parallel::split::{Kind, Schedule, StageTimes};
+use paceline_parallel::siblings::ReplicaLinks;
 use paceline_parallel::stage::StageLinks;
 use paceline_system::clock::Clock;
 use paceline_system::random::Random;
@@ -143,7 +144,8 @@ impl Case<'_> {
         }
         if stages > 1 {
             replica.schedule_by(self.kind, &self.times());
-            replica.join_stages(StageLinks::connect(&mut world, &mesh, replica.link_shapes(), TIMEOUT).unwrap());
+            let links = StageLinks::connect(&mut world, &mesh, replica.link_shapes(), TIMEOUT).unwrap();
+            replica.join_siblings(ReplicaLinks::Stages(links));
         }
         self.train(replica, at.data)
     }
