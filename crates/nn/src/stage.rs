@@ -4,6 +4,7 @@
 use paceline_tensor::cut::{self, Crossing};
 use paceline_tensor::fuse::MOMENTS_FROM;
 use paceline_tensor::gradient::{self, Gradients};
+use paceline_tensor::part::{Form, PartTensor};
 use paceline_tensor::{Graph, GraphError, Value, Wanted};
 
 use crate::net::{Input, Mode, Model, Network};
@@ -18,6 +19,9 @@ pub struct StageNetwork {
     pub parameters: Vec<Parameter>,
     /// What its states are, in the graph's order.
     pub states: Vec<State>,
+    /// Where layers are computed by several parts: what this one has of each parameter and state, in the graph's order. What they
+    /// are, above, is said of the whole tensors.
+    pub pieces: Option<StagePieces>,
     /// The images or tokens, where they are read.
     pub x: Option<Value>,
     /// The right classes, the model's answer and the mean loss: in the last stage.
@@ -28,6 +32,26 @@ pub struct StageNetwork {
     pub sent: Vec<Value>,
     /// For training.
     pub gradients: Option<StageGradients>,
+}
+
+/// What a part has of the tensors that it has some of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StagePieces {
+    /// Of each parameter.
+    pub parameters: Vec<PartTensor>,
+    /// Of each state.
+    pub states: Vec<PartTensor>,
+}
+
+/// How layers are computed by several parts, and which part this is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartForm {
+    /// The form of each layer, by its name or one in front of others; an empty name means all. The longest that fits counts.
+    pub forms: Vec<(String, Form)>,
+    /// How many parts there are.
+    pub parts: usize,
+    /// The number of this part.
+    pub own: usize,
 }
 
 /// The end of a network.
@@ -64,7 +88,17 @@ impl From<Network> for StageNetwork {
             of,
         });
         let head = Some(Head { targets, logits, loss });
-        Self { graph, parameters, states, x: Some(x), head, received: Vec::new(), sent: Vec::new(), gradients }
+        Self {
+            graph,
+            parameters,
+            states,
+            pieces: None,
+            x: Some(x),
+            head,
+            received: Vec::new(),
+            sent: Vec::new(),
+            gradients,
+        }
     }
 }
 
@@ -105,7 +139,7 @@ impl StageNetwork {
             Mode::Train => Some(StageGradients::add(&mut graph, head, &crossings.0, &crossings.1)?),
             Mode::Eval => None,
         };
-        Ok(Self { graph, parameters, states, x, head, received, sent, gradients })
+        Ok(Self { graph, parameters, states, pieces: None, x, head, received, sent, gradients })
     }
 
     /// What a plan of this stage has to provide: what is sent on, logits and loss, and, for training, every gradient.
