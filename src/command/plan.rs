@@ -67,7 +67,7 @@ fn config(arguments: &Plan) -> Config {
         data: "synthetic:8x8x3/10".into(),
         batch: arguments.batch,
         accumulate: arguments.micro_batches.unwrap_or(arguments.accumulate),
-        split: arguments.split.unwrap_or_default(),
+        split: arguments.split.clone().unwrap_or_default(),
         cuts: arguments.cuts.clone(),
         schedule: arguments.schedule.unwrap_or_default(),
         memory_limit: arguments.memory_limit,

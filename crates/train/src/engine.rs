@@ -565,4 +565,6 @@ pub(crate) struct Parts {
     pub eval: Planned,
     pub weights: Weights,
     pub segments: Vec<Segment>,
+    /// Which of them count here in a norm over the whole model: where several ranks have a tensor, one of them counts it.
+    pub counted: Vec<bool>,
 }

@@ -1,13 +1,15 @@
-//! Which part of a model a replica computes: all of it, or one stage of a pipeline.
+//! Which part of a model a replica computes: all of it, one stage of a pipeline, or a part of every layer.
 
 pub mod plan;
 
 use std::ops::Range;
 
+use paceline_nn::stage::PartForm;
 use paceline_nn::{Mode, Model, Network, Parameter, StageNetwork, State};
 use paceline_parallel::split::StageTimes;
 use paceline_tensor::execute::Profile;
-use paceline_tensor::{GraphError, Plan};
+use paceline_tensor::part::{PartTensor, Piece};
+use paceline_tensor::{GraphError, Plan, Store};
 
 use crate::replica::ReplicaOptions;
 
@@ -20,22 +22,34 @@ pub struct ModelStage<'a> {
     pub cuts: &'a [String],
     /// Which of the stages.
     pub number: usize,
+    /// What is computed of every layer; none if all is.
+    pub part: Option<&'a PartForm>,
 }
 
 impl<'a> ModelStage<'a> {
     /// All of a model.
     pub const fn whole(model: &'a dyn Model) -> Self {
-        Self { model, cuts: &[], number: 0 }
+        Self { model, cuts: &[], number: 0, part: None }
+    }
+
+    /// The same with so much of every layer.
+    #[must_use]
+    pub const fn in_parts(self, part: Option<&'a PartForm>) -> Self {
+        Self { part, ..self }
     }
 
     /// The network of this stage for so many samples.
     ///
     /// # Errors
-    /// When a layer does not fit, or the model cannot be cut there; the error names it.
+    /// When a layer does not fit, or the model cannot be split so; the error names it.
     pub fn network(&self, mode: Mode, samples: usize, options: &ReplicaOptions) -> Result<StageNetwork, GraphError> {
         let ReplicaOptions { input, classes, smoothing, .. } = *options;
         let smoothing = if mode == Mode::Train { smoothing } else { 0.0 };
-        let mut stages = StageNetwork::all(self.model, mode, samples, (input, classes, smoothing), self.cuts)?;
+        let data = (input, classes, smoothing);
+        if let Some(form) = self.part {
+            return StageNetwork::part(self.model, mode, samples, data, form);
+        }
+        let mut stages = StageNetwork::all(self.model, mode, samples, data, self.cuts)?;
         Ok(stages.swap_remove(self.number))
     }
 
@@ -44,27 +58,51 @@ impl<'a> ModelStage<'a> {
     /// # Errors
     /// As [`ModelStage::network`].
     pub fn inventory(&self, options: &ReplicaOptions) -> Result<Option<WholeModel>, GraphError> {
-        if self.cuts.is_empty() {
-            return Ok(None);
-        }
         let ReplicaOptions { input, classes, .. } = *options;
-        let whole = Network::without_gradients(self.model, Mode::Eval, 1, input, classes, 0.0)?;
-        let stages = StageNetwork::all(self.model, Mode::Eval, 1, (input, classes, 0.0), self.cuts)?;
-        let owner = |name: &str, names: &dyn Fn(&StageNetwork) -> Vec<String>| {
-            stages.iter().position(|stage| names(stage).iter().any(|own| own == name)).unwrap_or(0)
+        let data = (input, classes, 0.0);
+        let ranks: Vec<Held> = match self.part {
+            Some(form) => {
+                let part = |own| StageNetwork::part(self.model, Mode::Eval, options.micro_batch, data, &PartForm { own, ..form.clone() });
+                (0..form.parts).map(|own| Ok(Held::by(&part(own)?))).collect::<Result<_, GraphError>>()?
+            }
+            None if self.cuts.is_empty() => return Ok(None),
+            None => StageNetwork::all(self.model, Mode::Eval, 1, data, self.cuts)?.iter().map(Held::by).collect(),
         };
-        let parameters = |stage: &StageNetwork| stage.parameters.iter().map(|own| own.name.clone()).collect();
-        let states = |stage: &StageNetwork| stage.states.iter().map(|own| own.name.clone()).collect();
-        let parameter_stages: Vec<usize> = whole.parameters.iter().map(|one| owner(&one.name, &parameters)).collect();
-        let state_stages: Vec<usize> = whole.states.iter().map(|one| owner(&one.name, &states)).collect();
+        let whole = Network::without_gradients(self.model, Mode::Eval, 1, input, classes, 0.0)?;
+        let own = self.part.map_or(self.number, |form| form.own);
+        let tensors = |names: &[&str], held: fn(&Held) -> &Vec<(String, Piece)>| {
+            names.iter().map(|name| WholeTensor::of(name, ranks.iter().map(held), own)).collect::<Vec<_>>()
+        };
+        let parameters: Vec<&str> = whole.parameters.iter().map(|one| one.name.as_str()).collect();
+        let states: Vec<&str> = whole.states.iter().map(|one| one.name.as_str()).collect();
         Ok(Some(WholeModel {
-            own_parameters: own(&parameter_stages, self.number),
-            own_states: own(&state_stages, self.number),
+            own_rank: own,
+            parameter_tensors: tensors(&parameters, |held| &held.parameters),
+            state_tensors: tensors(&states, |held| &held.states),
             parameters: whole.parameters,
             states: whole.states,
-            parameter_stages,
-            state_stages,
         }))
+    }
+}
+
+/// What one rank has of the tensors of a model, by their names, in its order.
+struct Held {
+    parameters: Vec<(String, Piece)>,
+    states: Vec<(String, Piece)>,
+}
+
+impl Held {
+    fn by(network: &StageNetwork) -> Self {
+        let StageNetwork { parameters, states, pieces, .. } = network;
+        let piece = |of: Option<&Vec<PartTensor>>, number: usize| of.map_or(Piece::Whole, |of| of[number].piece.clone());
+        let [parameter_pieces, state_pieces] =
+            [pieces.as_ref().map(|all| &all.parameters), pieces.as_ref().map(|all| &all.states)];
+        let parameter = |(number, one): (usize, &Parameter)| (one.name.clone(), piece(parameter_pieces, number));
+        let state = |(number, one): (usize, &State)| (one.name.clone(), piece(state_pieces, number));
+        Self {
+            parameters: parameters.iter().enumerate().map(parameter).collect(),
+            states: states.iter().enumerate().map(state).collect(),
+        }
     }
 }
 
@@ -75,14 +113,39 @@ pub struct WholeModel {
     pub parameters: Vec<Parameter>,
     /// All states.
     pub states: Vec<State>,
-    /// The stage that has each parameter.
-    pub parameter_stages: Vec<usize>,
-    /// The stage that has each state.
-    pub state_stages: Vec<usize>,
-    /// The number of each parameter in this replica, if it has it.
-    pub own_parameters: Vec<Option<usize>>,
-    /// The number of each state in this replica, if it has it.
-    pub own_states: Vec<Option<usize>>,
+    /// The number of this rank among those that have the model together.
+    pub own_rank: usize,
+    /// Who has what of each parameter.
+    parameter_tensors: Vec<WholeTensor>,
+    /// And of each state.
+    state_tensors: Vec<WholeTensor>,
+}
+
+/// Who has what of one tensor of a whole model.
+#[derive(Debug)]
+pub struct WholeTensor {
+    /// Its number in this replica and what that has of it, if it has any.
+    pub own: Option<(usize, Piece)>,
+    /// The pieces that make it, each with the rank that gives it to a file: the first that has all of it, or all that have some.
+    pub sources: Vec<(usize, Piece)>,
+}
+
+impl WholeTensor {
+    fn of<'a>(name: &str, ranks: impl Iterator<Item = &'a Vec<(String, Piece)>>, own: usize) -> Self {
+        let (mut found, mut sources) = (None, Vec::new());
+        for (rank, held) in ranks.enumerate() {
+            let Some(number) = held.iter().position(|(named, _)| named == name) else { continue };
+            let piece = held[number].1.clone();
+            if rank == own {
+                found = Some((number, piece.clone()));
+            }
+            sources.push((rank, piece));
+        }
+        if let Some(whole) = sources.iter().position(|(_, piece)| *piece == Piece::Whole) {
+            sources = vec![sources.swap_remove(whole)];
+        }
+        Self { own: found, sources }
+    }
 }
 
 /// One of the tensors that a checkpoint holds, by its number in the whole model.
@@ -101,15 +164,6 @@ pub enum Tensor {
     },
 }
 
-impl Tensor {
-    /// The number of the parameter or state that it belongs to.
-    pub const fn number(self) -> usize {
-        match self {
-            Self::Parameter(index) | Self::State(index) | Self::Optimizer { index, .. } => index,
-        }
-    }
-}
-
 impl WholeModel {
     /// How many elements a tensor has.
     pub fn elements(&self, tensor: Tensor) -> usize {
@@ -117,6 +171,48 @@ impl WholeModel {
             Tensor::State(index) => self.states[index].shape.elements(),
             Tensor::Parameter(index) | Tensor::Optimizer { index, .. } => self.parameters[index].shape.elements(),
         }
+    }
+
+    /// Who has what of a tensor.
+    pub fn tensor(&self, tensor: Tensor) -> &WholeTensor {
+        match tensor {
+            Tensor::State(index) => &self.state_tensors[index],
+            Tensor::Parameter(index) | Tensor::Optimizer { index, .. } => &self.parameter_tensors[index],
+        }
+    }
+
+    /// Its number in this replica and what that has of it, if it has any.
+    pub fn own(&self, tensor: Tensor) -> Option<&(usize, Piece)> {
+        self.tensor(tensor).own.as_ref()
+    }
+
+    /// Whether this rank gives a tensor, or what it has of it, to files: where several have it, one does.
+    pub fn gives(&self, tensor: Tensor) -> bool {
+        self.tensor(tensor).sources.iter().any(|(rank, _)| *rank == self.own_rank)
+    }
+
+    /// Begins this replica's parameters as those of the whole model begin.
+    pub fn start(&self, seed: u64, store: &mut Store) {
+        let mut all = Vec::new();
+        for (index, Parameter { init, name, shape, .. }) in self.parameters.iter().enumerate() {
+            match self.own(Tensor::Parameter(index)) {
+                None => {}
+                Some((number, Piece::Whole)) => init.fill(seed, name, shape, store.parameter_mut(*number)),
+                Some((number, piece)) => {
+                    all.resize(shape.elements(), 0.0);
+                    init.fill(seed, name, shape, &mut all);
+                    piece.take(&all, store.parameter_mut(*number));
+                }
+            }
+        }
+    }
+
+    /// Which of this replica's parameters it counts where all ranks together count each once.
+    pub fn counted(&self) -> Vec<bool> {
+        let all = (0..self.parameters.len()).map(Tensor::Parameter);
+        let mut counted: Vec<_> = all.filter_map(|one| Some((self.own(one)?.0, self.gives(one)))).collect();
+        counted.sort_unstable();
+        counted.into_iter().map(|(_, counts)| counts).collect()
     }
 
     /// What a tensor's message is marked with: another for each.
@@ -141,10 +237,4 @@ pub(crate) fn times(plan: &Plan, profile: &Profile) -> StageTimes {
         inputs_s: sum(plan.input_gradient_nodes()),
         weights_s: sum(weights),
     }
-}
-
-/// The numbers that tensors have in one stage, which keeps their order.
-fn own(stages: &[usize], number: usize) -> Vec<Option<usize>> {
-    let before = |index: usize| stages[..index].iter().filter(|&&stage| stage == number).count();
-    stages.iter().enumerate().map(|(index, &stage)| (stage == number).then(|| before(index))).collect()
 }

@@ -130,7 +130,7 @@ impl Case<'_> {
             _ => Schedule::new(self.kind, self.micro_batches, &self.times()).slots(at.stage),
         };
         let (options, place) = (self.options(at.data, slots), Place::Cpu(Arc::new(Cpu::new(1))));
-        let model = ModelStage { model: self.model, cuts: self.cuts, number: at.stage };
+        let model = ModelStage { cuts: self.cuts, number: at.stage, ..ModelStage::whole(self.model) };
         let mut replica = Replica::stage(model, options, &place).unwrap();
         if self.workers > 1 {
             let communicator = world.group(&mesh.group(Axis::Data, Rank::at(rank))).unwrap();
