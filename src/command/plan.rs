@@ -1,6 +1,7 @@
 //! `paceline plan`: what a step will do, before it does.
 
 mod messages;
+mod parts;
 mod stages;
 
 use std::collections::BTreeMap;
@@ -41,6 +42,9 @@ pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
     let prepared = Prepared { entry, arguments, input, config }.fitted()?;
     if prepared.config.stages() > 1 {
         return stages::run(&prepared);
+    }
+    if prepared.config.parts() > 1 {
+        return parts::run(&prepared);
     }
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let plan = prepared.candidate().plan(mode)?;

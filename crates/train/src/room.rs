@@ -174,7 +174,7 @@ impl Candidate<'_> {
         Ok(Planned::new(network, options.micro_batch, Updates::AtEnd, &options, false).plan)
     }
 
-    fn options(&self, config: &Config) -> Result<ReplicaOptions, TrainError> {
+    pub(crate) fn options(&self, config: &Config) -> Result<ReplicaOptions, TrainError> {
         // The first worker has one sample more than others, where shares are not equal.
         let sizes = MicroBatchSizes::of(config, Shard { rank: 0, world: self.workers }, None);
         let options = options(config, sizes, (self.workers, self.hosted), (self.input, self.classes))?;

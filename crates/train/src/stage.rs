@@ -1,14 +1,14 @@
 //! Which part of a model a replica computes: all of it, one stage of a pipeline, or a part of every layer.
 
+pub mod parts;
 pub mod plan;
 
 use std::ops::Range;
 
-use paceline_nn::stage::PartForm;
-use paceline_nn::{Mode, Model, Network, Parameter, StageNetwork, State};
+use paceline_nn::{Mode, Model, Network, Parameter, PartForm, PartPieces, StageNetwork, State};
 use paceline_parallel::split::StageTimes;
 use paceline_tensor::execute::Profile;
-use paceline_tensor::part::{PartTensor, Piece};
+use paceline_tensor::part::Piece;
 use paceline_tensor::{GraphError, Plan, Store};
 
 use crate::replica::ReplicaOptions;
@@ -60,49 +60,43 @@ impl<'a> ModelStage<'a> {
     pub fn inventory(&self, options: &ReplicaOptions) -> Result<Option<WholeModel>, GraphError> {
         let ReplicaOptions { input, classes, .. } = *options;
         let data = (input, classes, 0.0);
-        let ranks: Vec<Held> = match self.part {
-            Some(form) => {
-                let part = |own| StageNetwork::part(self.model, Mode::Eval, options.micro_batch, data, &PartForm { own, ..form.clone() });
-                (0..form.parts).map(|own| Ok(Held::by(&part(own)?))).collect::<Result<_, GraphError>>()?
-            }
-            None if self.cuts.is_empty() => return Ok(None),
-            None => StageNetwork::all(self.model, Mode::Eval, 1, data, self.cuts)?.iter().map(Held::by).collect(),
-        };
         let whole = Network::without_gradients(self.model, Mode::Eval, 1, input, classes, 0.0)?;
-        let own = self.part.map_or(self.number, |form| form.own);
-        let tensors = |names: &[&str], held: fn(&Held) -> &Vec<(String, Piece)>| {
-            names.iter().map(|name| WholeTensor::of(name, ranks.iter().map(held), own)).collect::<Vec<_>>()
+        let ranks = match self.part {
+            Some(form) => form.pieces(self.model, input, classes)?,
+            None if self.cuts.is_empty() => return Ok(None),
+            None => {
+                let stages = StageNetwork::all(self.model, Mode::Eval, 1, data, self.cuts)?;
+                stages.iter().map(|stage| pieces_of(stage, &whole)).collect()
+            }
         };
-        let parameters: Vec<&str> = whole.parameters.iter().map(|one| one.name.as_str()).collect();
-        let states: Vec<&str> = whole.states.iter().map(|one| one.name.as_str()).collect();
+        let own = self.part.map_or(self.number, |form| form.own);
+        let tensors = |count: usize, of: fn(&PartPieces) -> &Vec<Piece>| {
+            let mut found: Vec<WholeTensor> = Vec::with_capacity(count);
+            for index in 0..count {
+                let number = found.iter().filter(|tensor| tensor.own.is_some()).count();
+                let pieces = ranks.iter().map(|rank| of(rank)[index].clone());
+                found.push(WholeTensor::of(pieces.collect(), (own, number)));
+            }
+            found
+        };
         Ok(Some(WholeModel {
             own_rank: own,
-            parameter_tensors: tensors(&parameters, |held| &held.parameters),
-            state_tensors: tensors(&states, |held| &held.states),
+            parameter_tensors: tensors(whole.parameters.len(), |rank| &rank.parameters),
+            state_tensors: tensors(whole.states.len(), |rank| &rank.states),
             parameters: whole.parameters,
             states: whole.states,
         }))
     }
 }
 
-/// What one rank has of the tensors of a model, by their names, in its order.
-struct Held {
-    parameters: Vec<(String, Piece)>,
-    states: Vec<(String, Piece)>,
-}
-
-impl Held {
-    fn by(network: &StageNetwork) -> Self {
-        let StageNetwork { parameters, states, pieces, .. } = network;
-        let piece = |of: Option<&Vec<PartTensor>>, number: usize| of.map_or(Piece::Whole, |of| of[number].piece.clone());
-        let [parameter_pieces, state_pieces] =
-            [pieces.as_ref().map(|all| &all.parameters), pieces.as_ref().map(|all| &all.states)];
-        let parameter = |(number, one): (usize, &Parameter)| (one.name.clone(), piece(parameter_pieces, number));
-        let state = |(number, one): (usize, &State)| (one.name.clone(), piece(state_pieces, number));
-        Self {
-            parameters: parameters.iter().enumerate().map(parameter).collect(),
-            states: states.iter().enumerate().map(state).collect(),
-        }
+/// What a stage has of the tensors of the whole model: all of some of them.
+fn pieces_of(stage: &StageNetwork, whole: &Network) -> PartPieces {
+    let piece = |has: bool| if has { Piece::Whole } else { Piece::Absent };
+    let has_parameter = |name: &str| stage.parameters.iter().any(|own| own.name == name);
+    let has_state = |name: &str| stage.states.iter().any(|own| own.name == name);
+    PartPieces {
+        parameters: whole.parameters.iter().map(|one| piece(has_parameter(&one.name))).collect(),
+        states: whole.states.iter().map(|one| piece(has_state(&one.name))).collect(),
     }
 }
 
@@ -131,20 +125,14 @@ pub struct WholeTensor {
 }
 
 impl WholeTensor {
-    fn of<'a>(name: &str, ranks: impl Iterator<Item = &'a Vec<(String, Piece)>>, own: usize) -> Self {
-        let (mut found, mut sources) = (None, Vec::new());
-        for (rank, held) in ranks.enumerate() {
-            let Some(number) = held.iter().position(|(named, _)| named == name) else { continue };
-            let piece = held[number].1.clone();
-            if rank == own {
-                found = Some((number, piece.clone()));
-            }
-            sources.push((rank, piece));
-        }
+    /// Given what each rank has of it, and which rank this is, with the number that the tensor would have there.
+    fn of(pieces: Vec<Piece>, (own, number): (usize, usize)) -> Self {
+        let held = Some(pieces[own].clone()).filter(|piece| *piece != Piece::Absent);
+        let mut sources: Vec<_> = pieces.into_iter().enumerate().filter(|(_, piece)| *piece != Piece::Absent).collect();
         if let Some(whole) = sources.iter().position(|(_, piece)| *piece == Piece::Whole) {
             sources = vec![sources.swap_remove(whole)];
         }
-        Self { own: found, sources }
+        Self { own: held.map(|piece| (number, piece)), sources }
     }
 }
 
