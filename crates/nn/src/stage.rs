@@ -4,11 +4,11 @@
 use paceline_tensor::cut::{self, Crossing};
 use paceline_tensor::fuse::MOMENTS_FROM;
 use paceline_tensor::gradient::{self, Gradients};
-use paceline_tensor::part::{Form, PartTensor};
 use paceline_tensor::{Graph, GraphError, Value, Wanted};
 
 use crate::net::{Input, Mode, Model, Network};
 use crate::parameter::{Parameter, State};
+use crate::part::StagePieces;
 
 /// One stage of a network.
 #[derive(Debug)]
@@ -32,26 +32,6 @@ pub struct StageNetwork {
     pub sent: Vec<Value>,
     /// For training.
     pub gradients: Option<StageGradients>,
-}
-
-/// What a part has of the tensors that it has some of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StagePieces {
-    /// Of each parameter.
-    pub parameters: Vec<PartTensor>,
-    /// Of each state.
-    pub states: Vec<PartTensor>,
-}
-
-/// How layers are computed by several parts, and which part this is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartForm {
-    /// The form of each layer, by its name or one in front of others; an empty name means all. The longest that fits counts.
-    pub forms: Vec<(String, Form)>,
-    /// How many parts there are.
-    pub parts: usize,
-    /// The number of this part.
-    pub own: usize,
 }
 
 /// The end of a network.
@@ -168,7 +148,7 @@ impl StageNetwork {
 
 impl StageGradients {
     /// Appends the backward pass.
-    fn add(
+    pub(crate) fn add(
         graph: &mut Graph,
         head: Option<Head>,
         received: &[Crossing],
