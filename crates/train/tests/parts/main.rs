@@ -137,7 +137,7 @@ impl Case {
         };
         let losses = (0..STEPS).map(step).collect();
         replica.settle().unwrap().unwrap();
-        let tally = replica.evaluate(&self.batch(0, worker)).unwrap().1;
+        let tally = replica.evaluate(&first(&self.batch(0, worker), replica.options().micro_batch)).unwrap().1;
         let evaluated = replica.total(tally).unwrap().mean_loss();
         Trained { tensors: tensors(&replica), losses, evaluated }
     }
@@ -169,6 +169,18 @@ impl Case {
     fn follows(&self) {
         let whole = Self { config: Config { split: "replicate".parse().unwrap(), ..self.config.clone() }, ..self.clone() };
         close(&self.run(), &whole.run(), &format!("{} {} {:?}", self.model, self.split, self.carry));
+    }
+}
+
+/// As many of the first samples of a batch.
+fn first(batch: &Batch, most: usize) -> Batch {
+    let size = batch.size.min(most);
+    let part = |numbers: usize| numbers / batch.size * size;
+    Batch {
+        size,
+        images: batch.images[..part(batch.images.len())].to_vec(),
+        targets: batch.targets[..size].to_vec(),
+        ..Batch::default()
     }
 }
 
