@@ -22,13 +22,14 @@ fn trains_as_whole(name: &str, setting: Setting, splits: &[(&str, usize)]) {
     let whole = train_whole(model, &setting);
     // Statistics of few numbers, and maxima that are nearly the same, make much of rounding.
     let has_statistics = whole.tensors.iter().any(|(name, _)| name.ends_with("running_mean"));
-    let nudged = has_statistics.then(|| train_nudged(model, &setting));
+    let nudges = if has_statistics { 3 } else { 0 };
+    let rounding = (0..nudges).map(|nudge| farthest_whole(&whole, &train_nudged(model, &setting, nudge)));
+    let rounding = rounding.fold(0.0, f32::max);
     for &(split, parts) in splits {
         let form = PartForm { forms: forms(split), parts, own: 0 };
         let trained = train_parts(model, &setting, &form);
         for (own, part) in trained.iter().enumerate() {
             let (what, found) = farthest(&whole, part);
-            let (_, rounding) = nudged.as_ref().map_or_else(Default::default, |nudged| farthest_whole(&whole, nudged));
             println!("{name} {split}:{parts} part {own}: {what} {found:e}, rounding {rounding:e}");
             assert!(
                 found <= (4.0 * rounding).max(1e-5),
@@ -50,11 +51,10 @@ fn farthest(whole: &Trained, part: &Trained) -> (String, f32) {
     losses.chain(tensors).max_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
 }
 
-fn farthest_whole(whole: &Trained, other: &Trained) -> (String, f32) {
-    let losses = whole.losses.iter().zip(&other.losses).map(|(a, b)| ("loss".to_owned(), (a - b).abs() / a.abs()));
+fn farthest_whole(whole: &Trained, other: &Trained) -> f32 {
+    let losses = whole.losses.iter().zip(&other.losses).map(|(a, b)| (a - b).abs() / a.abs());
     let tensors = whole.tensors.iter().zip(&other.tensors);
-    let tensors = tensors.map(|((name, expected), (_, found))| (name.clone(), apart(expected, expected, found)));
-    losses.chain(tensors).max_by(|a, b| a.1.total_cmp(&b.1)).unwrap()
+    losses.chain(tensors.map(|((_, expected), (_, found))| apart(expected, expected, found))).fold(0.0, f32::max)
 }
 
 fn apart(whole: &[f32], expected: &[f32], found: &[f32]) -> f32 {
@@ -90,7 +90,7 @@ fn models_without_statistics_train_ten_steps_to_1e_5() {
 #[ignore = "cargo x ci: parts"]
 fn models_with_statistics_train_as_near_as_rounding_lets_them() {
     let short = Setting { steps: 3, ..IMAGES };
-    trains_as_whole("resnet20", Setting { batch: 8, ..CIFAR }, &[("channel", 2), ("channel", 3)]);
+    trains_as_whole("resnet20", Setting { batch: 8, steps: 5, ..CIFAR }, &[("channel", 2), ("channel", 3)]);
     trains_as_whole("googlenet", short, &[("channel", 2), ("channel", 3), ("branch", 2)]);
     trains_as_whole(
         "inceptionv3",

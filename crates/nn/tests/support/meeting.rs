@@ -107,14 +107,14 @@ impl Trained {
 pub fn train_whole(model: &dyn Model, setting: &Setting) -> Trained {
     let Setting { batch, classes, .. } = *setting;
     let mut stages = StageNetwork::all(model, Mode::Train, batch, (setting.input(), classes, 0.1), &[]).unwrap();
-    train(stages.remove(0), setting, false, &mut |_| {})
+    train(stages.remove(0), setting, None, &mut |_| {})
 }
 
 /// The same from weights whose last bits are others: how far rounding alone leads.
-pub fn train_nudged(model: &dyn Model, setting: &Setting) -> Trained {
+pub fn train_nudged(model: &dyn Model, setting: &Setting, nudge: u64) -> Trained {
     let Setting { batch, classes, .. } = *setting;
     let mut stages = StageNetwork::all(model, Mode::Train, batch, (setting.input(), classes, 0.1), &[]).unwrap();
-    train(stages.remove(0), setting, true, &mut |_| {})
+    train(stages.remove(0), setting, Some(nudge), &mut |_| {})
 }
 
 pub fn train_parts(model: &(dyn Model + Sync), setting: &Setting, form: &PartForm) -> Vec<Trained> {
@@ -134,7 +134,7 @@ pub fn train_parts(model: &(dyn Model + Sync), setting: &Setting, form: &PartFor
             .enumerate()
             .map(|(own, network)| {
                 let meeting = &meeting;
-                scope.spawn(move || train(network, setting, false, &mut |turn| meeting.answer(own, turn)))
+                scope.spawn(move || train(network, setting, None, &mut |turn| meeting.answer(own, turn)))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -142,12 +142,12 @@ pub fn train_parts(model: &(dyn Model + Sync), setting: &Setting, form: &PartFor
 }
 
 /// Steps of SGD with momentum.
-fn train(network: StageNetwork, setting: &Setting, nudge: bool, answer: &mut dyn FnMut(Turn<'_>)) -> Trained {
+fn train(network: StageNetwork, setting: &Setting, nudge: Option<u64>, answer: &mut dyn FnMut(Turn<'_>)) -> Trained {
     let plan = Plan::new(network.graph.clone(), &network.wanted(1 << 20));
     let mut store = Store::new(&plan);
     fill(&network, &mut store);
-    if nudge {
-        let mut random = Random::new(&[9]);
+    if let Some(nudge) = nudge {
+        let mut random = Random::new(&[9, nudge]);
         store.parameters.iter_mut().for_each(|x| *x *= [1.0 - f32::EPSILON, 1.0, 1.0 + f32::EPSILON][random.below(3)]);
     }
     let mut executor = Executor::new(&Device::cpu(1), plan).unwrap();
