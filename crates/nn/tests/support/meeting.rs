@@ -27,6 +27,9 @@ impl Setting {
     }
 }
 
+/// Learning rate.
+const RATE: f32 = 1e-3;
+
 /// Where parts exchange numbers.
 pub struct Meeting {
     barrier: Barrier,
@@ -104,7 +107,14 @@ impl Trained {
 pub fn train_whole(model: &dyn Model, setting: &Setting) -> Trained {
     let Setting { batch, classes, .. } = *setting;
     let mut stages = StageNetwork::all(model, Mode::Train, batch, (setting.input(), classes, 0.1), &[]).unwrap();
-    train(stages.remove(0), setting, &mut |_| {})
+    train(stages.remove(0), setting, None, &mut |_| {})
+}
+
+/// The same from weights whose last bits are others: how far rounding alone leads.
+pub fn train_nudged(model: &dyn Model, setting: &Setting, nudge: u64) -> Trained {
+    let Setting { batch, classes, .. } = *setting;
+    let mut stages = StageNetwork::all(model, Mode::Train, batch, (setting.input(), classes, 0.1), &[]).unwrap();
+    train(stages.remove(0), setting, Some(nudge), &mut |_| {})
 }
 
 pub fn train_parts(model: &(dyn Model + Sync), setting: &Setting, form: &PartForm) -> Vec<Trained> {
@@ -124,7 +134,7 @@ pub fn train_parts(model: &(dyn Model + Sync), setting: &Setting, form: &PartFor
             .enumerate()
             .map(|(own, network)| {
                 let meeting = &meeting;
-                scope.spawn(move || train(network, setting, &mut |turn| meeting.answer(own, turn)))
+                scope.spawn(move || train(network, setting, None, &mut |turn| meeting.answer(own, turn)))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -132,10 +142,14 @@ pub fn train_parts(model: &(dyn Model + Sync), setting: &Setting, form: &PartFor
 }
 
 /// Steps of SGD with momentum.
-fn train(network: StageNetwork, setting: &Setting, answer: &mut dyn FnMut(Turn<'_>)) -> Trained {
+fn train(network: StageNetwork, setting: &Setting, nudge: Option<u64>, answer: &mut dyn FnMut(Turn<'_>)) -> Trained {
     let plan = Plan::new(network.graph.clone(), &network.wanted(1 << 20));
     let mut store = Store::new(&plan);
     fill(&network, &mut store);
+    if let Some(nudge) = nudge {
+        let mut random = Random::new(&[9, nudge]);
+        store.parameters.iter_mut().for_each(|x| *x *= [1.0 - f32::EPSILON, 1.0, 1.0 + f32::EPSILON][random.below(3)]);
+    }
     let mut executor = Executor::new(&Device::cpu(1), plan).unwrap();
     let (head, seed) = (network.head.unwrap(), network.gradients.as_ref().unwrap().seed.unwrap());
     let mut velocity = vec![0.0f32; store.parameters.len()];
@@ -169,7 +183,7 @@ fn train(network: StageNetwork, setting: &Setting, answer: &mut dyn FnMut(Turn<'
         let gradients = store.gradients.to_vec();
         for ((weight, velocity), gradient) in store.parameters.iter_mut().zip(&mut velocity).zip(gradients) {
             *velocity = 0.9 * *velocity + gradient;
-            *weight -= 0.01 * *velocity;
+            *weight -= RATE * *velocity;
         }
     }
     let names = |kind: &str| network.parameters.iter().map(|one| format!("{kind} of {}", one.name)).collect::<Vec<_>>();

@@ -65,7 +65,7 @@ impl Gather {
 
     /// Whether the pieces one behind the other, for so many indices of the dims before, are the result.
     pub(crate) fn is_in_order(&self, outer: usize) -> bool {
-        outer == 1 && self.segments.is_sorted_by_key(|segment| segment.part)
+        (outer == 1 || self.lengths.len() == 1) && self.segments.is_sorted_by_key(|segment| segment.part)
     }
 }
 
