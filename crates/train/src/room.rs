@@ -256,8 +256,10 @@ impl Candidate<'_> {
         // The first stage of the first worker holds one tensor of another at a time, while it saves.
         let saving = Sizes::plan(ModelStage::whole(self.model), &self.options(config)?)?.largest;
         let of = |number: usize| {
-            let (stage, options) =
-                (ModelStage { cuts: &cuts, number, ..ModelStage::whole(self.model) }, self.stage_options(config, number)?);
+            let (stage, options) = (
+                ModelStage { cuts: &cuts, number, ..ModelStage::whole(self.model) },
+                self.stage_options(config, number)?,
+            );
             let need = self.need_of(config, stage, &options)?;
             // Messages in both directions, for every micro-batch that can be alive in the stage before.
             let network = stage.network(Mode::Eval, options.micro_batch, &options)?;

@@ -125,7 +125,8 @@ impl Parts<'_> {
     fn layers(&self) -> String {
         let mut rows = vec![["layers", "parameters", "forward", "backward", "replicated"].map(str::to_owned).to_vec()];
         for LayerTraffic { name, parameters, forward, backward, replicating } in &self.plan.layers {
-            let sent = |traffic: &Traffic| if traffic.sent_bytes > 0 { short(traffic.sent_bytes) } else { "–".into() };
+            let sent =
+                |traffic: &Traffic| if traffic.sent_bytes > 0 { short(traffic.sent_bytes) } else { "–".into() };
             rows.push(vec![name.clone(), grouped(*parameters), sent(forward), sent(backward), sent(replicating)]);
         }
         format!("\nsent by the first part, by layers\n{}", columns(&rows, 1))
@@ -138,7 +139,7 @@ impl Parts<'_> {
             return "\nforecast         --balance time measures seconds\n".to_owned();
         };
         let messages = match self.linked {
-            true => "what is exchanged goes over links",
+            true => "messages go over links",
             false => "all are on one machine, and what is exchanged takes no time",
         };
         let replicated = match self.linked {
@@ -162,7 +163,9 @@ impl Parts<'_> {
     fn end(&self) -> Result<String, Failure> {
         let (needs, config) = (in_words(self.prepared.candidate().bytes()?), &self.prepared.config);
         let (ranks, optimizer) = (config.ranks(), config.optimizer);
-        Ok(format!("\nneeds {needs} in all: {ranks} ranks on this machine with {optimizer}, besides samples held in memory\n"))
+        Ok(format!(
+            "\nneeds {needs} in all: {ranks} ranks on this machine with {optimizer}, besides samples held in memory\n"
+        ))
     }
 
     fn to_json(&self) -> Result<Value, Failure> {

@@ -56,7 +56,9 @@ impl Config {
     fn check_parts(&self) -> Result<(), TrainError> {
         let split = &self.split;
         if self.carry == Carry::NCCL || self.device != Compute::Cpu {
-            return refuse(format!("--split {split} computes layers on CPUs; type --device cpu, and another --carry than nccl"));
+            return refuse(format!(
+                "--split {split} computes layers on CPUs; type --device cpu, and another --carry than nccl"
+            ));
         }
         if self.agree.recipe().has_servers() {
             return refuse(format!(

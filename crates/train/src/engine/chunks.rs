@@ -62,7 +62,8 @@ impl CpuEngine {
             let mut look = |range: Range<usize>, sums: &mut [f32]| {
                 let (first, end) = (start + range.start, start + range.end);
                 // What lies between tensors is zero.
-                for Segment { range, .. } in counted.iter().filter(|one| one.range.start < end && one.range.end > first) {
+                for Segment { range, .. } in counted.iter().filter(|one| one.range.start < end && one.range.end > first)
+                {
                     let held = range.start.max(first) - first..range.end.min(end) - first;
                     squares += optim::squares(&sums[held], &mut tools);
                 }

@@ -210,11 +210,7 @@ fn rank_plan(
 }
 
 /// As many workers as parts, in place of them.
-fn replicated(
-    candidate: &Candidate<'_>,
-    basis: Basis<'_>,
-    choice: &Choice,
-) -> Result<(RankPlan, Traffic), TrainError> {
+fn replicated(candidate: &Candidate<'_>, basis: Basis<'_>, choice: &Choice) -> Result<(RankPlan, Traffic), TrainError> {
     let parts = candidate.config.parts();
     let workers = candidate.workers * parts;
     // A step of fewer samples than workers is made by some of them.

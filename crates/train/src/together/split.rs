@@ -98,7 +98,9 @@ impl PartSplit {
             }
         }
         if forms == [(String::new(), Form::Replicate)] {
-            return Err(format!("parts that replicate every layer are workers; type --workers {parts}, or channel:{parts}"));
+            return Err(format!(
+                "parts that replicate every layer are workers; type --workers {parts}, or channel:{parts}"
+            ));
         }
         Ok(Self { forms, parts })
     }
@@ -152,7 +154,11 @@ impl TryFrom<Said> for Split {
                     let layer = if key == OTHERS { String::new() } else { key };
                     forms.push((layer, form.parse()?));
                 }
-                _ => return Err(format!("[split] does not know `{key}` so; type parts = 2, and layers such as classifier = \"channel\"")),
+                _ => {
+                    return Err(format!(
+                        "[split] does not know `{key}` so; type parts = 2, and layers such as classifier = \"channel\""
+                    ));
+                }
             }
         }
         let parts = parts.filter(|count| (2..=RANKS_MAX).contains(count));

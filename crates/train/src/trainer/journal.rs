@@ -76,7 +76,7 @@ pub(super) struct Journal {
     restarts: Restarts,
     /// Damaged samples that were told of already.
     damage_told: usize,
-    /// How the stages compute together, to be told at the beginning.
+    /// How the stages or parts compute together, to be told at the beginning.
     pub pipeline: Option<Event>,
     /// The name of the GPU, and what looks at it.
     gpu: Option<(String, Option<Gauge>)>,
@@ -98,7 +98,8 @@ impl Journal {
             let (step, survivor, run) = (0, checkpoints.survivor(), run.path().to_owned());
             TrainError::EventNotWritten { step, source, survivor, run }
         })?;
-        let (id, save_every_s) = (read_id(&disk, run.path()), config.checkpoint_seconds(shard.world * stage.world * part.world));
+        let (id, save_every_s) =
+            (read_id(&disk, run.path()), config.checkpoint_seconds(shard.world * stage.world * part.world));
         Ok(Self {
             id: id.unwrap_or_default(),
             saver: Saver::default(),

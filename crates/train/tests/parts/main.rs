@@ -129,8 +129,7 @@ impl Case {
     fn train(&self, mut replica: Replica, worker: usize) -> Trained {
         let clock = Clock::real();
         let step = |step: u64| {
-            let (batch, moment) =
-                (self.batch(step, worker), Moment { step, learning_rate: self.learning_rate });
+            let (batch, moment) = (self.batch(step, worker), Moment { step, learning_rate: self.learning_rate });
             let output = replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap();
             output.updated.unwrap();
             output.tally.mean_loss()
@@ -167,7 +166,8 @@ impl Case {
 
     /// Trains whole and in parts.
     fn follows(&self) {
-        let whole = Self { config: Config { split: "replicate".parse().unwrap(), ..self.config.clone() }, ..self.clone() };
+        let whole =
+            Self { config: Config { split: "replicate".parse().unwrap(), ..self.config.clone() }, ..self.clone() };
         close(&self.run(), &whole.run(), &format!("{} {} {:?}", self.model, self.split, self.carry));
     }
 }
@@ -211,7 +211,8 @@ fn close(one: &Trained, other: &Trained, what: &str) {
     for (name, numbers) in &one.tensors {
         let (a, b) = (numbers, &other.tensors[name]);
         let scale = a.iter().chain(b).fold(1.0f32, |scale, x| scale.max(x.abs()));
-        let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |worst, x| if x <= worst { worst } else { x });
+        let worst =
+            a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |worst, x| if x <= worst { worst } else { x });
         assert!(worst <= 1e-5 * scale, "{what}: {name} differs by {worst}");
     }
     for (a, b) in one.losses.iter().zip(&other.losses).chain([(&one.evaluated, &other.evaluated)]) {
