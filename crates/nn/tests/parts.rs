@@ -167,3 +167,25 @@ fn what_cannot_be_is_refused_with_what_can() {
     let error = refused("vgg11", "replicate", 1);
     assert!(error.contains("features.0") && error.contains("too few"), "{error}");
 }
+
+#[test]
+#[ignore = "probe"]
+fn probe() {
+    let env = |name: &str, default: usize| std::env::var(name).map_or(default, |text| text.parse().unwrap());
+    let setting = Setting {
+        size: env("SIZE", 64),
+        channels: 3,
+        classes: 10,
+        batch: env("BATCH", 16),
+        steps: env("STEPS", 1) as u64,
+    };
+    let name = std::env::var("MODEL").unwrap();
+    let model = zoo::find(&name).unwrap();
+    let whole = train_whole(model, &setting);
+    println!("nudged {:e}", farthest_whole(&whole, &train_nudged(model, &setting, 0)));
+    for (split, parts) in [("channel", 2), ("branch", 2)] {
+        let form = PartForm { forms: forms(split), parts, own: 0 };
+        let trained = train_parts(model, &setting, &form);
+        println!("{split} {:?}", farthest(&whole, &trained[0]));
+    }
+}
