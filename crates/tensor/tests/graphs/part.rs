@@ -5,10 +5,12 @@ use std::sync::{Barrier, Mutex};
 use paceline_system::random::{Random, key_of_text};
 use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::execute::Turn;
-use paceline_tensor::op::piece_range;
+use paceline_tensor::op::{Together, piece_range};
 use paceline_tensor::part::{Form, Part, part, traffic, ways};
 use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind};
-use paceline_tensor::{DType, Device, Executor, Graph, Op, Pass, Plan, Shape, Store, Unary, Value, Wanted, gradient};
+use paceline_tensor::{
+    DType, Device, Executor, Graph, Op, Pass, Plan, Precision, Shape, Store, Unary, Value, Wanted, gradient,
+};
 use proptest::prelude::*;
 
 use super::random_net::{Net, Step, batch_norm, close_from, net, push};
@@ -30,14 +32,17 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(mut graph: Graph, [result, loss]: [Value; 2], weights_last: bool) -> Self {
+    fn new(graph: Graph, ends: [Value; 2], weights_last: bool) -> Self {
+        Self::with(graph, ends, Wanted { weights_last, ..Wanted::default() })
+    }
+
+    fn with(mut graph: Graph, [result, loss]: [Value; 2], wanted: Wanted) -> Self {
         let (seed, gradients) = gradient::of_loss(&mut graph, loss).unwrap();
         let wanted = Wanted {
             outputs: vec![result, loss],
             gradients: graph.parameters().iter().map(|&parameter| gradients.of(parameter)).collect(),
             bucket_bytes_max: 256,
-            weights_last,
-            ..Wanted::default()
+            ..wanted
         };
         let plan = Plan::new(graph.clone(), &wanted);
         let (store, executor) = (Store::new(&plan), Executor::new(&Device::cpu(1), plan).unwrap());
@@ -327,4 +332,31 @@ fn a_part_by_itself_does_not_wait() {
     let one = part(&graph, &ways, 2, 1).unwrap();
     let mut bench = Bench::new(one.graph.clone(), ends.map(|end| one.value(end).unwrap()), false);
     assert_eq!(bench.run(&mut |_| {}).len(), graph.shape(result).elements());
+}
+
+#[test]
+fn what_travels_is_not_rounded_where_activations_are() {
+    let (graph, result) = layers(&[
+        (0, [2, 0, 1]),
+        (5, [0; 3]),
+        (1, [3, 0, 0]),
+        (7, [1, 2, 0]),
+        (2, [0; 3]),
+        (8, [3, 0, 0]),
+        (5, [0; 3]),
+    ]);
+    let (graph, ends) = with_loss(&graph, result);
+    for form in [Form::Channel, Form::Branch, Form::Replicate] {
+        let ways = ways(&graph, &[(String::new(), form)], 2).unwrap();
+        let one = part(&graph, &ways, 2, 0).unwrap();
+        let wanted = Wanted { precision: Precision::Bf16, ..Wanted::default() };
+        let bench = Bench::with(one.graph.clone(), ends.map(|end| one.value(end).unwrap()), wanted);
+        let graph = bench.executor.plan().graph();
+        assert!(graph.values().any(|value| graph.dtype(value) == DType::Bf16), "{form}: activations are narrow");
+        let travels = |op: &Op| matches!(op, Op::Together(Together::Sum | Together::Gather(_)));
+        let exchanges: Vec<_> = graph.nodes().iter().filter(|node| travels(&node.op)).collect();
+        assert!(!exchanges.is_empty(), "{form}");
+        let is_full = |value: &Value| graph.dtype(*value) == DType::F32;
+        assert!(exchanges.iter().all(|node| node.inputs.iter().chain(&node.outputs).all(is_full)), "{form}");
+    }
 }
