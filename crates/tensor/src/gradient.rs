@@ -147,11 +147,7 @@ impl Builder<'_> {
                     }
                 }
             }
-            Op::Together(together) => {
-                if wants(0) {
-                    parts.push((0, self.together(together, dy)?));
-                }
-            }
+            Op::Together(together) => return self.together(together, dy, wants(0)),
             op => return Err(self.refuse(op)),
         }
         parts.retain(|&(index, _)| wants(index));
@@ -159,12 +155,16 @@ impl Builder<'_> {
     }
 
     /// What parts do together has its conjugate.
-    fn together(&mut self, together: &Together, dy: Value) -> Result<Value, GraphError> {
-        match together {
-            Together::Sum => Ok(dy),
-            Together::Fork => self.one(Op::Together(Together::Sum), &[dy]),
-            Together::Gather(gather) => self.own_piece(gather, dy),
+    fn together(&mut self, together: &Together, dy: Value, is_wanted: bool) -> Parts {
+        if !is_wanted {
+            return Ok(Vec::new());
         }
+        let dx = match together {
+            Together::Sum => dy,
+            Together::Fork => self.one(Op::Together(Together::Sum), &[dy])?,
+            Together::Gather(gather) => self.own_piece(gather, dy)?,
+        };
+        Ok(vec![(0, dx)])
     }
 
     /// What a part put into a gather, of the gradient of its result.
