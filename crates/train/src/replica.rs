@@ -37,7 +37,7 @@ use crate::exchange::Exchange;
 use crate::metrics::Tally;
 use crate::micro_batch::{MicroBatch, OTHER_SIZES, share};
 use crate::phases::Phases;
-use crate::stage::{ModelStage, WholeModel};
+use crate::stage::{ModelStage, WholeModel, start, tensors};
 
 /// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough
 /// to overlap with the backward pass (25 MiB is also what PyTorch's DDP found to work).
@@ -160,7 +160,7 @@ pub(crate) fn plan(
     options: &ReplicaOptions,
 ) -> Result<(Plan, Vec<Parameter>, Vec<Segment>), TrainError> {
     let network = stage.network(Mode::Train, options.micro_batch, options)?;
-    let (updates, parameters) = (updates(&network, options, false), network.parameters.clone());
+    let (updates, parameters) = (updates(&network, options, false), tensors(&network).0);
     let plan = Planned::new(network, options.micro_batch, updates, options, false).plan;
     let segments = segments(&parameters, plan.parameters());
     Ok((plan, parameters, segments))
@@ -210,11 +210,12 @@ impl Replica {
         let micro_batch = options.micro_batch;
         let on_gpu = place.is_gpu();
         let eval = stage.network(Mode::Eval, micro_batch, &options)?;
-        let whole = stage.inventory(&options)?;
-        let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
+        let (whole, pieces) = (stage.inventory(&options)?, eval.pieces.clone());
+        let (parameters, states) = tensors(&eval);
         let sizes = [&[micro_batch], &options.other_sizes[..]].concat();
         let plan_for = |samples: usize| {
             let network = stage.network(Mode::Train, samples, &options)?;
+            assert_eq!(network.pieces, pieces, "a part has the same pieces of tensors for any number of samples");
             if samples == micro_batch && !options.sync_batch_norm {
                 check_statistics(&network.graph)?;
             }
@@ -236,14 +237,13 @@ impl Replica {
         sizes.check(&Limits::look())?;
         let mut store = Store::new(plan);
         let optimizer = if !train.is_empty() { options.rule.new_state(owned.length()) } else { Vec::new() };
-        for (index, parameter) in parameters.iter().enumerate() {
-            parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
-        }
+        start(whole.as_ref(), &parameters, options.seed, &mut store);
         for (index, state) in states.iter().enumerate() {
             store.state_mut(index).fill(state.start);
         }
         let segments = segments(&parameters, store.layout());
-        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned }, segments };
+        let counted = whole.as_ref().map_or_else(|| vec![true; segments.len()], WholeModel::counted);
+        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned }, segments, counted };
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
         let pipeline = Pipeline::new(stage.number, stage.cuts.len() + 1);
@@ -306,9 +306,9 @@ impl Replica {
         if agreement.protocol().gradients_leave() {
             self.engine.stage_gradients()?;
         }
-        let stages = self.exchange.take_stages();
+        let siblings = self.exchange.take_siblings();
         self.exchange = Exchange::new(agreement, self.options.hosted, clock);
-        stages.into_iter().for_each(|links| self.exchange.join_stages(links));
+        siblings.into_iter().for_each(|links| self.exchange.join_siblings(links));
         Ok(())
     }
 
