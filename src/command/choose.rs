@@ -1,0 +1,191 @@
+//! `paceline choose`: every way to use this node for a training, measured; and what `paceline train --split auto` does with it.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use super::train::resolve;
+use super::{Outcome, note, print, print_json, team};
+use crate::arguments::{Choose, Train};
+use crate::choose::apply::Said;
+use crate::choose::table::{self, Row};
+use crate::choose::{Answer, Found, Request, choose};
+use crate::cluster::spec::from_environment;
+use crate::failure::Failure;
+use crate::nn::Input;
+use crate::run::split::outline;
+use crate::system::clock::format_utc;
+use crate::system::shell::quote;
+use crate::system::signal::Stop;
+use crate::terminal::Style;
+use crate::train::together::{Carry, Sharding, Split};
+use crate::train::{Config, Registry};
+
+/// Seconds that a choice may take, if nobody says otherwise.
+const BUDGET_S: f64 = 60.0;
+
+/// Runs the command.
+pub fn run(arguments: &Choose, registry: &Registry) -> Outcome {
+    let train = &arguments.train;
+    refuse_what_is_not_for_one_node(train)?;
+    let config = resolve(train)?;
+    let stop = Stop::on_signals().map_err(Failure::failed)?;
+    let style = Style::choose(train.quiet, train.json);
+    let request = Request { again: arguments.again, ..request((train, &config), registry, &stop, style) };
+    match choose(&request)? {
+        Answer::Interrupted => Ok(stop.signal().exit_code().into()),
+        Answer::NothingApplies(rows) => Err(nothing_applies(&rows)),
+        Answer::Found(found) => {
+            show(train, (&config, registry), &found);
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn request<'a>(
+    (train, config): (&Train, &'a Config),
+    registry: &'a Registry,
+    stop: &'a Stop,
+    style: Style,
+) -> Request<'a> {
+    let (calibrate, budget_s) = (train.calibrate, train.choose_budget.unwrap_or(BUDGET_S));
+    Request { config, said: said(train, config), registry, calibrate, budget_s, again: false, stop, style }
+}
+
+fn refuse_what_is_not_for_one_node(train: &Train) -> Result<(), Failure> {
+    let sentence = match train {
+        Train { resume: Some(_), .. } => {
+            "a run that goes on is measured as a new one: type paceline choose with its config.toml in place of --resume"
+        }
+        Train { hosts: Some(_), .. } | Train { cluster: Some(_), .. } => {
+            "choose measures the node that it runs on; leave --hosts and --cluster out, and run it on each"
+        }
+        Train { run: Some(_), .. } => "choose leaves no run behind; leave --run out",
+        Train { split: Some(split), .. } if *split != Split::Auto => "choose finds out how to split; leave --split out",
+        Train { cuts, .. } if !cuts.is_empty() => "choose finds out where to cut; leave --cuts out",
+        _ => return Ok(()),
+    };
+    Err(Failure::refused(sentence))
+}
+
+/// What was said of the answer already: whatever is not as usual.
+fn said(train: &Train, config: &Config) -> Said {
+    let usual = Config::default();
+    let typed = |value: bool, told: Option<usize>, found: usize| told.or(value.then_some(found));
+    Said {
+        workers: typed(config.workers != usual.workers, train.workers.or(train.replicas), config.workers),
+        threads: config.threads,
+        carry: (config.carry != Carry::AUTO).then_some(config.carry),
+        parts: typed(config.accumulate != 1, train.accumulate.or(train.micro_batches), config.accumulate),
+        schedule: (config.schedule != usual.schedule).then_some(config.schedule),
+        shard: (config.shard != Sharding::None).then_some(config.shard),
+    }
+}
+
+fn nothing_applies(rows: &[Row]) -> Failure {
+    let reasons: Vec<String> =
+        rows.iter().filter_map(|row| Some(format!("{}: {}", row.setup, row.why_not.as_ref()?))).take(3).collect();
+    Failure::refused(format!("no set-up could be measured: {}", reasons.join("; ")))
+}
+
+/// The table, the choice, why, and what to type.
+fn show(train: &Train, (config, registry): (&Config, &Registry), found: &Found) {
+    let line = command_line(found.choice());
+    if train.json {
+        let rows: Vec<_> = found.rows.iter().map(table::to_json).collect();
+        print_json(&json!({
+            "model": config.model,
+            "data": config.data,
+            "batch": config.batch,
+            "setups": rows,
+            "chosen": found.choice().setup,
+            "speedup": found.choice().speedup,
+            "reason": found.reason(),
+            "command": line,
+            "seconds": found.seconds,
+            "kept_unix_s": found.kept_unix_s,
+        }));
+        return;
+    }
+    let unit = match outline(config, registry) {
+        Some((Input::Tokens { .. }, ..)) => "sequences/s",
+        _ => "images/s",
+    };
+    let choice = &found.choice().setup;
+    let head = format!("{} on {}, batch {}, {}\n\n", config.model, config.data, config.batch, config.optimizer);
+    let took = match found.kept_unix_s {
+        Some(unix_s) => format!("measured {} UTC; --again measures anew", format_utc(unix_s)),
+        None => format!("measured in {:.0} s, and kept", found.seconds),
+    };
+    let table = table::text(&found.rows, choice, unit);
+    print(&format!("{head}{table}\n{}\n{took}\n\n{line}\n", found.reason()));
+}
+
+/// What was typed, as a training, with what to add.
+fn command_line(choice: &Row) -> String {
+    let mut words = std::env::args().skip(2);
+    let mut line = vec!["paceline".to_owned(), "train".to_owned()];
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--again" | "--json" | "--quiet" | "-q" => {}
+            "--choose-budget" | "--split" => drop(words.next()),
+            word if word.starts_with("--choose-budget=") || word.starts_with("--split=") => {}
+            word => line.push(quote(word)),
+        }
+    }
+    let typed = |flag: &str| line.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
+    let added: Vec<String> = not_typed(&choice.flags, &typed);
+    line.extend(added.iter().map(|word| quote(word)));
+    line.join(" ")
+}
+
+/// The flags without those that are there already: a set-up that says otherwise does not apply.
+fn not_typed(flags: &[String], typed: &dyn Fn(&str) -> bool) -> Vec<String> {
+    let aliases = |flag: &str| match flag {
+        "--micro-batches" => typed(flag) || typed("--accumulate"),
+        "--workers" => typed(flag) || typed("-w"),
+        _ => typed(flag),
+    };
+    flags.chunks(2).filter(|pair| !aliases(&pair[0])).flatten().cloned().collect()
+}
+
+/// What the other processes of a run are started with, and this one goes on with, if the way to split is to be found out here; none if
+/// that is not asked, or cannot be.
+pub fn for_training(train: &Train, config: &Config, registry: &Registry) -> Result<Auto, Failure> {
+    let is_member = !matches!(from_environment(&team::variables()), Ok(None));
+    let elsewhere = train.hosts.is_some() || train.cluster.is_some() || train.resume.is_some();
+    if config.split != Split::Auto || is_member || elsewhere {
+        return Ok(Auto::NotAsked);
+    }
+    let stop = Stop::on_signals().map_err(Failure::failed)?;
+    let style = Style::choose(train.quiet, train.json);
+    match choose(&request((train, config), registry, &stop, style))? {
+        Answer::Interrupted => Ok(Auto::Interrupted(stop.signal().exit_code().into())),
+        // Whatever is wrong is found again, and said, by whoever tries to train it; a model that does not fit whole is cut.
+        Answer::NothingApplies(_) => Ok(Auto::NotAsked),
+        Answer::Found(found) => {
+            if !train.quiet && !train.json {
+                let took = match found.kept_unix_s {
+                    Some(unix_s) => format!("measured {} UTC", format_utc(unix_s)),
+                    None => format!("measured in {:.0} s", found.seconds),
+                };
+                note(&format!("{} ({took}; paceline choose shows the table)", found.reason()));
+            }
+            let typed: Vec<String> = std::env::args().skip(1).collect();
+            let typed = |flag: &str| {
+                flag != "--split" && typed.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")))
+            };
+            Ok(Auto::Words(not_typed(&found.choice().flags, &typed)))
+        }
+    }
+}
+
+/// What `--split auto` comes to.
+pub enum Auto {
+    /// Nothing is to be found out here.
+    NotAsked,
+    /// The run is started with these words too.
+    Words(Vec<String>),
+    /// The user has asked for the end.
+    Interrupted(ExitCode),
+}
