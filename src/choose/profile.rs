@@ -113,7 +113,8 @@ impl Profiler<'_> {
         let fewer = (parts / self.smaller).max(1);
         let staged = Config { split: Split::Pipeline(cuts.len() + 1), ..self.staged(cuts.len() + 1, parts) };
         let batch = (staged.batch / parts * fewer).max(fewer);
-        let config = Config { batch, accumulate: fewer, cuts: cuts.to_vec(), ..staged };
+        // This process is not one of those that are limited.
+        let config = Config { batch, accumulate: fewer, cuts: cuts.to_vec(), memory_limit: None, ..staged };
         let cpu = Arc::new(Cpu::new(threads));
         cpu.allow_winograd(config.winograd);
         let (device, choose) = (Device::Cpu(Arc::clone(&cpu)), |plan: &Plan| self.choose(&cpu, plan));

@@ -83,8 +83,9 @@ fn said(train: &Train, config: &Config) -> Said {
 }
 
 fn nothing_applies(rows: &[Row]) -> Failure {
-    let reasons: Vec<String> =
-        rows.iter().filter_map(|row| Some(format!("{}: {}", row.setup, row.why_not.as_ref()?))).take(3).collect();
+    let is_new = |(index, row): &(usize, &Row)| rows[..*index].iter().all(|before| before.why_not != row.why_not);
+    let reason = |(_, row): (usize, &Row)| Some(format!("{}: {}", row.setup, row.why_not.as_ref()?));
+    let reasons: Vec<String> = rows.iter().enumerate().filter(is_new).filter_map(reason).take(3).collect();
     Failure::refused(format!("no set-up could be measured: {}", reasons.join("; ")))
 }
 
