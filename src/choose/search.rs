@@ -291,6 +291,7 @@ impl<'a> Search<'a> {
         Row {
             setup: listed.setup.name(),
             flags: listed.setup.flags(),
+            applies: listed.left_out.is_none(),
             step_s,
             turns: turns.iter().map(|turn| turn.step_s).collect(),
             samples_per_s: step_s.map(|step_s| self.config.batch as f64 / step_s),

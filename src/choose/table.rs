@@ -14,6 +14,8 @@ pub struct Row {
     pub setup: String,
     /// What to type for it.
     pub flags: Vec<String>,
+    /// Whether it can be used here at all.
+    pub applies: bool,
     /// Seconds of a step: the median of its turns, if it was measured.
     pub step_s: Option<f64>,
     /// Of each turn.
@@ -98,7 +100,6 @@ fn columns(lines: &[[String; 7]]) -> String {
 pub fn to_json(row: &Row) -> Value {
     let mut value = json!(row);
     value["forecast_error"] = json!(row.forecast_error());
-    value["applies"] = json!(row.step_s.is_some() || row.forecast_s.is_some());
     value
 }
 
