@@ -9,6 +9,7 @@ pub mod apply;
 pub mod forecast;
 pub mod kept;
 mod measure;
+mod parts;
 mod profile;
 mod progress;
 mod search;
@@ -18,7 +19,7 @@ pub mod table;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use apply::{Node, Said, Subject};
+use apply::{Node, Proposed, Said, Subject};
 use kept::Kept;
 use profile::Profiler;
 use progress::Progress;
@@ -167,7 +168,8 @@ fn measured(request: &Request<'_>, (config, node): (&Config, Node), clock: Clock
         cuts.borrow_mut().entry((stages, threads)).or_insert_with(find).clone()
     };
     progress.at(0.0, "looking for cuts");
-    let listed = apply::list(node, (&request.said, config), &subject, &find_cuts);
+    let proposed = Proposed { cuts: &find_cuts, parts: &|count| parts::proposals(&subject, config, count) };
+    let listed = apply::list(node, (&request.said, config), &subject, &proposed);
     let on_cpu = config.device == Compute::Cpu;
     let applies = listed.iter().any(|listed| listed.left_out.is_none());
     let look_s = if on_cpu && applies { profiler.look()? } else { 0.0 };

@@ -11,6 +11,7 @@ use crate::train::compute::Compute;
 use crate::train::room::{Candidate, Processes};
 use crate::train::together::{Carry, Sharding, Split};
 
+use super::parts;
 use super::setup::{Setup, Turns};
 
 /// Parts of a batch that stages are tried with.
@@ -119,8 +120,17 @@ impl Subject<'_> {
     }
 }
 
-/// Every set-up of a node that there is a reason to think of; the first is the baseline. Stages end behind `cuts`.
-pub fn setups(node: Node, (said, config): (&Said, &Config), cuts: &dyn Fn(usize, usize) -> Vec<String>) -> Vec<Setup> {
+/// What a planner proposes for one model.
+#[derive(Clone, Copy)]
+pub struct Proposed<'a> {
+    /// Where to cut into so many stages of so many threads.
+    pub cuts: &'a dyn Fn(usize, usize) -> Vec<String>,
+    /// How to compute layers in so many parts.
+    pub parts: &'a dyn Fn(usize) -> Vec<Split>,
+}
+
+/// Every set-up of a node that there is a reason to think of; the first is the baseline.
+pub fn setups(node: Node, (said, config): (&Said, &Config), proposed: &Proposed<'_>) -> Vec<Setup> {
     let Node { cores, gpus } = node;
     if config.device != Compute::Cpu {
         return on_gpus(gpus.max(1), config.device);
@@ -137,8 +147,12 @@ pub fn setups(node: Node, (said, config): (&Said, &Config), cuts: &dyn Fn(usize,
     let stages = || shares(cores).into_iter().chain([cores]).filter(|stages| (2..=STAGES_MAX).contains(stages));
     for stages in stages() {
         let each = each(stages);
-        let cuts = cuts(stages, each.threads.unwrap_or(1));
+        let cuts = (proposed.cuts)(stages, each.threads.unwrap_or(1));
         found.extend(staged(stages, &each, &cuts, said.parts));
+    }
+    for parts in shares(cores).into_iter().chain([cores]).filter(|&parts| parts > 1) {
+        let splits = (proposed.parts)(parts).into_iter();
+        found.extend(splits.map(|split| Setup { split, ..each(parts) }));
     }
     if cores > 1 {
         let shard = Sharding::Optimizer;
@@ -214,6 +228,9 @@ pub fn left_out(setup: &Setup, node: Node, said: &Said, subject: &Subject<'_>, c
                 .into(),
         );
     }
+    if let Some(sentence) = parts::senseless(&setup.split, subject, config) {
+        return Some(sentence);
+    }
     let refusal = changed.check().and_then(|()| changed.check_world(changed.workers));
     let refusal = refusal.and_then(|()| subject.candidate(&changed).check(&Limits::look()));
     refusal.err().map(|error| first_clause(&error.to_string()))
@@ -229,14 +246,14 @@ pub fn list(
     node: Node,
     (said, config): (&Said, &Config),
     subject: &Subject<'_>,
-    cuts: &dyn Fn(usize, usize) -> Vec<String>,
+    proposed: &Proposed<'_>,
 ) -> Vec<Listed> {
     let listed = |setup: Setup| {
         let left_out = left_out(&setup, node, said, subject, config);
         let bytes = subject.candidate(&setup.change(config)).bytes().ok().filter(|_| setup.device == Compute::Cpu);
         Listed { setup, left_out, bytes }
     };
-    setups(node, (said, config), cuts).into_iter().map(listed).collect()
+    setups(node, (said, config), proposed).into_iter().map(listed).collect()
 }
 
 #[cfg(test)]

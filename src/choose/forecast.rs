@@ -46,6 +46,19 @@ pub struct StagePasses {
     pub parameters: Vec<f64>,
 }
 
+/// Parts that were profiled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PartPasses {
+    /// Which parts.
+    pub split: Split,
+    /// Both passes of the slowest.
+    pub seconds: f64,
+    /// What it exchanges with the others, by what messages in shared memory are expected to take.
+    pub exchange_s: f64,
+    /// The largest share of all parameters that a part has.
+    pub parameters: f64,
+}
+
 /// All that forecasts are made from.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Known {
@@ -61,6 +74,8 @@ pub struct Known {
     pub crowd: f64,
     /// Passes of stages, each of two sizes of micro-batch.
     pub stages: Vec<StagePasses>,
+    /// Passes of parts.
+    pub parts: Vec<PartPasses>,
     /// What was measured of a family, over what had been forecast.
     pub measured: Vec<(Family, f64)>,
 }
@@ -94,6 +109,7 @@ impl Known {
         match setup.family() {
             Family::Replica | Family::Workers => self.of_whole(setup),
             Family::Stages => self.of_stages(setup),
+            Family::Parts => self.of_parts(setup),
             Family::Gpus => None,
         }
     }
@@ -120,9 +136,11 @@ impl Known {
     }
 
     fn of_stages(&self, setup: &Setup) -> Option<f64> {
-        let (Split::Pipeline(stages), Some(Turns { micro_batches, schedule, .. })) = (setup.split, &setup.turns) else {
+        let (Split::Pipeline(stages), Some(Turns { micro_batches, schedule, .. })) = (&setup.split, &setup.turns)
+        else {
             return None;
         };
+        let stages = *stages;
         let samples = self.batch as f64 / (micro_batches * setup.workers) as f64;
         let slower = self.real() * if self.crowd > 0.0 { self.crowd } else { 1.0 };
         let (times, parameters) = self.stage_times(stages, samples)?;
@@ -139,6 +157,13 @@ impl Known {
         let ends = forecast.spans.iter().map(|spans| spans.last().map_or(0.0, |span| span.end_s));
         let step_s = ends.zip(&update_s).map(|(end_s, update_s)| end_s + update_s).fold(0.0, f64::max);
         Some(step_s + self.rest_s())
+    }
+
+    fn of_parts(&self, setup: &Setup) -> Option<f64> {
+        let passes = self.parts.iter().find(|passes| passes.split == setup.split)?;
+        let slower = self.real() * if self.crowd > 0.0 { self.crowd } else { 1.0 };
+        let update_s = self.base.update_s * passes.parameters;
+        Some(slower * passes.seconds + passes.exchange_s + update_s + self.rest_s())
     }
 
     /// The passes of so many stages over so many samples, and each stage's part of the parameters: on the line through two sizes that were

@@ -4,16 +4,18 @@
 
 use std::sync::Arc;
 
+use crate::comm::{Choice, Link, Links};
 use crate::nn::Mode;
 use crate::tensor::device::cpu::Cpu;
 use crate::tensor::{Device, Plan};
 use crate::train::balance::pass_s;
+use crate::train::stage::parts::{PartPlan, PartsPlan};
 use crate::train::stage::plan::{Basis, PipelinePlan, StagePlan};
 use crate::train::together::Split;
 use crate::train::{Config, TrainError};
 
 use super::apply::Subject;
-use super::forecast::{Passes, StagePasses};
+use super::forecast::{PartPasses, Passes, StagePasses};
 use super::setup::Setup;
 use crate::failure::Failure;
 use crate::parallel::split::{Kind, StageTimes};
@@ -30,6 +32,10 @@ const LEAST: usize = 8;
 
 /// Micro-batches of stages that are profiled, where the batch has as many.
 const PARTS: [usize; 2] = [16, 4];
+
+/// What messages between parts are expected to take, which share memory: none of it is measured here.
+const LATENCY_S: f64 = 20e-6;
+const BYTES_PER_S: f64 = 4e9;
 
 /// Takes the passes.
 pub struct Profiler<'a> {
@@ -97,6 +103,29 @@ impl Profiler<'_> {
     /// The stages of some cuts, by two sizes of micro-batch, the smaller one first.
     pub fn stages(&self, cuts: &[String], threads: usize) -> Result<Vec<StagePasses>, TrainError> {
         self.parts().into_iter().map(|parts| self.stage_passes(cuts, parts, threads)).collect()
+    }
+
+    /// The parts of a split, each by itself.
+    pub fn part_passes(&self, setup: &Setup) -> Result<PartPasses, TrainError> {
+        let whole = setup.change(self.config);
+        let parts = whole.parts();
+        let batch = (whole.batch / self.smaller).max(parts * whole.accumulate);
+        let config = Config { batch, memory_limit: None, ..whole };
+        let cpu = Arc::new(Cpu::new(setup.threads.unwrap_or(1)));
+        cpu.allow_winograd(config.winograd);
+        let (device, choose) = (Device::Cpu(Arc::clone(&cpu)), |plan: &Plan| self.choose(&cpu, plan));
+        let choice = Choice::by_cost(Links::uniform(parts, Link::new(LATENCY_S, BYTES_PER_S)));
+        let basis = Basis::Time { device: &device, choose: &choose };
+        let plan = PartsPlan::new(&self.subject.candidate(&config), basis, &choice)?;
+        let larger = self.config.batch as f64 / batch as f64;
+        let most = |of: &dyn Fn(&PartPlan) -> f64| plan.parts.iter().map(of).fold(0.0, f64::max);
+        let all: u64 = plan.replicated.parameters;
+        Ok(PartPasses {
+            split: setup.split.clone(),
+            seconds: larger * most(&|part| part.rank.seconds.unwrap_or(0.0)),
+            exchange_s: most(&|part| part.forward.seconds + part.backward.seconds),
+            parameters: most(&|part| part.rank.parameters as f64 / all.max(1) as f64),
+        })
     }
 
     fn parts(&self) -> [usize; 2] {

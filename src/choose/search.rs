@@ -114,7 +114,7 @@ impl<'a> Search<'a> {
         if self.all[baseline].listed.setup.threads != Some(1) || expected_s < BASELINE_SHARE * self.request.budget_s {
             self.turn(baseline)?;
         }
-        self.calibrate_and_profile(profiler, look_s)?;
+        self.profile_all(profiler, look_s)?;
         while let Some(next) = self.next() {
             self.turn(next)?;
         }
@@ -201,7 +201,7 @@ impl<'a> Search<'a> {
     }
 
     /// Profiles what set-ups are forecast from, as far as there is time for it.
-    fn calibrate_and_profile(&mut self, profiler: Profiler<'_>, look_s: f64) -> Result<(), Ended> {
+    fn profile_all(&mut self, profiler: Profiler<'_>, look_s: f64) -> Result<(), Ended> {
         if self.config.device != Compute::Cpu {
             return Ok(());
         }
@@ -223,17 +223,24 @@ impl<'a> Search<'a> {
         }
         let mut cuts: Vec<(Vec<String>, usize)> = Vec::new();
         for setup in &setups {
-            let (Split::Pipeline(_), Some(turns)) = (setup.split, &setup.turns) else { continue };
+            let (Split::Pipeline(_), Some(turns)) = (&setup.split, &setup.turns) else { continue };
             if !turns.cuts.is_empty() && cuts.iter().all(|(known, _)| *known != turns.cuts) {
                 cuts.push((turns.cuts.clone(), setup.threads.unwrap_or(1)));
+            }
+        }
+        let in_parts = || setups.iter().filter(|setup| setup.family() == Family::Parts);
+        if let Some(ranks) = cuts.first().map(|(cuts, _)| cuts.len() + 1).or(in_parts().next().map(|_| 2)) {
+            self.known.crowd = self.profiled("all cores", || profiler.crowd(ranks))?;
+        }
+        for setup in in_parts() {
+            if self.clock.seconds() < until_s {
+                let passes = self.profiled(&setup.name(), || Ok(profiler.part_passes(setup)?))?;
+                self.known.parts.push(passes);
             }
         }
         for (cuts, threads) in cuts {
             if self.clock.seconds() >= until_s {
                 break;
-            }
-            if self.known.crowd == 0.0 {
-                self.known.crowd = self.profiled("all cores", || profiler.crowd(cuts.len() + 1))?;
             }
             let passes = self.profiled("stages", || Ok(profiler.stages(&cuts, threads)?))?;
             self.known.stages.extend(passes);

@@ -4,7 +4,7 @@
 use crate::parallel::split::Kind;
 use crate::train::Config;
 use crate::train::compute::Compute;
-use crate::train::together::{Carry, Sharding, Split};
+use crate::train::together::{Carry, PartSplit, Sharding, Split};
 
 /// One way to use a node.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +45,8 @@ pub enum Family {
     Workers,
     /// Stages.
     Stages,
+    /// Several ranks compute layers together.
+    Parts,
     /// On GPUs.
     Gpus,
 }
@@ -73,7 +75,7 @@ impl Setup {
         let mut changed = Config {
             workers: self.workers,
             threads: self.threads,
-            split: self.split,
+            split: self.split.clone(),
             shard: self.shard,
             device: self.device,
             ..config.clone()
@@ -113,9 +115,10 @@ impl Setup {
 
     /// Which others it is like.
     pub fn family(&self) -> Family {
-        match self.split {
+        match &self.split {
             _ if self.device != Compute::Cpu => Family::Gpus,
             Split::Pipeline(_) => Family::Stages,
+            Split::Parts(_) => Family::Parts,
             Split::Replicate | Split::Auto if self.workers > 1 => Family::Workers,
             Split::Replicate | Split::Auto => Family::Replica,
         }
@@ -131,7 +134,7 @@ impl Setup {
             (Compute::Cuda(_), _, 1) => "1 GPU".to_owned(),
             (Compute::Cuda(_), _, processes) => format!("{processes} processes on GPUs"),
         };
-        match (self.split, &self.turns) {
+        match (&self.split, &self.turns) {
             (Split::Pipeline(stages), Some(Turns { micro_batches, schedule, .. })) => {
                 let workers = if self.workers > 1 { format!("{name} of ") } else { String::new() };
                 let order = if *micro_batches > 1 { format!(" by {schedule}") } else { String::new() };
@@ -139,7 +142,15 @@ impl Setup {
                 name = name.replace("micro-batchs", "micro-batches");
             }
             (Split::Replicate | Split::Auto, _) => {}
-            (split, _) => name = split.to_string(),
+            (Split::Parts(PartSplit { forms, parts }), _) => {
+                let word = match &forms[..] {
+                    [(layer, form)] if layer.is_empty() => format!("by {form}"),
+                    [one, other] => format!("{}={}, {}={}", one.0, one.1, other.0, other.1),
+                    _ => format!("{} layers or groups of layers by channels or samples", forms.len()),
+                };
+                name = format!("{parts} parts, {word}");
+            }
+            (Split::Pipeline(stages), None) => name = format!("{stages} stages"),
         }
         if let Some(threads) = self.threads {
             name += &format!(" × {}", many(threads, "thread"));

@@ -1,6 +1,7 @@
 //! `paceline plan`: what a step will do, before it does.
 
 mod messages;
+mod parts;
 mod stages;
 
 use std::collections::BTreeMap;
@@ -42,6 +43,9 @@ pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
     if prepared.config.stages() > 1 {
         return stages::run(&prepared);
     }
+    if prepared.config.parts() > 1 {
+        return parts::run(&prepared);
+    }
     let mode = if arguments.eval { Mode::Eval } else { Mode::Train };
     let plan = prepared.candidate().plan(mode)?;
     let messages = (arguments.workers > 1 && !arguments.eval).then(|| prepared.messages(&plan));
@@ -67,7 +71,7 @@ fn config(arguments: &Plan) -> Config {
         data: "synthetic:8x8x3/10".into(),
         batch: arguments.batch,
         accumulate: arguments.micro_batches.unwrap_or(arguments.accumulate),
-        split: arguments.split.unwrap_or_default(),
+        split: arguments.split.clone().unwrap_or_default(),
         cuts: arguments.cuts.clone(),
         schedule: arguments.schedule.unwrap_or_default(),
         memory_limit: arguments.memory_limit,

@@ -51,7 +51,7 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
             } else {
                 config.check()?;
                 let workers = starts.len().saturating_sub(if starts.len() > 1 { config.server_count() } else { 0 });
-                config.check_world(workers)?;
+                config.check_world(workers / config.ranks_per_worker())?;
                 if let (true, Some(run), None) = (restart::is_asked(arguments), &arguments.run, &arguments.resume) {
                     // What is there already would be taken for this run when it is started again.
                     run_folder::check_free(&surroundings(registry).disk, run)?;
@@ -229,7 +229,7 @@ fn apply(arguments: &Train, config: &mut Config) {
 }
 
 fn apply_split(arguments: &Train, config: &mut Config) {
-    config.split = arguments.split.unwrap_or(config.split);
+    config.split = arguments.split.clone().unwrap_or_else(|| config.split.clone());
     if !arguments.cuts.is_empty() {
         config.cuts.clone_from(&arguments.cuts);
     } else if arguments.split.is_some() {

@@ -123,17 +123,18 @@ impl Execution<'_> {
             }
             return self.train(config, None).map(Part::Trained);
         };
-        let stages = config.stages();
-        if !member.workers().is_multiple_of(stages) {
-            let (processes, fewer) = (member.workers(), member.workers() / stages * stages);
+        let each = config.ranks_per_worker();
+        if !member.workers().is_multiple_of(each) {
+            let (processes, fewer) = (member.workers(), member.workers() / each * each);
+            let what = if config.parts() > 1 { "parts" } else { "stages" };
             return Err(Failure::refused(format!(
-                "{processes} processes are not replicas of {stages} stages each; start {} or {}",
-                fewer.max(stages),
-                fewer + stages
+                "{processes} processes are not replicas of {each} {what} each; start {} or {}",
+                fewer.max(each),
+                fewer + each
             )));
         }
         let device = config.device_of(member.rank.index());
-        let config = Config { workers: member.workers() / stages, device, ..config };
+        let config = Config { workers: member.workers() / each, device, ..config };
         config.check()?;
         if member.world == 1 {
             return self.train(config, None).map(Part::Trained).map_err(|failure| failure.for_all(true));
@@ -151,11 +152,11 @@ impl Execution<'_> {
             return team.serve(&config).map(|_| Part::Served);
         }
         let (shard, local, progress, inbox) = (team.shard(), team.local(), team.progress(), team.inbox());
-        let (folder, hosted, stage, shares_memory) =
-            (team.folder(), team.is_hosted(), team.stage(), team.shares_memory());
+        let (folder, hosted, shares_memory) = (team.folder(), team.is_hosted(), team.shares_memory());
+        let (stage, part) = (team.stage(), team.part());
         let config = split::settle_cuts(config, &registry, &team, self.calibrate)?;
         let around =
-            Surroundings { shard, stage, local, progress, inbox, folder, hosted, shares_memory, ..self.around };
+            Surroundings { shard, stage, part, local, progress, inbox, folder, hosted, shares_memory, ..self.around };
         Self { around, ..self }.train(config, Some(team)).map(Part::Trained)
     }
 

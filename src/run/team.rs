@@ -25,6 +25,7 @@ use crate::comm::{
 use crate::data::order::Shard;
 use crate::parallel::agree::{self, Join, Roles};
 use crate::parallel::mesh::{Axis, Extent, Mesh};
+use crate::parallel::part::PartLinks;
 use crate::parallel::stage::StageLinks;
 use crate::system::clock::Clock;
 use crate::system::disk::Disk;
@@ -100,7 +101,7 @@ pub fn words(arguments: &Train, config: &Config) -> Vec<String> {
         words.extend(["--workers".to_owned(), config.workers.to_string()]);
     }
     // What was found out here is told.
-    if arguments.split != Some(config.split) && config.stages() > 1 {
+    if arguments.split.as_ref() != Some(&config.split) && config.stages() > 1 {
         words.extend(["--split".to_owned(), config.split.to_string()]);
     }
     words
@@ -273,9 +274,9 @@ impl Team {
         let (control, listener) = arrived?;
         let control = Arc::new(control);
         let (communicator, urgent) = (Cell::new(None), Cell::new(None));
-        let (stages, servers) = (config.stages(), member.servers);
-        let workers = member.workers() / stages;
-        let mesh = Mesh::new(Extent { workers, stages, parts: 1, servers }, control.table().nodes());
+        let (stages, parts, servers) = (config.stages(), config.parts(), member.servers);
+        let workers = member.workers() / config.ranks_per_worker();
+        let mesh = Mesh::new(Extent { workers, stages, parts, servers }, control.table().nodes());
         let (sums, deadlines, registry) = (Cell::new(Sums::Cpu), config.deadlines, arguments.registry.clone());
         let team = Self {
             member,
@@ -322,9 +323,13 @@ impl Team {
             }
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
-                // Those along the data, and those between stages.
-                let staged = if self.mesh.extent().stages > 1 { 1 + StageLinks::GROUPS } else { 0 };
-                sockets.groups += u16::from(apart) + staged;
+                // Those along the data, and those between stages or parts.
+                let split = match self.mesh.extent() {
+                    Extent { stages: 1, parts: 1, .. } => 0,
+                    Extent { stages: 1, .. } => 1 + PartLinks::GROUPS,
+                    _ => 1 + StageLinks::GROUPS,
+                };
+                sockets.groups += u16::from(apart) + split;
                 Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
             }
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
@@ -336,9 +341,9 @@ impl Team {
         let algorithm = config.algorithm.as_deref().and_then(Algorithm::from_name);
         let links = probe::links(&mut communicator, nodes)?;
         communicator.set_choice(Choice::by_cost(links).forced(algorithm));
-        let all: Vec<Rank> = match self.mesh.extent().stages {
-            1 => (0..world).map(Rank::at).collect(),
-            _ => self.mesh.group(Axis::Data, rank),
+        let all: Vec<Rank> = match self.is_split() {
+            false => (0..world).map(Rank::at).collect(),
+            true => self.mesh.group(Axis::Data, rank),
         };
         let urgent = apart.then(|| communicator.group(&all)).transpose()?;
         Ok((communicator, urgent))
@@ -357,7 +362,7 @@ impl Team {
         }
         Ok(match workers {
             _ if gpus == 0 => Sums::Cpu,
-            _ if self.mesh.extent().stages > 1 => Sums::Hosted,
+            _ if self.is_split() => Sums::Hosted,
             workers if among_themselves == workers => Sums::Devices,
             _ => Sums::Hosted,
         })
@@ -476,8 +481,8 @@ impl Team {
             // Gradients stay on the GPUs; what else ranks tell each other goes the usual way.
             shape.buckets.clear();
         }
-        if self.mesh.extent().stages > 1 {
-            communicator = self.join_stages(trainer, communicator)?;
+        if self.is_split() {
+            communicator = self.join_siblings(trainer, communicator)?;
             if self.mesh.extent().workers == 1 {
                 return Ok(());
             }

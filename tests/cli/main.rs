@@ -18,6 +18,7 @@ mod launch;
 mod matrix;
 mod memory;
 mod own;
+mod parts;
 mod place;
 mod ranks;
 mod refusals;

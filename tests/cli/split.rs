@@ -10,11 +10,11 @@ use crate::running::{PATIENCE, Running, Slowed, within};
 /// How far weights may be from those of one process, in parts of a tensor's largest.
 const TOLERANCE: f32 = 1e-5;
 
-const LEARNING: &str =
+pub const LEARNING: &str =
     "--optimizer momentum --lr 0.01 --seed 4 --augment none --quiet --calibrate off --threads 1 --oversubscribe";
 
 /// A batch-norm model and one without.
-const MODELS: [(&str, &str); 2] = [
+pub const MODELS: [(&str, &str); 2] = [
     ("--model cnn5 --data synthetic:16x16x3/10/160", "bn3"),
     ("--model lenet5 --data synthetic:32x32x1/10/160", "conv2"),
 ];
@@ -36,14 +36,14 @@ fn tensors(bytes: &[u8]) -> BTreeMap<String, Vec<f32>> {
 }
 
 /// Both files of a checkpoint.
-fn saved(place: &Place, run: &str, step: u64) -> BTreeMap<String, Vec<f32>> {
+pub fn saved(place: &Place, run: &str, step: u64) -> BTreeMap<String, Vec<f32>> {
     let file = |name: &str| tensors(&place.read(&format!("{run}/checkpoints/step-{step:08}/{name}.safetensors")));
     let mut all = file("weights");
     all.extend(file("state"));
     all
 }
 
-fn close(one: &BTreeMap<String, Vec<f32>>, other: &BTreeMap<String, Vec<f32>>, what: &str) {
+pub fn close(one: &BTreeMap<String, Vec<f32>>, other: &BTreeMap<String, Vec<f32>>, what: &str) {
     assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>(), "{what}");
     for (name, numbers) in one {
         let scale = numbers.iter().fold(1.0f32, |scale, x| scale.max(x.abs()));

@@ -9,4 +9,5 @@ mod links;
 mod mpi;
 mod network;
 mod overlap;
+mod parts;
 mod slurm;

@@ -58,6 +58,13 @@ impl Network {
         Ok(())
     }
 
+    /// Bytes that a host has sent over its cable, packets and all.
+    pub fn sent_bytes(&self, host: usize) -> u64 {
+        let words = format!("netns exec {} cat /sys/class/net/card/statistics/tx_bytes", self.host(host));
+        let output = Command::new("ip").args(words.split_whitespace()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+    }
+
     fn switch(&self) -> String {
         format!("{}-switch", self.name)
     }

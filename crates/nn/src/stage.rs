@@ -8,6 +8,7 @@ use paceline_tensor::{Graph, GraphError, Value, Wanted};
 
 use crate::net::{Input, Mode, Model, Network};
 use crate::parameter::{Parameter, State};
+use crate::part::StagePieces;
 
 /// One stage of a network.
 #[derive(Debug)]
@@ -18,6 +19,9 @@ pub struct StageNetwork {
     pub parameters: Vec<Parameter>,
     /// What its states are, in the graph's order.
     pub states: Vec<State>,
+    /// Where layers are computed by several parts: what this one has of each parameter and state, in the graph's order. What they
+    /// are, above, is said of the whole tensors.
+    pub pieces: Option<StagePieces>,
     /// The images or tokens, where they are read.
     pub x: Option<Value>,
     /// The right classes, the model's answer and the mean loss: in the last stage.
@@ -64,7 +68,17 @@ impl From<Network> for StageNetwork {
             of,
         });
         let head = Some(Head { targets, logits, loss });
-        Self { graph, parameters, states, x: Some(x), head, received: Vec::new(), sent: Vec::new(), gradients }
+        Self {
+            graph,
+            parameters,
+            states,
+            pieces: None,
+            x: Some(x),
+            head,
+            received: Vec::new(),
+            sent: Vec::new(),
+            gradients,
+        }
     }
 }
 
@@ -105,7 +119,7 @@ impl StageNetwork {
             Mode::Train => Some(StageGradients::add(&mut graph, head, &crossings.0, &crossings.1)?),
             Mode::Eval => None,
         };
-        Ok(Self { graph, parameters, states, x, head, received, sent, gradients })
+        Ok(Self { graph, parameters, states, pieces: None, x, head, received, sent, gradients })
     }
 
     /// What a plan of this stage has to provide: what is sent on, logits and loss, and, for training, every gradient.
@@ -134,7 +148,7 @@ impl StageNetwork {
 
 impl StageGradients {
     /// Appends the backward pass.
-    fn add(
+    pub(crate) fn add(
         graph: &mut Graph,
         head: Option<Head>,
         received: &[Crossing],

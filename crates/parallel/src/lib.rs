@@ -10,7 +10,9 @@
 pub mod agree;
 pub mod mesh;
 pub mod ownership;
+pub mod part;
 pub mod schedule;
+pub mod siblings;
 pub mod split;
 pub mod squeeze;
 pub mod stage;

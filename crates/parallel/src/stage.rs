@@ -2,8 +2,7 @@
 //!
 //! Each direction of each link has a communicator of two ranks and a thread of its own ([`mailbox`]), so that messages travel while both
 //! sides compute, and a message never waits behind one of another kind. A box holds as many messages as micro-batches can be alive, so nobody
-//! who sends waits for one who would have to receive first. What all stages of a worker have to know (how good a step was, votes, a norm
-//! over all gradients) goes round by small sums.
+//! who sends waits for one who would have to receive first. What all stages of a worker have to know goes between [`Siblings`].
 
 mod mailbox;
 
@@ -11,8 +10,8 @@ use std::time::Duration;
 
 use paceline_comm::{CommError, Communicator, Rank};
 
-use crate::agree::StepReport;
 use crate::mesh::{Axis, Mesh};
+use crate::siblings::Siblings;
 use mailbox::{Inbox, Outbox};
 
 /// The neighbour on one side.
@@ -36,8 +35,8 @@ pub struct LinkShape {
 /// A stage's ends of its links.
 #[derive(Debug)]
 pub struct StageLinks {
-    /// All stages of this worker.
-    stages: Communicator,
+    /// With all stages of this worker.
+    siblings: Siblings,
     before: Option<Neighbour>,
     behind: Option<Neighbour>,
 }
@@ -68,7 +67,7 @@ impl StageLinks {
         let rank = world.rank();
         let ranks = mesh.group(Axis::Stage, rank);
         let stage = mesh.coordinates(rank).expect("a stage computes").stage;
-        let stages = world.group(&ranks)?;
+        let siblings = Siblings::connect(world, &ranks)?;
         let mut neighbour = |number: usize, side: Side, shape: LinkShape| {
             let pair = [ranks[number], ranks[number + 1]];
             // Both sides make the same groups in the same order.
@@ -81,17 +80,22 @@ impl StageLinks {
         };
         let before = if stage > 0 { Some(neighbour(stage - 1, Side::Before, before)?) } else { None };
         let behind = if stage + 1 < ranks.len() { Some(neighbour(stage, Side::Behind, behind)?) } else { None };
-        Ok(Self { stages, before, behind })
+        Ok(Self { siblings, before, behind })
     }
 
     /// This stage's number.
     pub fn stage(&self) -> usize {
-        self.stages.rank().index()
+        self.siblings.number()
     }
 
     /// How many stages there are.
     pub fn stages(&self) -> usize {
-        self.stages.world()
+        self.siblings.count()
+    }
+
+    /// What goes between all stages.
+    pub const fn siblings(&mut self) -> &mut Siblings {
+        &mut self.siblings
     }
 
     fn neighbour(&mut self, side: Side) -> &mut Neighbour {
@@ -131,59 +135,5 @@ impl StageLinks {
     /// As above.
     pub fn send(&mut self, to: Side, numbers: &[f32]) -> Result<(), CommError> {
         self.neighbour(to).outbox.send(numbers)
-    }
-
-    /// Adds up reports of the stages, of which the last has an answer and all have votes.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn sum_report(&mut self, own: StepReport) -> Result<StepReport, CommError> {
-        let mut words = own.to_words();
-        self.stages.all_reduce(&mut words)?;
-        Ok(StepReport::from_words(words))
-    }
-
-    /// Adds up a number over the stages: every stage gets the same sum.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn sum(&mut self, own: f64) -> Result<f64, CommError> {
-        // Two numbers, of which the second is what the first leaves.
-        let high = own as f32;
-        let mut words = [high, (own - f64::from(high)) as f32];
-        self.stages.all_reduce(&mut words)?;
-        Ok(f64::from(words[0]) + f64::from(words[1]))
-    }
-
-    /// Gives every stage the numbers of all, one stage behind the other; all have as many.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn gather(&mut self, own: &[f64]) -> Result<Vec<f64>, CommError> {
-        let mut all = vec![0.0; own.len() * self.stages()];
-        for stage in 0..self.stages() {
-            let place = &mut all[stage * own.len()..(stage + 1) * own.len()];
-            if stage == self.stage() {
-                place.copy_from_slice(own);
-            }
-            self.stages.broadcast_bytes(Rank::at(stage), bytemuck::cast_slice_mut(place))?;
-        }
-        Ok(all)
-    }
-
-    /// Gives a tensor to the first stage, which collects all to save them.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn hand_in(&mut self, tag: u64, tensor: &[f32]) -> Result<(), CommError> {
-        self.stages.send(Rank(0), tag, bytemuck::cast_slice(tensor))
-    }
-
-    /// Takes a tensor that another stage hands in.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn collect(&mut self, stage: usize, tag: u64, tensor: &mut [f32]) -> Result<(), CommError> {
-        self.stages.recv(Rank::at(stage), tag, bytemuck::cast_slice_mut(tensor))
     }
 }

@@ -30,6 +30,8 @@ pub enum Message {
     Activations,
     /// Gradients of the stage behind.
     Gradients,
+    /// What the other parts of a layer have computed.
+    Parts,
 }
 
 impl Message {
@@ -45,6 +47,7 @@ impl Message {
             Self::Optimizer => 7,
             Self::Activations => 8,
             Self::Gradients => 9,
+            Self::Parts => 10,
         }
     }
 
@@ -59,6 +62,7 @@ impl Message {
             7 => Self::Optimizer,
             8 => Self::Activations,
             9 => Self::Gradients,
+            10 => Self::Parts,
             _ => return None,
         })
     }
@@ -81,6 +85,7 @@ impl fmt::Display for Message {
             Self::Optimizer => "the optimizer's state",
             Self::Activations => "the activations of the stage before",
             Self::Gradients => "the gradients of the stage behind",
+            Self::Parts => "what other parts of the layer compute",
         })
     }
 }
@@ -156,7 +161,8 @@ mod tests {
         let progress = Progress::default();
         assert_eq!(progress.position(), Position::default());
         let messages = [Message::Opening, Message::Report, Message::BatchNormSums, Message::Statistics];
-        let messages = messages.into_iter().chain([Message::Weights, Message::Optimizer, Message::Bucket(65_535)]);
+        let others = [Message::Weights, Message::Optimizer, Message::Parts, Message::Bucket(65_535)];
+        let messages = messages.into_iter().chain(others);
         for message in messages.map(Some).chain([None]) {
             for phase in Phase::ALL {
                 let position = Position { step: 1 << 40, phase, message };

@@ -107,6 +107,21 @@ pub enum Turn<'a> {
         /// As many as [`Plan::sums`] says. None on a device without memory.
         numbers: &'a mut [f32],
     },
+    /// Numbers of this part's that have to become the sum of all parts' now, in place; all get the same ones. Left alone, they are
+    /// those of a part by itself.
+    SumParts {
+        /// None on a device without memory.
+        numbers: &'a mut [f32],
+    },
+    /// Pieces of all parts, one behind the other, of which this part's is there: the others have to be filled in now.
+    GatherParts {
+        /// All pieces. None on a device without memory.
+        numbers: &'a mut [f32],
+        /// The length of each.
+        lengths: &'a [usize],
+        /// Which is there.
+        own: usize,
+    },
     /// In the backward pass: its gradients are final. Whoever sums them with those of other replicas may send them now.
     Final {
         /// Its number in the plan.

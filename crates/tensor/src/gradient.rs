@@ -4,7 +4,7 @@
 //! never built (so the first convolution has no gradient for the image).
 
 use crate::graph::{Graph, GraphError, Node, Value};
-use crate::op::{BatchNorm, BatchNormGrad, Op, Rectifier, ReluMask};
+use crate::op::{BatchNorm, BatchNormGrad, Gather, Op, Rectifier, ReluMask, Together};
 use crate::shape::Shape;
 use crate::window::PoolKind;
 
@@ -39,7 +39,9 @@ fn differentiate_all(graph: &mut Graph, roots: &[(Value, Value)], wrt: &[Value])
     let mut needed = vec![false; graph.values().count()];
     wrt.iter().for_each(|value| needed[value.index()] = true);
     for node in &graph.nodes()[..forward] {
-        let reached = node.inputs.iter().any(|input| needed[input.index()]);
+        // What is learned behind it may be learned in another part.
+        let is_shared = matches!(node.op, Op::Together(_));
+        let reached = is_shared || node.inputs.iter().any(|input| needed[input.index()]);
         node.outputs.iter().for_each(|output| needed[output.index()] |= reached && graph.dtype(*output).is_float());
     }
     let mut gradients: Vec<Option<Value>> = vec![None; needed.len()];
@@ -145,10 +147,23 @@ impl Builder<'_> {
                     }
                 }
             }
+            Op::Together(Together::Sum) => parts.push((0, dy)),
+            Op::Together(Together::Fork) => parts.push((0, self.one(Op::Together(Together::Sum), &[dy])?)),
+            Op::Together(Together::Gather(gather)) if wants(0) => parts.push((0, self.own_piece(gather, dy)?)),
+            Op::Together(Together::Gather(_)) => {}
             op => return Err(self.refuse(op)),
         }
         parts.retain(|&(index, _)| wants(index));
         Ok(parts)
+    }
+
+    /// What a part put into a gather, of the gradient of its result.
+    fn own_piece(&mut self, gather: &Gather, dy: Value) -> Result<Value, GraphError> {
+        let dim = gather.dim;
+        let segments = gather.of(gather.own).collect::<Vec<_>>();
+        let slices = segments.into_iter().map(|(start, length)| self.one(Op::Slice { dim, start, length }, &[dy]));
+        let slices = slices.collect::<Result<Vec<_>, _>>()?;
+        if let [slice] = slices[..] { Ok(slice) } else { self.one(Op::Concat { dim }, &slices) }
     }
 
     /// What only moves elements moves gradients back.

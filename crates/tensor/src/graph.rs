@@ -164,7 +164,8 @@ impl Graph {
     /// The value whose bytes these are: a reshape has none of its own.
     fn bytes_of(&self, mut value: Value) -> Value {
         while let Source::Node { node, .. } = self.info(value).source
-            && let Node { op: Op::Reshape(_), inputs, .. } = &self.nodes[node]
+            && let Node { op, inputs, .. } = &self.nodes[node]
+            && op.is_view()
         {
             value = inputs[0];
         }
@@ -227,7 +228,7 @@ impl Graph {
 
     /// Bytes a node must at least move: each input read and each output written once.
     pub fn bytes_moved(&self, node: &Node) -> u64 {
-        if matches!(node.op, Op::Reshape(_)) {
+        if node.op.is_view() {
             return 0;
         }
         node.inputs.iter().chain(&node.outputs).map(|&value| self.info(value).bytes() as u64).sum()

@@ -14,6 +14,7 @@ pub mod gradient;
 pub mod graph;
 pub mod mixed;
 pub mod op;
+pub mod part;
 pub mod plan;
 pub mod recompute;
 pub mod shape;

@@ -9,9 +9,11 @@ mod accept;
 mod cost;
 mod infer;
 mod operand;
+mod together;
 
 pub(crate) use infer::DIMS_MAX;
 pub(crate) use operand::Operand;
+pub use together::{Gather, Segment, Together, Within, piece_range};
 
 use crate::dtype::DType;
 use crate::shape::Shape;
@@ -134,6 +136,8 @@ pub enum Op {
         probability: f32,
         /// Tells the dropout layers of a model apart.
         salt: u64,
+        /// Which elements of a whole tensor these are, if they are not all: they are dropped as they are there.
+        within: Option<Within>,
     },
     /// x → softmax over the last dim; `causal` lets row t of a square see only columns up to t.
     Softmax {
@@ -164,6 +168,8 @@ pub enum Op {
     Lstm,
     /// dy, x, w_ih, w_hh, y, gates, cells → dx, dw_ih, dw_hh, db
     LstmGrad,
+    /// What the parts of a layer do together.
+    Together(Together),
 }
 
 /// The parts of a batch normalisation.
@@ -300,6 +306,9 @@ impl Op {
             Self::EmbeddingGrad { .. } => "embedding.grad",
             Self::Lstm => "lstm",
             Self::LstmGrad => "lstm.grad",
+            Self::Together(Together::Sum) => "sum_parts",
+            Self::Together(Together::Fork) => "fork",
+            Self::Together(Together::Gather(_)) => "gather_parts",
         }
     }
 
@@ -313,7 +322,13 @@ impl Op {
             // What the ReLU let pass replaces dy in the first of two passes, and the second reads it.
             Self::BatchNormGrad(BatchNormGrad { residual: true, scale, .. }) => Some((2 + *scale as usize, 0)),
             Self::BatchNormGrad(_) | Self::LayerNormGrad | Self::SoftmaxGrad => Some((0, 0)),
+            Self::Together(Together::Sum) => Some((0, 0)),
             _ => None,
         }
+    }
+
+    /// Whether the result is the input's bytes: it has none of its own.
+    pub(crate) const fn is_view(&self) -> bool {
+        matches!(self, Self::Reshape(_) | Self::Together(Together::Fork))
     }
 }

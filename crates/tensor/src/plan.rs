@@ -376,8 +376,7 @@ impl Plan {
                     _ => place == self.place(other),
                 };
                 for (index, &input) in node.inputs.iter().enumerate() {
-                    let may_share =
-                        matches!(node.op, crate::op::Op::Reshape(_)) || node.op.in_place() == Some((position, index));
+                    let may_share = node.op.is_view() || node.op.in_place() == Some((position, index));
                     let shared = may_share && self.place(input) == place;
                     assert!(shared || !overlaps(input), "{}: output {position} overlaps input {index}", node.layer);
                 }
@@ -424,7 +423,7 @@ impl Plan {
                 let done = if what == "parameter" { "changed" } else { "sent" };
                 panic!("{}: reads a {what} that may have been {done}", node.layer);
             }
-            if matches!(node.op, crate::op::Op::Reshape(_)) {
+            if node.op.is_view() {
                 last_use[node.outputs[0].index()] = last_use[node.inputs[0].index()];
             }
         }

@@ -115,7 +115,7 @@ fn chains(graph: &Graph, forward: usize, wanted: &[Value]) -> Vec<Option<usize>>
         }
         let search = Search { graph, forward, uses: &uses, chains: &chains };
         // What only has another shape takes no memory, unless what it is a shape of is dropped.
-        let least = if matches!(node.op, Op::Reshape(_)) { 2 } else { 1 };
+        let least = if node.op.is_view() { 2 } else { 1 };
         chains[index] = search.chain(index, first).filter(|chain| (least..=CHAIN_MAX).contains(chain));
     }
     chains

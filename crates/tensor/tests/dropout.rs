@@ -26,7 +26,7 @@ impl Layer {
         let Self { probability, salt, shape, dtype } = self;
         let mut graph = Graph::new();
         let x = graph.input("x", shape, dtype);
-        let y = graph.push_one("dropout", Op::Dropout { probability, salt }, &[x]).expect("fits");
+        let y = graph.push_one("dropout", Op::Dropout { probability, salt, within: None }, &[x]).expect("fits");
         let dy = graph.input("dy", shape, dtype);
         let dx = gradient::differentiate(&mut graph, y, dy, &[x]).expect("differentiable").of(x).expect("asked for");
         let plan = Plan::new(graph, &Wanted { outputs: vec![y, dx], ..Wanted::default() });

@@ -13,7 +13,7 @@ mod reference {
 
 use std::io::Write;
 
-use paceline_tensor::op::{BatchNorm, Rectifier};
+use paceline_tensor::op::{BatchNorm, Gather, Rectifier, Segment, Together};
 use paceline_tensor::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
 use paceline_tensor::{Op, Shape, Unary};
 use reference::compare::{Case, Fill, check_all};
@@ -542,6 +542,34 @@ fn softmaxes_and_losses() {
             let inputs: [(Fill, &[usize]); 2] = [(Any, &[rows, classes]), (Ids(classes), &[rows])];
             cases.push(Case::of(name, Op::CrossEntropy { smoothing }, &inputs));
         }
+    }
+    check_all(cases);
+}
+
+/// By itself. What several parts make of each other's numbers is tested with graphs in parts (`graphs/part.rs`).
+#[test]
+fn what_parts_do_together() {
+    let mut cases = Vec::new();
+    for shape in [&[7][..], &[3, 5], &[2, 4, 3, 5]] {
+        cases.push(Case::of(format!("sum of parts {shape:?}"), Op::Together(Together::Sum), &[(Any, shape)]));
+        cases.push(Case::of(format!("fork {shape:?}"), Op::Together(Together::Fork), &[(Any, shape)]));
+        for (dim, &length) in shape.iter().enumerate() {
+            let lengths = vec![shape.iter().product()];
+            let gather = |segments: Vec<Segment>| {
+                Op::Together(Together::Gather(Gather { dim, segments, lengths: lengths.clone(), own: 0 }))
+            };
+            let one = gather(vec![Segment { part: 0, length }]);
+            let two = gather(vec![Segment { part: 0, length: 1 }, Segment { part: 0, length: length - 1 }]);
+            cases.push(Case::of(format!("gather dim {dim} of {shape:?}"), one, &[(Any, shape)]));
+            cases.push(Case::of(format!("gather dim {dim} of {shape:?}, in two"), two, &[(Any, shape)]));
+        }
+        let mut case = Case::new(format!("sum of parts in place of {shape:?}"));
+        let x = case.input(Any, shape);
+        let y = case.push(Op::Scale(2.0), &[x]);
+        let y = case.push(Op::Together(Together::Sum), &[y]);
+        let forked = case.push(Op::Together(Together::Fork), &[y]);
+        case.push(Op::Add, &[forked, y]);
+        cases.push(case);
     }
     check_all(cases);
 }

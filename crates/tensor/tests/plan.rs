@@ -5,6 +5,7 @@ mod graphs {
     pub mod accept;
     pub mod cut;
     pub mod halves;
+    pub mod part;
     pub mod random_net;
     pub mod recompute;
     pub mod refuse;

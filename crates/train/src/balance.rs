@@ -161,7 +161,7 @@ impl Uncut<'_> {
     /// # Errors
     /// As [`Uncut::arithmetic`].
     pub fn stage_bytes(&self, cuts: &[String], number: usize) -> Result<u64, TrainError> {
-        let stage = ModelStage { model: self.model, cuts, number };
+        let stage = ModelStage { cuts, number, ..ModelStage::whole(self.model) };
         let sizes = Sizes::plan(stage, self.options)?;
         Ok(BASE + sizes.buffers() + sizes.working(1) + self.beside)
     }

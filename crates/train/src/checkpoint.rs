@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 pub use card::{Card, Evaluated, Position};
 pub use checked_weights::{CheckedWeights, find_weights, read_card};
-pub use contents::{Contents, Label, Snapshot, Stages, hand_in};
+pub use contents::{Contents, Label, Others, Snapshot, hand_in};
 use paceline_system::disk::{Disk, DiskError};
 use paceline_system::shell;
 

@@ -5,6 +5,7 @@ mod split;
 use paceline_comm::Algorithm;
 use paceline_data::augment::AugmentChoice;
 use paceline_data::order::{LastBatch, Shard};
+use paceline_nn::PartForm;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
 use paceline_parallel::agree;
@@ -18,7 +19,7 @@ use crate::compute::Compute;
 use crate::deadlines::Deadlines;
 use crate::error::TrainError;
 use crate::replica::OptimizerShard;
-use crate::together::{Agree, Carry, Overlap, Sharding, Split, Squeeze, Staleness};
+use crate::together::{Agree, Carry, Overlap, PartSplit, Sharding, Split, Squeeze, Staleness};
 
 /// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
 pub const SIDE_MAX: usize = 8192;
@@ -84,7 +85,7 @@ pub struct Config {
     pub damaged_max: usize,
     /// Decides initial weights, order, augmentation and dropout.
     pub seed: u64,
-    /// Replicas of the model, which share the batch: each a process, or as many as the model has stages.
+    /// Replicas of the model, which share the batch: each a process, or as many as the model has stages or parts.
     pub workers: usize,
     /// How the model is split over processes.
     pub split: Split,
@@ -338,8 +339,27 @@ impl Config {
     pub const fn stages(&self) -> usize {
         match self.split {
             Split::Pipeline(stages) => stages,
-            Split::Replicate | Split::Auto => 1,
+            _ => 1,
         }
+    }
+
+    /// Parts that compute each replica's layers together.
+    pub const fn parts(&self) -> usize {
+        match &self.split {
+            Split::Parts(split) => split.parts,
+            _ => 1,
+        }
+    }
+
+    /// Ranks that compute each replica.
+    pub const fn ranks_per_worker(&self) -> usize {
+        self.stages() * self.parts()
+    }
+
+    /// What one of the parts computes; none of a model whose layers are whole.
+    pub fn part_form(&self, own: usize) -> Option<PartForm> {
+        let Split::Parts(PartSplit { forms, parts }) = &self.split else { return None };
+        Some(PartForm { forms: forms.clone(), parts: *parts, own })
     }
 
     /// Where a rank's stage computes.
@@ -349,7 +369,7 @@ impl Config {
 
     /// Ranks that compute.
     pub const fn computing(&self) -> usize {
-        self.workers * self.stages()
+        self.workers * self.ranks_per_worker()
     }
 
     /// Servers that a run with more than one worker has.
@@ -369,7 +389,7 @@ impl Config {
 
     /// Whether GPUs add up gradients among themselves, inside of a step's graph.
     pub fn sums_on_devices(&self) -> bool {
-        let may = self.device != Compute::Cpu && self.stages() == 1;
+        let may = self.device != Compute::Cpu && self.ranks_per_worker() == 1;
         may && matches!(self.carry, Carry::AUTO | Carry::NCCL) && self.keeps_off_host().is_ok()
     }
 

@@ -178,6 +178,18 @@ pub enum Event<'a> {
         /// Which.
         numbers: &'a [f32],
     },
+    /// Numbers of this part become the sum of all parts', in place, before the pass goes on.
+    SumParts {
+        /// Which.
+        numbers: &'a mut [f32],
+    },
+    /// This part has its piece of some numbers, and needs those of all parts before the pass goes on.
+    GatherParts {
+        /// All of them, one piece behind the other.
+        numbers: &'a mut [f32],
+        /// How long each part's piece is.
+        lengths: &'a [usize],
+    },
     /// The sum of squares of this engine's gradients becomes that of the whole model's: a norm is taken of it.
     Squares {
         /// The sum.
@@ -553,4 +565,6 @@ pub(crate) struct Parts {
     pub eval: Planned,
     pub weights: Weights,
     pub segments: Vec<Segment>,
+    /// Which of them count here in a norm over the whole model: where several ranks have a tensor, one of them counts it.
+    pub counted: Vec<bool>,
 }

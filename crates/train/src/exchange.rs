@@ -13,6 +13,8 @@ use paceline_nn::optim::Moment;
 use paceline_parallel::agree::{
     self, Agreement, Alone, Opening, Refusal, RunIdentity, Settled, StepReport, Steps, Votes, Wait,
 };
+use paceline_parallel::part::PartLinks;
+use paceline_parallel::siblings::ReplicaLinks;
 use paceline_parallel::stage::{Side, StageLinks};
 use paceline_system::clock::Clock;
 use paceline_system::phase::Phase;
@@ -28,8 +30,8 @@ use crate::replica::NotFinite;
 #[derive(Debug)]
 pub struct Exchange {
     agreement: Box<dyn Agreement>,
-    /// With the other stages of this replica, where the model is cut.
-    stages: Option<StageLinks>,
+    /// With the other stages or parts of this replica, where the model is split.
+    siblings: Option<ReplicaLinks>,
     /// The step under way.
     moment: Moment,
     /// The step whose gradients are not all applied.
@@ -63,7 +65,7 @@ impl Exchange {
     pub fn new(agreement: Box<dyn Agreement>, mixed: bool, clock: &Clock) -> Self {
         Self {
             agreement,
-            stages: None,
+            siblings: None,
             moment: Moment { step: 0, learning_rate: 0.0 },
             pending: None,
             mixed,
@@ -78,23 +80,46 @@ impl Exchange {
         }
     }
 
-    /// Computes together with other stages from now on.
-    pub fn join_stages(&mut self, links: StageLinks) {
-        self.stages = Some(links);
+    /// Computes together with other stages or parts from now on.
+    pub fn join_siblings(&mut self, links: ReplicaLinks) {
+        self.siblings = Some(links);
     }
 
-    /// Takes the links to other stages, for as long as somebody else talks to them; [`Exchange::join_stages`] gives them back.
-    pub fn take_stages(&mut self) -> Option<StageLinks> {
-        self.stages.take()
+    /// Takes the links to them, for as long as somebody else talks to them; [`Exchange::join_siblings`] gives them back.
+    pub fn take_siblings(&mut self) -> Option<ReplicaLinks> {
+        self.siblings.take()
     }
 
     /// Whether nobody else takes part, in any way.
     pub fn is_alone(&self) -> bool {
-        self.workers() == 1 && self.stages.is_none()
+        self.workers() == 1 && self.siblings.is_none()
     }
 
     fn links(&mut self) -> Result<&mut StageLinks, TrainError> {
-        self.stages.as_mut().ok_or_else(|| TrainError::Refused("a stage has to join the others first".into()))
+        match &mut self.siblings {
+            Some(ReplicaLinks::Stages(links)) => Ok(links),
+            _ => Err(TrainError::Refused("a stage has to join the others first".into())),
+        }
+    }
+
+    /// Has the other parts add their numbers, or fill in their pieces; a part that nobody has joined keeps its own.
+    fn with_parts(&mut self, ask: impl FnOnce(&mut PartLinks) -> Result<(), CommError>) -> Result<(), TrainError> {
+        let Some(ReplicaLinks::Parts(parts)) = &mut self.siblings else { return Ok(()) };
+        let (before, start) = (self.progress.switch(Phase::Exchange, Some(Message::Parts)), self.clock.seconds());
+        let done = ask(parts);
+        self.waited_s += self.clock.seconds() - start;
+        self.progress.set(before);
+        Ok(done?)
+    }
+
+    /// Whether all parts wish what this one does.
+    ///
+    /// # Errors
+    /// When another part, or the way to it, has failed.
+    pub fn all_parts_wish(&mut self, wishes: bool) -> Result<bool, TrainError> {
+        let mut against = [f32::from(u8::from(!wishes))];
+        self.with_parts(|parts| parts.sum(&mut against))?;
+        Ok(against[0] == 0.0)
     }
 
     /// Says that a neighbour will send messages of these lengths.
@@ -131,19 +156,19 @@ impl Exchange {
         Ok(received?)
     }
 
-    /// Adds up a number over the other stages.
+    /// Adds up a number over the ranks of this replica.
     fn sum_squares(&mut self, sum: &mut f64) -> Result<(), TrainError> {
-        if let Some(stages) = &mut self.stages {
-            *sum = stages.sum(*sum)?;
+        if let Some(links) = &mut self.siblings {
+            *sum = links.siblings().sum(*sum)?;
         }
         Ok(())
     }
 
-    /// Adds up a report over the other stages.
-    fn sum_stages(&mut self, report: StepReport) -> Result<StepReport, TrainError> {
-        let Some(stages) = &mut self.stages else { return Ok(report) };
+    /// Makes of a report that of all ranks of this replica.
+    fn sum_siblings(&mut self, report: StepReport) -> Result<StepReport, TrainError> {
+        let Some(links) = &mut self.siblings else { return Ok(report) };
         let (before, start) = (self.progress.switch(Phase::Exchange, Some(Message::Report)), self.clock.seconds());
-        let summed = stages.sum_report(report);
+        let summed = links.sum_report(report);
         self.waited_s += self.clock.seconds() - start;
         self.progress.set(before);
         Ok(summed?)
@@ -269,7 +294,7 @@ impl Exchange {
     pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
         let own = report(&tally, self.votes);
         let report = self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?;
-        let report = self.sum_stages(report)?;
+        let report = self.sum_siblings(report)?;
         Ok(self.take_total(report))
     }
 
@@ -336,9 +361,7 @@ impl Exchange {
         self.wait_for(Message::Report, |agreement| agreement.sum(&mut parts))?;
         let part = |pair: &[f32]| pair.iter().copied().map(f64::from).sum::<f64>();
         let mut squares = parts.chunks(2).map(|pair| part(pair).powi(2)).sum::<f64>();
-        if let Some(stages) = &mut self.stages {
-            squares = stages.sum(squares)?;
-        }
+        self.sum_squares(&mut squares)?;
         *norm = squares.sqrt();
         Ok(())
     }
@@ -402,8 +425,9 @@ impl Listener for Exchange {
         match event {
             Event::Forwarded { tally } => {
                 self.tally = tally;
-                // Alone, nothing has changed yet; others find out by the total.
-                if self.is_alone() && !self.settles() && !tally.loss.is_finite() {
+                // Of one worker nothing has changed yet, and all its parts have the same loss; others find out by the total.
+                let stages = matches!(self.siblings, Some(ReplicaLinks::Stages(_)));
+                if self.workers() == 1 && !stages && !self.settles() && !tally.loss.is_finite() {
                     return Err(Halt::NotFinite(NotFinite::Loss));
                 }
                 self.reported = true;
@@ -447,13 +471,15 @@ impl Listener for Exchange {
             }
             Event::Receive { from, numbers } => Ok(self.receive(from, numbers)?),
             Event::Send { to, numbers } => Ok(self.links()?.send(to, numbers)?),
+            Event::SumParts { numbers } => Ok(self.with_parts(|parts| parts.sum(numbers))?),
+            Event::GatherParts { numbers, lengths } => Ok(self.with_parts(|parts| parts.gather(numbers, lengths))?),
             Event::Squares { sum } => Ok(self.sum_squares(sum)?),
             Event::Sum { numbers: [] } => Ok(()),
             Event::Sum { numbers } => Ok(self.wait_for(Message::BatchNormSums, |agreement| agreement.sum(numbers))?),
             Event::Total { tally } => {
                 if self.reported {
                     let total = self.wait_for(Message::Report, |agreement| agreement.total())?;
-                    let total = self.sum_stages(total)?;
+                    let total = self.sum_siblings(total)?;
                     *tally = self.take_total(total);
                 } else {
                     // The gradients never came by: they were summed between devices.

@@ -23,7 +23,7 @@ use paceline_system::progress::Progress;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Updates};
-use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Wanted};
+use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Value, Wanted};
 use pipeline::Pipeline;
 pub(crate) use pipeline::phase_of;
 use rescue::Boundary;
@@ -160,7 +160,7 @@ pub(crate) fn plan(
     options: &ReplicaOptions,
 ) -> Result<(Plan, Vec<Parameter>, Vec<Segment>), TrainError> {
     let network = stage.network(Mode::Train, options.micro_batch, options)?;
-    let (updates, parameters) = (updates(&network, options, false), network.parameters.clone());
+    let (updates, parameters) = (updates(&network, options, false), tensors(&network).0);
     let plan = Planned::new(network, options.micro_batch, updates, options, false).plan;
     let segments = segments(&parameters, plan.parameters());
     Ok((plan, parameters, segments))
@@ -211,7 +211,7 @@ impl Replica {
         let on_gpu = place.is_gpu();
         let eval = stage.network(Mode::Eval, micro_batch, &options)?;
         let whole = stage.inventory(&options)?;
-        let (parameters, states) = (eval.parameters.clone(), eval.states.clone());
+        let (parameters, states) = tensors(&eval);
         let sizes = [&[micro_batch], &options.other_sizes[..]].concat();
         let plan_for = |samples: usize| {
             let network = stage.network(Mode::Train, samples, &options)?;
@@ -236,14 +236,20 @@ impl Replica {
         sizes.check(&Limits::look())?;
         let mut store = Store::new(plan);
         let optimizer = if !train.is_empty() { options.rule.new_state(owned.length()) } else { Vec::new() };
-        for (index, parameter) in parameters.iter().enumerate() {
-            parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
+        match &whole {
+            Some(whole) => whole.start(options.seed, &mut store),
+            None => {
+                for (index, parameter) in parameters.iter().enumerate() {
+                    parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
+                }
+            }
         }
         for (index, state) in states.iter().enumerate() {
             store.state_mut(index).fill(state.start);
         }
         let segments = segments(&parameters, store.layout());
-        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned }, segments };
+        let counted = whole.as_ref().map_or_else(|| vec![true; segments.len()], WholeModel::counted);
+        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned }, segments, counted };
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
         let pipeline = Pipeline::new(stage.number, stage.cuts.len() + 1);
@@ -306,9 +312,9 @@ impl Replica {
         if agreement.protocol().gradients_leave() {
             self.engine.stage_gradients()?;
         }
-        let stages = self.exchange.take_stages();
+        let siblings = self.exchange.take_siblings();
         self.exchange = Exchange::new(agreement, self.options.hosted, clock);
-        stages.into_iter().for_each(|links| self.exchange.join_stages(links));
+        siblings.into_iter().for_each(|links| self.exchange.join_siblings(links));
         Ok(())
     }
 
@@ -558,6 +564,18 @@ impl Replica {
             .or_else(|| state().map(|index| self.states[index].name.clone()))
             .or_else(|| slot().map(named))
     }
+}
+
+/// What the parameters and states of a network are, as they are there: of a part, with the shape that it has of them.
+fn tensors(network: &StageNetwork) -> (Vec<Parameter>, Vec<State>) {
+    let StageNetwork { graph, parameters, states, .. } = network;
+    let shape = |value: &Value| graph.shape(*value).clone();
+    let parameters = parameters.iter().zip(graph.parameters());
+    let states = states.iter().zip(graph.states());
+    (
+        parameters.map(|(whole, value)| Parameter { shape: shape(value), ..whole.clone() }).collect(),
+        states.map(|(whole, value)| State { shape: shape(value), ..whole.clone() }).collect(),
+    )
 }
 
 /// The buckets of a plan as an agreement sees them.

@@ -40,8 +40,8 @@ pub struct Processes {
     pub workers: usize,
     /// Those that hold parameters.
     pub servers: usize,
-    /// How many of those that compute make up a worker.
-    pub stages: usize,
+    /// How many of those that compute make up a worker: its stages, or its parts.
+    pub each: usize,
     /// Whether these are all processes of the run.
     pub all: bool,
 }
@@ -50,10 +50,10 @@ impl Processes {
     /// So many processes of a run with so many workers in all. Servers are the last ranks: they are here if everybody is.
     /// Elsewhere every process counts as a worker, which takes more.
     pub fn here(config: &Config, workers: usize, processes: usize) -> Self {
-        let (servers, stages) = (if workers > 1 { config.server_count() } else { 0 }, config.stages());
-        let all = processes == workers * stages + servers;
+        let (servers, each) = (if workers > 1 { config.server_count() } else { 0 }, config.ranks_per_worker());
+        let all = processes == workers * each + servers;
         let servers = if all { servers } else { 0 };
-        Self { workers: processes - servers, servers, stages, all }
+        Self { workers: processes - servers, servers, each, all }
     }
 
     fn count(self) -> usize {
@@ -89,7 +89,7 @@ pub struct Candidate<'a> {
 struct Need {
     /// The process of a worker that takes most.
     worker: u64,
-    /// All processes of a worker together: one for each stage.
+    /// All processes of a worker together: one for each stage or part.
     replica: u64,
     server: u64,
     /// Taken once, by all together or by the first.
@@ -102,7 +102,7 @@ struct Need {
 
 impl Need {
     fn total(&self, here: Processes) -> u64 {
-        let workers = (here.workers as u64 * self.replica).div_ceil(here.stages as u64);
+        let workers = (here.workers as u64 * self.replica).div_ceil(here.each as u64);
         workers + here.servers as u64 * self.server + self.once
     }
 
@@ -174,7 +174,7 @@ impl Candidate<'_> {
         Ok(Planned::new(network, options.micro_batch, Updates::AtEnd, &options, false).plan)
     }
 
-    fn options(&self, config: &Config) -> Result<ReplicaOptions, TrainError> {
+    pub(crate) fn options(&self, config: &Config) -> Result<ReplicaOptions, TrainError> {
         // The first worker has one sample more than others, where shares are not equal.
         let sizes = MicroBatchSizes::of(config, Shard { rank: 0, world: self.workers }, None);
         let options = options(config, sizes, (self.workers, self.hosted), (self.input, self.classes))?;
@@ -235,7 +235,7 @@ impl Candidate<'_> {
 
     /// What the processes of a run like this would take.
     fn need(&self, config: &Config) -> Result<Need, TrainError> {
-        if config.stages() == 1 {
+        if config.ranks_per_worker() == 1 {
             return self.need_of(config, ModelStage::whole(self.model), &self.options(config)?);
         }
         let add = |all: Need, need: Need| Need {
@@ -246,7 +246,8 @@ impl Candidate<'_> {
             mapped: all.mapped.max(need.mapped),
             threads: need.threads,
         };
-        Ok(self.stage_needs(config)?.into_iter().fold(Need::default(), add))
+        let needs = if config.parts() > 1 { self.part_needs(config)? } else { self.stage_needs(config)? };
+        Ok(needs.into_iter().fold(Need::default(), add))
     }
 
     /// What the process of each stage takes.
@@ -255,8 +256,10 @@ impl Candidate<'_> {
         // The first stage of the first worker holds one tensor of another at a time, while it saves.
         let saving = Sizes::plan(ModelStage::whole(self.model), &self.options(config)?)?.largest;
         let of = |number: usize| {
-            let (stage, options) =
-                (ModelStage { model: self.model, cuts: &cuts, number }, self.stage_options(config, number)?);
+            let (stage, options) = (
+                ModelStage { cuts: &cuts, number, ..ModelStage::whole(self.model) },
+                self.stage_options(config, number)?,
+            );
             let need = self.need_of(config, stage, &options)?;
             // Messages in both directions, for every micro-batch that can be alive in the stage before.
             let network = stage.network(Mode::Eval, options.micro_batch, &options)?;
@@ -267,7 +270,30 @@ impl Candidate<'_> {
         (0..config.stages()).map(of).collect()
     }
 
-    /// What the process of one stage takes, which may be all of the model.
+    /// Bytes that the process of each part takes at most, as [`Candidate::check`] holds them against a limit that was asked for.
+    ///
+    /// # Errors
+    /// When a layer does not fit the input, or cannot be computed so.
+    pub fn part_bytes(&self, config: &Config) -> Result<Vec<u64>, TrainError> {
+        Ok(self.part_needs(config)?.iter().map(|need| need.worker).collect())
+    }
+
+    /// What the process of each part takes.
+    fn part_needs(&self, config: &Config) -> Result<Vec<Need>, TrainError> {
+        let options = self.options(config)?;
+        // The first part of the first worker holds one whole tensor and another's piece of it, while it saves; all hold one when they
+        // begin.
+        let largest = Sizes::plan(ModelStage::whole(self.model), &options)?.largest;
+        let of = |own: usize| {
+            let form = config.part_form(own);
+            let need = self.need_of(config, ModelStage::whole(self.model).in_parts(form.as_ref()), &options)?;
+            let worker = need.worker + if own == 0 { 2 * largest } else { largest };
+            Ok(Need { worker, once: BASE / 2, ..need })
+        };
+        (0..config.parts()).map(of).collect()
+    }
+
+    /// What the process of one stage or part takes, which may be all of the model.
     fn need_of(&self, config: &Config, stage: ModelStage<'_>, options: &ReplicaOptions) -> Result<Need, TrainError> {
         let sizes = Sizes::plan(stage, options)?;
         let Sizes { arena, parameters, largest, slots, optimizer: own_optimizer, gradients, states, .. } = sizes;
@@ -286,8 +312,8 @@ impl Candidate<'_> {
         // One tensor at a time is brought into the order of files; a launcher waits for the others. Threads have one process.
         // One worker keeps a copy of all that is saved beside training.
         let sharded = own_optimizer < optimizer;
-        // Chunks are gathered tensor by tensor instead, as they are written; so are the tensors of other stages.
-        let beside = config.checkpoint_seconds(self.workers).filter(|_| !sharded && !options.is_staged());
+        // Chunks are gathered tensor by tensor instead, as they are written; so are the tensors of other stages and parts.
+        let beside = config.checkpoint_seconds(self.workers).filter(|_| !sharded && config.ranks_per_worker() == 1);
         let copy = beside.map_or(if sharded { largest } else { 0 }, |_| parameters + optimizer + states);
         let beside_ranks = match () {
             () if threads => BASE,
@@ -348,8 +374,8 @@ impl Candidate<'_> {
     fn excess<'a>(&self, need: &Need, limits: &'a Limits) -> Option<(u64, &'a Memory)> {
         let shared = limits.shared.as_ref().map(|limit| (need.total(self.here), limit));
         let own = limits.own.as_ref().map(|limit| (need.addresses(self.here), limit));
-        // What is taken once is taken by the first process, unless there are several stages: then the launcher has it.
-        let once = if self.config.stages() > 1 { 0 } else { need.once };
+        // What is taken once is taken by the first process, unless there are several stages or parts: then the launcher has it.
+        let once = if self.config.ranks_per_worker() > 1 { 0 } else { need.once };
         let asked = limits.asked.as_ref().map(|limit| (need.worker + once, limit));
         let exceeded = shared.into_iter().chain(own).chain(asked).filter(|(needed, limit)| *needed > limit.bytes);
         exceeded.min_by_key(|(_, limit)| limit.bytes)
@@ -401,7 +427,7 @@ impl Candidate<'_> {
         if self.config.dtype == Precision::F32 && with(&|config| config.dtype = Precision::Bf16) {
             fitting.push("--dtype bf16".into());
         }
-        if self.config.stages() == 1 && !self.config.agree.recipe().has_servers() {
+        if self.config.ranks_per_worker() == 1 && !self.config.agree.recipe().has_servers() {
             let split = |config: &mut Config| {
                 (config.split, config.accumulate) = (Split::Pipeline(2), config.accumulate.max(4));
             };

@@ -1,13 +1,15 @@
-//! Which part of a model a replica computes: all of it, or one stage of a pipeline.
+//! Which part of a model a replica computes: all of it, one stage of a pipeline, or a part of every layer.
 
+pub mod parts;
 pub mod plan;
 
 use std::ops::Range;
 
-use paceline_nn::{Mode, Model, Network, Parameter, StageNetwork, State};
+use paceline_nn::{Mode, Model, Network, Parameter, PartForm, PartPieces, StageNetwork, State};
 use paceline_parallel::split::StageTimes;
 use paceline_tensor::execute::Profile;
-use paceline_tensor::{GraphError, Plan};
+use paceline_tensor::part::Piece;
+use paceline_tensor::{GraphError, Plan, Store};
 
 use crate::replica::ReplicaOptions;
 
@@ -20,22 +22,34 @@ pub struct ModelStage<'a> {
     pub cuts: &'a [String],
     /// Which of the stages.
     pub number: usize,
+    /// What is computed of every layer; none if all is.
+    pub part: Option<&'a PartForm>,
 }
 
 impl<'a> ModelStage<'a> {
     /// All of a model.
     pub const fn whole(model: &'a dyn Model) -> Self {
-        Self { model, cuts: &[], number: 0 }
+        Self { model, cuts: &[], number: 0, part: None }
+    }
+
+    /// The same with so much of every layer.
+    #[must_use]
+    pub const fn in_parts(self, part: Option<&'a PartForm>) -> Self {
+        Self { part, ..self }
     }
 
     /// The network of this stage for so many samples.
     ///
     /// # Errors
-    /// When a layer does not fit, or the model cannot be cut there; the error names it.
+    /// When a layer does not fit, or the model cannot be split so; the error names it.
     pub fn network(&self, mode: Mode, samples: usize, options: &ReplicaOptions) -> Result<StageNetwork, GraphError> {
         let ReplicaOptions { input, classes, smoothing, .. } = *options;
         let smoothing = if mode == Mode::Train { smoothing } else { 0.0 };
-        let mut stages = StageNetwork::all(self.model, mode, samples, (input, classes, smoothing), self.cuts)?;
+        let data = (input, classes, smoothing);
+        if let Some(form) = self.part {
+            return StageNetwork::part(self.model, mode, samples, data, form);
+        }
+        let mut stages = StageNetwork::all(self.model, mode, samples, data, self.cuts)?;
         Ok(stages.swap_remove(self.number))
     }
 
@@ -44,27 +58,45 @@ impl<'a> ModelStage<'a> {
     /// # Errors
     /// As [`ModelStage::network`].
     pub fn inventory(&self, options: &ReplicaOptions) -> Result<Option<WholeModel>, GraphError> {
-        if self.cuts.is_empty() {
-            return Ok(None);
-        }
         let ReplicaOptions { input, classes, .. } = *options;
+        let data = (input, classes, 0.0);
         let whole = Network::without_gradients(self.model, Mode::Eval, 1, input, classes, 0.0)?;
-        let stages = StageNetwork::all(self.model, Mode::Eval, 1, (input, classes, 0.0), self.cuts)?;
-        let owner = |name: &str, names: &dyn Fn(&StageNetwork) -> Vec<String>| {
-            stages.iter().position(|stage| names(stage).iter().any(|own| own == name)).unwrap_or(0)
+        let ranks = match self.part {
+            Some(form) => form.pieces(self.model, input, classes)?,
+            None if self.cuts.is_empty() => return Ok(None),
+            None => {
+                let stages = StageNetwork::all(self.model, Mode::Eval, 1, data, self.cuts)?;
+                stages.iter().map(|stage| pieces_of(stage, &whole)).collect()
+            }
         };
-        let parameters = |stage: &StageNetwork| stage.parameters.iter().map(|own| own.name.clone()).collect();
-        let states = |stage: &StageNetwork| stage.states.iter().map(|own| own.name.clone()).collect();
-        let parameter_stages: Vec<usize> = whole.parameters.iter().map(|one| owner(&one.name, &parameters)).collect();
-        let state_stages: Vec<usize> = whole.states.iter().map(|one| owner(&one.name, &states)).collect();
+        let own = self.part.map_or(self.number, |form| form.own);
+        let tensors = |count: usize, of: fn(&PartPieces) -> &Vec<Piece>| {
+            let mut found: Vec<WholeTensor> = Vec::with_capacity(count);
+            for index in 0..count {
+                let number = found.iter().filter(|tensor| tensor.own.is_some()).count();
+                let pieces = ranks.iter().map(|rank| of(rank)[index].clone());
+                found.push(WholeTensor::of(pieces.collect(), (own, number)));
+            }
+            found
+        };
         Ok(Some(WholeModel {
-            own_parameters: own(&parameter_stages, self.number),
-            own_states: own(&state_stages, self.number),
+            own_rank: own,
+            parameter_tensors: tensors(whole.parameters.len(), |rank| &rank.parameters),
+            state_tensors: tensors(whole.states.len(), |rank| &rank.states),
             parameters: whole.parameters,
             states: whole.states,
-            parameter_stages,
-            state_stages,
         }))
+    }
+}
+
+/// What a stage has of the tensors of the whole model: all of some of them.
+fn pieces_of(stage: &StageNetwork, whole: &Network) -> PartPieces {
+    let piece = |has: bool| if has { Piece::Whole } else { Piece::Absent };
+    let has_parameter = |name: &str| stage.parameters.iter().any(|own| own.name == name);
+    let has_state = |name: &str| stage.states.iter().any(|own| own.name == name);
+    PartPieces {
+        parameters: whole.parameters.iter().map(|one| piece(has_parameter(&one.name))).collect(),
+        states: whole.states.iter().map(|one| piece(has_state(&one.name))).collect(),
     }
 }
 
@@ -75,14 +107,33 @@ pub struct WholeModel {
     pub parameters: Vec<Parameter>,
     /// All states.
     pub states: Vec<State>,
-    /// The stage that has each parameter.
-    pub parameter_stages: Vec<usize>,
-    /// The stage that has each state.
-    pub state_stages: Vec<usize>,
-    /// The number of each parameter in this replica, if it has it.
-    pub own_parameters: Vec<Option<usize>>,
-    /// The number of each state in this replica, if it has it.
-    pub own_states: Vec<Option<usize>>,
+    /// The number of this rank among those that have the model together.
+    pub own_rank: usize,
+    /// Who has what of each parameter.
+    parameter_tensors: Vec<WholeTensor>,
+    /// And of each state.
+    state_tensors: Vec<WholeTensor>,
+}
+
+/// Who has what of one tensor of a whole model.
+#[derive(Debug)]
+pub struct WholeTensor {
+    /// Its number in this replica and what that has of it, if it has any.
+    pub own: Option<(usize, Piece)>,
+    /// The pieces that make it, each with the rank that gives it to a file: the first that has all of it, or all that have some.
+    pub sources: Vec<(usize, Piece)>,
+}
+
+impl WholeTensor {
+    /// Given what each rank has of it, and which rank this is, with the number that the tensor would have there.
+    fn of(pieces: Vec<Piece>, (own, number): (usize, usize)) -> Self {
+        let held = Some(pieces[own].clone()).filter(|piece| *piece != Piece::Absent);
+        let mut sources: Vec<_> = pieces.into_iter().enumerate().filter(|(_, piece)| *piece != Piece::Absent).collect();
+        if let Some(whole) = sources.iter().position(|(_, piece)| *piece == Piece::Whole) {
+            sources = vec![sources.swap_remove(whole)];
+        }
+        Self { own: held.map(|piece| (number, piece)), sources }
+    }
 }
 
 /// One of the tensors that a checkpoint holds, by its number in the whole model.
@@ -101,15 +152,6 @@ pub enum Tensor {
     },
 }
 
-impl Tensor {
-    /// The number of the parameter or state that it belongs to.
-    pub const fn number(self) -> usize {
-        match self {
-            Self::Parameter(index) | Self::State(index) | Self::Optimizer { index, .. } => index,
-        }
-    }
-}
-
 impl WholeModel {
     /// How many elements a tensor has.
     pub fn elements(&self, tensor: Tensor) -> usize {
@@ -117,6 +159,48 @@ impl WholeModel {
             Tensor::State(index) => self.states[index].shape.elements(),
             Tensor::Parameter(index) | Tensor::Optimizer { index, .. } => self.parameters[index].shape.elements(),
         }
+    }
+
+    /// Who has what of a tensor.
+    pub fn tensor(&self, tensor: Tensor) -> &WholeTensor {
+        match tensor {
+            Tensor::State(index) => &self.state_tensors[index],
+            Tensor::Parameter(index) | Tensor::Optimizer { index, .. } => &self.parameter_tensors[index],
+        }
+    }
+
+    /// Its number in this replica and what that has of it, if it has any.
+    pub fn own(&self, tensor: Tensor) -> Option<&(usize, Piece)> {
+        self.tensor(tensor).own.as_ref()
+    }
+
+    /// Whether this rank gives a tensor, or what it has of it, to files: where several have it, one does.
+    pub fn gives(&self, tensor: Tensor) -> bool {
+        self.tensor(tensor).sources.iter().any(|(rank, _)| *rank == self.own_rank)
+    }
+
+    /// Begins this replica's parameters as those of the whole model begin.
+    pub fn start(&self, seed: u64, store: &mut Store) {
+        let mut all = Vec::new();
+        for (index, Parameter { init, name, shape, .. }) in self.parameters.iter().enumerate() {
+            match self.own(Tensor::Parameter(index)) {
+                None => {}
+                Some((number, Piece::Whole)) => init.fill(seed, name, shape, store.parameter_mut(*number)),
+                Some((number, piece)) => {
+                    all.resize(shape.elements(), 0.0);
+                    init.fill(seed, name, shape, &mut all);
+                    piece.take(&all, store.parameter_mut(*number));
+                }
+            }
+        }
+    }
+
+    /// Which of this replica's parameters it counts where all ranks together count each once.
+    pub fn counted(&self) -> Vec<bool> {
+        let all = (0..self.parameters.len()).map(Tensor::Parameter);
+        let mut counted: Vec<_> = all.filter_map(|one| Some((self.own(one)?.0, self.gives(one)))).collect();
+        counted.sort_unstable();
+        counted.into_iter().map(|(_, counts)| counts).collect()
     }
 
     /// What a tensor's message is marked with: another for each.
@@ -141,10 +225,4 @@ pub(crate) fn times(plan: &Plan, profile: &Profile) -> StageTimes {
         inputs_s: sum(plan.input_gradient_nodes()),
         weights_s: sum(weights),
     }
-}
-
-/// The numbers that tensors have in one stage, which keeps their order.
-fn own(stages: &[usize], number: usize) -> Vec<Option<usize>> {
-    let before = |index: usize| stages[..index].iter().filter(|&&stage| stage == number).count();
-    stages.iter().enumerate().map(|(index, &stage)| (stage == number).then(|| before(index))).collect()
 }

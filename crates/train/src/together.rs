@@ -1,11 +1,15 @@
 //! How a run answers the questions of more than one process: how replicas agree, how their bytes travel, how
 //! they are squeezed.
 
+mod split;
+
 use std::fmt;
 use std::str::FromStr;
 
 use paceline_comm::transport;
 use serde::{Deserialize, Serialize};
+
+pub use split::{PartSplit, Split};
 
 /// An answer to one of the questions, by the word that names it.
 macro_rules! answer {
@@ -87,66 +91,6 @@ answer!(Squeeze, paceline_parallel::squeeze::Squeeze, paceline_parallel::squeeze
 pub fn help(what: &str, answers: impl Iterator<Item = &'static str>) -> String {
     format!("{what}: {}", answers.collect::<Vec<_>>().join(" | "))
 }
-
-/// How the model is split over processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum Split {
-    /// Every worker has all of it.
-    #[default]
-    Replicate,
-    /// Each worker is so many stages, one behind the other.
-    Pipeline(usize),
-    /// Replicated where it fits, and in as few stages as fit where it does not.
-    Auto,
-}
-
-impl Split {
-    /// Every answer, in the words of the help.
-    pub const WORDS: [&'static str; 3] = ["replicate", "pipeline:STAGES", "auto"];
-}
-
-impl fmt::Display for Split {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Replicate => f.write_str("replicate"),
-            Self::Pipeline(stages) => write!(f, "pipeline:{stages}"),
-            Self::Auto => f.write_str("auto"),
-        }
-    }
-}
-
-impl FromStr for Split {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let stages = |text: &str| text.parse().ok().filter(|stages| (2..=STAGES_MAX).contains(stages));
-        match text.split_once(':') {
-            None if text == "replicate" => Ok(Self::Replicate),
-            None if text == "auto" => Ok(Self::Auto),
-            Some(("pipeline", text)) if stages(text).is_some() => Ok(Self::Pipeline(stages(text).unwrap_or(2))),
-            Some(("pipeline", _)) => Err(format!("type pipeline: with 2 to {STAGES_MAX} stages, such as pipeline:2")),
-            _ => Err("type replicate, auto, or pipeline: with a number of stages, such as pipeline:2".into()),
-        }
-    }
-}
-
-impl TryFrom<String> for Split {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Split> for String {
-    fn from(split: Split) -> Self {
-        split.to_string()
-    }
-}
-
-/// More stages than any pipeline gains by.
-const STAGES_MAX: usize = 256;
 
 /// The order in which a pipeline computes, by its name in files.
 pub(crate) mod pipeline_schedule {

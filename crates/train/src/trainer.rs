@@ -17,7 +17,7 @@ use paceline_data::loader::Loader;
 use paceline_nn::Model;
 use paceline_nn::schedule::RunLength;
 use paceline_parallel::Agreement;
-use paceline_parallel::stage::StageLinks;
+use paceline_parallel::siblings::ReplicaLinks;
 use paceline_system::disk::DiskError;
 use paceline_system::event::Line;
 use paceline_system::phase::Phase;
@@ -177,10 +177,10 @@ impl Trainer {
         self.replica.begin_together(step, identity)
     }
 
-    /// Computes together with the other stages of its worker from now on.
-    pub fn join_stages(&mut self, links: StageLinks) {
+    /// Computes together with the other stages or parts of its worker from now on.
+    pub fn join_siblings(&mut self, links: ReplicaLinks) {
         self.replica.report_to(&self.journal.progress);
-        self.replica.join_stages(links);
+        self.replica.join_siblings(links);
     }
 
     /// Measures what a micro-batch takes in every stage, and makes the order of a step from it; what a step is expected to take then. All

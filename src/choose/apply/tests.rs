@@ -15,7 +15,9 @@ fn listed(node: Node, said: &Said, config: &Config) -> (Vec<String>, Vec<(String
     let registry = Registry::new();
     let model = registry.find_model(&config.model).unwrap();
     let subject = Subject { model: &model, input: model.native, classes: 10, held_bytes: 0 };
-    let all = list(node, (said, config), &subject, &|stages, _| vec!["conv2".to_owned(); stages - 1]);
+    let cuts = |stages: usize, _: usize| vec!["conv2".to_owned(); stages - 1];
+    let proposed = Proposed { cuts: &cuts, parts: &|parts| parts::proposals(&subject, config, parts) };
+    let all = list(node, (said, config), &subject, &proposed);
     let (out, applies): (Vec<Listed>, Vec<Listed>) = all.into_iter().partition(|one| one.left_out.is_some());
     let why = |one: Listed| (one.setup.name(), one.left_out.unwrap_or_default());
     (applies.into_iter().map(|one| one.setup.name()).collect(), out.into_iter().map(why).collect())

@@ -162,7 +162,7 @@ impl Pipeline<'_> {
             rows.iter_mut().for_each(|row| drop(row.remove(4)));
         }
         let back = format!("gradients of what was sent go back, {}\n", self.returned());
-        format!("\n{}{back}", columns(&rows))
+        format!("\n{}{back}", columns(&rows, 2))
     }
 
     fn returned(&self) -> String {
@@ -312,7 +312,7 @@ fn layers(stage: &StagePlan) -> String {
 }
 
 /// Bytes as people say them, small ones too: 173 KB, 1.6 MB, 24 MB.
-fn short(bytes: u64) -> String {
+pub(super) fn short(bytes: u64) -> String {
     match bytes as f64 {
         small if small < 999.5 => format!("{small:.0} bytes"),
         small if small < 0.9995e6 => format!("{:.0} KB", small / 1e3),
@@ -321,14 +321,14 @@ fn short(bytes: u64) -> String {
     }
 }
 
-/// Rows of a table: names to the left, numbers to the right.
-fn columns(rows: &[Vec<String>]) -> String {
+/// Rows of a table: so many columns of names to the left, numbers to the right.
+pub(super) fn columns(rows: &[Vec<String>], names: usize) -> String {
     let count = |text: &String| text.chars().count();
     let width = |column: usize| rows.iter().map(|row| count(&row[column])).max().unwrap_or(0);
     let mut text = String::new();
     for row in rows {
         let cells = row.iter().enumerate().map(|(column, cell)| match column {
-            0 | 1 => format!("{cell:<width$}", width = width(column)),
+            name if name < names => format!("{cell:<width$}", width = width(column)),
             _ => format!("{cell:>width$}", width = width(column)),
         });
         let line = cells.collect::<Vec<_>>().join("  ");

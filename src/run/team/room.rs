@@ -38,7 +38,12 @@ pub fn fits(
 /// As [`fits`], for a process that another launcher has started: as far as it knows who else is on its machine. The rendezvous tells
 /// the rest.
 pub fn member_fits(registry: &Registry, member: &Member, config: &Config, resumes: bool) -> Result<(), Failure> {
-    fits(registry, config, (member.workers() / config.stages(), member.local.map_or(1, |local| local.world)), resumes)
+    fits(
+        registry,
+        config,
+        (member.workers() / config.ranks_per_worker(), member.local.map_or(1, |local| local.world)),
+        resumes,
+    )
 }
 
 /// Refuses more processes than the cores of this machine can be shared by, unless the user insists.

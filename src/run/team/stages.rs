@@ -1,4 +1,4 @@
-//! A process among the stages of its worker.
+//! A process among the stages or parts of its worker.
 
 use std::time::Duration;
 
@@ -7,6 +7,8 @@ use crate::comm::{CommError, Communicator, Rank};
 use crate::data::order::Shard;
 use crate::failure::Failure;
 use crate::parallel::mesh::Axis;
+use crate::parallel::part::PartLinks;
+use crate::parallel::siblings::ReplicaLinks;
 use crate::parallel::stage::StageLinks;
 use crate::train::{TrainError, Trainer};
 
@@ -15,6 +17,17 @@ impl Team {
     pub fn stage(&self) -> Shard {
         let rank = self.mesh.coordinates(self.member.rank).map_or(0, |coordinates| coordinates.stage);
         Shard { rank, world: self.mesh.extent().stages }
+    }
+
+    /// Which part of how many this process computes.
+    pub fn part(&self) -> Shard {
+        let rank = self.mesh.coordinates(self.member.rank).map_or(0, |coordinates| coordinates.part);
+        Shard { rank, world: self.mesh.extent().parts }
+    }
+
+    /// Whether several ranks compute each replica.
+    pub(super) fn is_split(&self) -> bool {
+        self.stage().world * self.part().world > 1
     }
 
     /// Stages wait for each other in every step, which takes so long: of a rank that keeps others waiting for two steps it is told.
@@ -30,15 +43,23 @@ impl Team {
         self.guard(told)
     }
 
-    /// Connects a trainer with the other stages; the communicator of those who have the same stage.
-    pub(super) fn join_stages(&self, trainer: &mut Trainer, mut world: Communicator) -> Result<Communicator, Failure> {
+    /// Connects a trainer with the other stages or parts; the communicator of those who have the same one.
+    pub(super) fn join_siblings(
+        &self,
+        trainer: &mut Trainer,
+        mut world: Communicator,
+    ) -> Result<Communicator, Failure> {
         let (shapes, deadline) = (trainer.replica().link_shapes(), self.deadlines.message);
         let along_data = self.mesh.group(Axis::Data, self.member.rank);
-        let connected = world
-            .group(&along_data)
-            .and_then(|data| Ok((data, StageLinks::connect(&mut world, &self.mesh, shapes, deadline)?)));
+        let connected = world.group(&along_data).and_then(|data| {
+            let links = match self.part().world {
+                1 => ReplicaLinks::Stages(StageLinks::connect(&mut world, &self.mesh, shapes, deadline)?),
+                _ => ReplicaLinks::Parts(PartLinks::connect(&mut world, &self.mesh)?),
+            };
+            Ok((data, links))
+        });
         let (data, links) = self.guard(connected.map_err(TrainError::from))?;
-        trainer.join_stages(links);
+        trainer.join_siblings(links);
         self.communicator.set(Some(world));
         Ok(data)
     }

@@ -117,7 +117,7 @@ impl Net {
         if self.mode == Mode::Eval || !self.drops || probability == 0.0 {
             return Ok(x);
         }
-        let y = self.unnamed(Op::Dropout { probability, salt: self.dropouts }, &[x])?;
+        let y = self.unnamed(Op::Dropout { probability, salt: self.dropouts, within: None }, &[x])?;
         Ok(self.same_order(x, y))
     }
 

@@ -17,6 +17,7 @@ pub mod layout;
 pub mod lstm;
 mod memory;
 mod moments;
+mod parts;
 pub mod peak;
 pub mod pool;
 pub mod pooling;
@@ -44,6 +45,7 @@ use scratch::Scratch;
 
 use crate::buffer::Buffer;
 use crate::execute::{Pass, Progress, Turn};
+use crate::op::{Op, Together};
 use crate::plan::{Due, Plan};
 use crate::store::Store;
 
@@ -137,7 +139,12 @@ pub(crate) fn run(
             goes_on = goes_on && watch(Progress::Turn(Turn::Sum { node: index, numbers }));
         };
         let others = plan.shares_statistics().then_some(&mut add as &mut batch_norm::Others<'_>);
-        dispatch::node(&mut context, &memory.operands(index), pass, &chosen, others);
+        match &plan.graph().nodes()[index].op {
+            Op::Together(together) if !matches!(together, Together::Fork) => {
+                goes_on = parts::together(&context, &memory.operands(index), together, watch);
+            }
+            _ => dispatch::node(&mut context, &memory.operands(index), pass, &chosen, others),
+        }
         if !goes_on || !memory.show_outputs(index, |outputs| watch(Progress::Node(index, outputs))) {
             return;
         }

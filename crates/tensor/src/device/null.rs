@@ -8,6 +8,7 @@ use paceline_system::clock;
 
 use crate::execute::{Progress, Turn};
 use crate::graph::{Graph, Node};
+use crate::op::{Op, Together};
 use crate::plan::{Due, Plan};
 use crate::store::Store;
 
@@ -60,7 +61,9 @@ pub(crate) fn run(
             clock::sleep(Duration::from_secs_f64(model.node_seconds(plan.graph(), &plan.graph().nodes()[index])));
         }
         let sums = plan.sums(index).into_iter().filter(|&count| count > 0);
-        if !sums.into_iter().all(|_| watch(Progress::Turn(Turn::Sum { node: index, numbers: &mut [] })))
+        let op = &plan.graph().nodes()[index].op;
+        if !together(op, watch)
+            || !sums.into_iter().all(|_| watch(Progress::Turn(Turn::Sum { node: index, numbers: &mut [] })))
             || !watch(Progress::Node(index, &[]))
         {
             return;
@@ -77,5 +80,17 @@ pub(crate) fn run(
                 return;
             }
         }
+    }
+}
+
+/// The turn of the other parts, if a node has one.
+fn together(op: &Op, watch: &mut dyn FnMut(Progress<'_>) -> bool) -> bool {
+    let numbers = &mut [][..];
+    match op {
+        Op::Together(Together::Sum) => watch(Progress::Turn(Turn::SumParts { numbers })),
+        Op::Together(Together::Gather(gather)) => {
+            watch(Progress::Turn(Turn::GatherParts { numbers, lengths: &gather.lengths, own: gather.own }))
+        }
+        _ => true,
     }
 }

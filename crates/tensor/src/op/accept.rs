@@ -1,7 +1,7 @@
 //! What an operation accepts before its shapes are compared: how many inputs, of which kind, none of them empty. The
 //! shape rules in `infer.rs` rely on it and look at their inputs without asking again whether they are there.
 
-use super::{BatchNormGrad, Op, Operand, ReluMask};
+use super::{BatchNormGrad, Op, Operand, ReluMask, Together};
 use crate::dtype::DType;
 use crate::shape::Shape;
 use crate::window::PoolKind;
@@ -64,6 +64,7 @@ impl Op {
             Self::Unary(_) | Self::Scale(_) | Self::Cast(_) | Self::SumLeading { .. } | Self::Pool2d(_) => 1,
             Self::Reshape(_) | Self::Slice { .. } | Self::Pad { .. } | Self::Permute { .. } => 1,
             Self::Dropout { .. } | Self::Softmax { .. } => 1,
+            Self::Together(_) => 1,
             Self::Concat { .. } => return None,
         })
     }
@@ -72,7 +73,12 @@ impl Op {
     pub(crate) const fn only_moves(&self) -> bool {
         matches!(
             self,
-            Self::Reshape(_) | Self::Slice { .. } | Self::Pad { .. } | Self::Concat { .. } | Self::Permute { .. }
+            Self::Reshape(_)
+                | Self::Slice { .. }
+                | Self::Pad { .. }
+                | Self::Concat { .. }
+                | Self::Permute { .. }
+                | Self::Together(Together::Fork)
         )
     }
 }

@@ -30,7 +30,7 @@ impl Op {
             Self::BatchNormAgain(_) => 4 * y,
             Self::BatchNormGrad(_) | Self::LayerNormGrad => 10 * y,
             Self::Reshape(_) | Self::Slice { .. } | Self::Pad { .. } | Self::Concat { .. } | Self::Permute { .. } => 0,
-            Self::Embedding => 0,
+            Self::Embedding | Self::Together(_) => 0,
             Self::SumLeading { .. } | Self::Pool2d(_) => elements(inputs[0]),
             _ => y,
         }

@@ -3,7 +3,7 @@
 //! A backward operation is held to the shapes of the forward operation that it belongs to.
 
 use super::accept::{is_empty, too_many};
-use super::{Op, ReluMask};
+use super::{Gather, Op, ReluMask, Together};
 use crate::dtype::DType;
 use crate::shape::Shape;
 use crate::window::{Conv2d, Padding, Pool2d, PoolKind, Windows};
@@ -78,6 +78,8 @@ impl Op {
             Self::CrossEntropy { .. } | Self::CrossEntropyGrad { .. } => self.infer_cross_entropy(inputs),
             Self::Embedding | Self::EmbeddingGrad { .. } => self.infer_embedding(inputs),
             Self::Lstm | Self::LstmGrad => self.infer_lstm(inputs),
+            Self::Together(Together::Sum | Together::Fork) => one(x),
+            Self::Together(Together::Gather(gather)) => infer_gather(gather, x, dtype),
         }
     }
 
@@ -268,6 +270,21 @@ impl Op {
 
 fn require(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(message()) }
+}
+
+/// The pieces joined, and, where they do not lie one behind the other then, as they came.
+fn infer_gather(gather: &Gather, x: &Shape, dtype: DType) -> Result<Outputs, String> {
+    let Gather { dim, lengths, own, .. } = gather;
+    require(*dim < x.len() && *own < lengths.len(), || format!("{x} is no piece to be joined"))?;
+    let is_known = gather.segments.iter().all(|segment| segment.part < lengths.len());
+    require(is_known && gather.extent(*own) == x[*dim], || format!("{x} is not the piece of part {own}"))?;
+    let run = x.elements() / x[*dim];
+    let fits = |(part, length): (usize, &usize)| gather.extent(part).checked_mul(run) == Some(*length);
+    require(lengths.iter().enumerate().all(fits), || format!("{x} is not joined with pieces of other sizes"))?;
+    let y = x.with(*dim, gather.total());
+    let is_in_order = gather.is_in_order(x[..*dim].iter().product());
+    let pieces = (!is_in_order).then(|| (Shape::from([y.elements()]), dtype));
+    Ok([(y, dtype)].into_iter().chain(pieces).collect())
 }
 
 /// Whether sums and products of two such sizes cannot overflow.

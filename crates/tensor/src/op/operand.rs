@@ -1,7 +1,7 @@
 //! What each operand of an operation may be made of: one table, which graphs are checked by, precision is chosen by
 //! (`mixed.rs`), and devices choose kernels by.
 
-use super::{Op, ReluMask};
+use super::{Op, ReluMask, Together};
 use crate::window::PoolKind;
 
 /// The types that an input or output may have.
@@ -43,6 +43,8 @@ impl Op {
             Self::Embedding => [Integer, Full][index],
             Self::EmbeddingGrad { .. } => [Free, Integer][index],
             Self::Lstm | Self::LstmGrad => Full,
+            // What travels between parts is not rounded.
+            Self::Together(Together::Sum | Together::Gather(_)) => Full,
             _ => Common,
         }
     }
@@ -64,6 +66,7 @@ impl Op {
             }
             Self::Pool2d(pool) if index > 0 && pool.kind == PoolKind::Max => Integer,
             Self::CrossEntropy { .. } | Self::CrossEntropyGrad { .. } | Self::Lstm | Self::LstmGrad => Full,
+            Self::Together(Together::Sum | Together::Gather(_)) => Full,
             _ => Common,
         }
     }

@@ -5,7 +5,6 @@ use std::ops::Range;
 use super::{Layout, Place};
 use crate::dtype::DType;
 use crate::graph::{Graph, Source, Value};
-use crate::op::Op;
 use crate::split::Part;
 
 /// Consecutive gradients that travel in one message and are applied together.
@@ -94,7 +93,7 @@ fn readers(graph: &Graph) -> Vec<Range<usize>> {
             let Range { start, end } = &mut readers[parameter];
             (*start, *end) = (index.min(*start), index + 1);
         }
-        if matches!(node.op, Op::Reshape(_)) {
+        if node.op.is_view() {
             origin[node.outputs[0].index()] = origin[node.inputs[0].index()];
         }
     }

@@ -6,7 +6,6 @@ use super::bucket::Bucket;
 use super::{ALIGNMENT_BYTES, Layout, Place, SHARED_ALIGNMENT_BYTES, Updates, Wanted};
 use crate::dtype::DType;
 use crate::graph::{Graph, Source, Value};
-use crate::op::Op;
 use crate::split::Part;
 
 pub(super) struct Memory {
@@ -226,7 +225,7 @@ fn shared_input(
 ) -> Option<usize> {
     let node = &graph.nodes()[index];
     let of = |value: Value| storage_of[value.index()];
-    if matches!(node.op, Op::Reshape(_)) {
+    if node.op.is_view() {
         return of(node.inputs[0]);
     }
     let (_, input) = node.op.in_place().filter(|&(output, _)| output == position)?;
@@ -287,6 +286,7 @@ pub(super) fn activation_bytes(graph: &Graph, memory: &Memory, forward_nodes: us
 mod tests {
     use super::*;
     use crate::gradient;
+    use crate::op::Op;
     use crate::plan::Plan;
     use crate::unary::Unary;
 

@@ -82,7 +82,7 @@ fn op(draw: &Draw) -> Op {
         23 => Op::Pad { dim: n[0], before: n[1], after: n[2] },
         24 => Op::Concat { dim: n[0] },
         25 => Op::Permute { order: dims },
-        26 => Op::Dropout { probability: share, salt: 1 },
+        26 => Op::Dropout { probability: share, salt: 1, within: None },
         27 => [Op::Softmax { causal: a }, Op::SoftmaxGrad][usize::from(b)].clone(),
         28 => Op::CrossEntropy { smoothing: share },
         29 => Op::CrossEntropyGrad { smoothing: share },

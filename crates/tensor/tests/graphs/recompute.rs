@@ -59,7 +59,7 @@ fn blocks(count: usize) -> Net {
         let y = conv(&mut graph, &name, x, 8);
         let y = batch_norm(&mut graph, &name, y, true);
         let y = push(&mut graph, &name, Op::Unary(Unary::Relu), &[y]);
-        let y = push(&mut graph, &name, Op::Dropout { probability: 0.2, salt: number as u64 }, &[y]);
+        let y = push(&mut graph, &name, Op::Dropout { probability: 0.2, salt: number as u64, within: None }, &[y]);
         let y = conv(&mut graph, &name, y, 8);
         let y = batch_norm(&mut graph, &name, y, false);
         let y = push(&mut graph, &name, Op::Add, &[y, x]);

@@ -82,7 +82,7 @@ fn a_bad_graph_is_refused_with_the_layer_and_the_reason() {
         (Op::Concat { dim: 1 }, vec![(F, &[2, 3]), (I, &[2, 3])], "the types f32 and i32 do not mix"),
         (Op::Concat { dim: 0 }, vec![], "no inputs given, at least 1 needed"),
         (Op::Permute { order: vec![0, 0] }, vec![(F, &[2, 3])], "[0, 0] does not reorder the dims of 2×3"),
-        (Op::Dropout { probability: 1.0, salt: 0 }, vec![(F, &[2])], "dropout 1 is not in 0..1"),
+        (Op::Dropout { probability: 1.0, salt: 0, within: None }, vec![(F, &[2])], "dropout 1 is not in 0..1"),
         (Op::Softmax { causal: true }, vec![(F, &[2, 3])], "a causal softmax needs square rows, not 2×3"),
         (Op::CrossEntropy { smoothing: 0.0 }, vec![(F, &[2, 3]), (I, &[3])], "2×3, 3 do not fit together"),
         (Op::CrossEntropy { smoothing: 0.0 }, vec![(F, &[2, 3]), (F, &[2])], "input 1 must be numbers of type i32"),

@@ -3,6 +3,7 @@
 
 use std::f64::consts::{FRAC_2_SQRT_PI, PI, SQRT_2};
 
+use paceline_tensor::op::Together;
 use paceline_tensor::{Graph, Op, Unary, Value};
 
 use super::array::Array;
@@ -41,7 +42,19 @@ pub fn eval(op: &Op, inputs: &[&Array]) -> Vec<Array> {
         Op::CrossEntropy { smoothing } => vec![sequence::cross_entropy(x, inputs[1], *smoothing)],
         Op::Embedding => vec![sequence::embedding(x, inputs[1])],
         Op::Lstm => sequence::lstm(inputs),
+        Op::Together(together) => alone(together, x),
         op => panic!("the reference has no {}", op.name()),
+    }
+}
+
+/// What a part that has no others computes: its numbers are the sum, and its piece is all.
+fn alone(together: &Together, x: &Array) -> Vec<Array> {
+    match together {
+        Together::Sum | Together::Fork => vec![x.clone()],
+        Together::Gather(gather) => {
+            assert_eq!(gather.lengths, [x.data.len()], "alone");
+            vec![x.clone()]
+        }
     }
 }
 

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use paceline_nn::weights::{self, Inventory, Loaded, Slot};
 use paceline_system::disk::Disk;
 use paceline_system::printable::Shown;
+use paceline_tensor::part::Piece;
 
 use super::manifest::{Damage, MANIFEST, Manifest};
 use super::{CARD_KEY, Card, Checkpoints, Purpose, WEIGHTS};
 use crate::error::TrainError;
 use crate::replica::Replica;
+use crate::stage::Tensor;
 
 /// A weights file that agrees with the manifest beside it, if that tells of it.
 #[derive(Debug)]
@@ -98,8 +100,8 @@ impl CheckedWeights {
         };
         let inventory = Inventory { parameters: &whole.parameters, states: &whole.states };
         let is_own = |slot: Slot| match slot {
-            Slot::Parameter(index) => whole.own_parameters[index].is_some(),
-            Slot::State(index) => whole.own_states[index].is_some(),
+            Slot::Parameter(index) => whole.own(Tensor::Parameter(index)).is_some(),
+            Slot::State(index) => whole.own(Tensor::State(index)).is_some(),
         };
         Ok(match &self.source {
             Source::Checked(bytes) => weights::parse_some(&self.path, bytes, (inventory, &is_own), except)?,
@@ -113,18 +115,21 @@ impl CheckedWeights {
     /// When the file is damaged or does not fit.
     pub fn load(&self, replica: &mut Replica, except: &[&str]) -> Result<Vec<String>, TrainError> {
         let loaded = self.read_own(replica, except)?;
-        // Of a stage's replica, what is there of the whole model's tensors is what it has, in its order.
-        let own = |tensors: Vec<Option<Vec<f32>>>, numbers: Option<&Vec<Option<usize>>>| {
-            let number = |index: usize| numbers.map_or(Some(index), |numbers| numbers[index]);
-            tensors
-                .into_iter()
-                .enumerate()
-                .filter_map(move |(index, data)| Some((number(index)?, data?)))
-                .collect::<Vec<_>>()
-        };
+        // Of a stage's or a part's replica, what is there of the whole model's tensors is what it has some of, in its order.
         let whole = replica.whole.as_ref();
-        let parameters = own(loaded.parameters, whole.map(|whole| &whole.own_parameters));
-        let states = own(loaded.states, whole.map(|whole| &whole.own_states));
+        let own = |tensors: Vec<Option<Vec<f32>>>, tensor: fn(usize) -> Tensor| {
+            let place = |index: usize| match whole {
+                Some(whole) => whole.own(tensor(index)).cloned(),
+                None => Some((index, Piece::Whole)),
+            };
+            let cut = |(index, data)| {
+                let (number, piece) = place(index)?;
+                Some((number, cut_out(&piece, data?)))
+            };
+            tensors.into_iter().enumerate().filter_map(cut).collect::<Vec<_>>()
+        };
+        let parameters = own(loaded.parameters, Tensor::Parameter);
+        let states = own(loaded.states, Tensor::State);
         for (index, data) in parameters {
             replica.store_mut().parameter_mut(index).copy_from_slice(&data);
         }
@@ -134,6 +139,16 @@ impl CheckedWeights {
         replica.engine.load();
         Ok(loaded.left_out)
     }
+}
+
+/// What a part has of a tensor.
+pub(super) fn cut_out(piece: &Piece, whole: Vec<f32>) -> Vec<f32> {
+    if *piece == Piece::Whole {
+        return whole;
+    }
+    let mut own = vec![0.0; piece.elements(whole.len())];
+    piece.take(&whole, &mut own);
+    own
 }
 
 /// Whether a folder has the name of a checkpoint, or had it.

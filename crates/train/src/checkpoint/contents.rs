@@ -11,10 +11,11 @@ use std::path::Path;
 use paceline_comm::CommError;
 use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
 use paceline_nn::{ForeignLayout, Init, Parameter, State};
-use paceline_parallel::stage::StageLinks;
+use paceline_parallel::siblings::Siblings;
 use paceline_system::checksum::Checksum;
 use paceline_system::disk::{Disk, DiskError};
 use paceline_system::memory::{self, OutOfMemory};
+use paceline_tensor::part::Piece;
 use paceline_tensor::plan::Layout;
 use serde::Serialize;
 
@@ -46,15 +47,15 @@ pub struct Label {
 pub struct Contents<'a> {
     parameters: &'a [Parameter],
     states: &'a [State],
-    /// Of a stage: what it is a part of.
+    /// Of a stage or a part: what it is some of.
     whole: Option<&'a WholeModel>,
     layout: &'a Layout,
     states_layout: &'a Layout,
     weights: &'a [f32],
     kept: &'a [f32],
     optimizer: OptimizerState<'a>,
-    /// Of a stage: the whole model, and how the tensors of other stages come.
-    elsewhere: Option<(&'a WholeModel, &'a Stages<'a>)>,
+    /// Of a stage or a part: the whole model, and how the tensors of the others come.
+    elsewhere: Option<(&'a WholeModel, &'a Others<'a>)>,
 }
 
 /// Where the optimizer's state is.
@@ -67,16 +68,16 @@ enum OptimizerState<'a> {
     Divided(&'a Weights, RefCell<&'a mut Exchange>),
 }
 
-/// The other stages, whose tensors are collected one after the other while the file is written.
+/// The other stages or parts, whose tensors are collected one after the other while the file is written.
 #[derive(Debug)]
-pub struct Stages<'a> {
-    links: RefCell<&'a mut StageLinks>,
+pub struct Others<'a> {
+    links: RefCell<&'a mut Siblings>,
     failed: RefCell<Option<CommError>>,
 }
 
-impl<'a> Stages<'a> {
+impl<'a> Others<'a> {
     /// To be collected over these links.
-    pub fn new(links: &'a mut StageLinks) -> Self {
+    pub fn new(links: &'a mut Siblings) -> Self {
         Self { links: RefCell::new(links), failed: RefCell::default() }
     }
 
@@ -85,11 +86,11 @@ impl<'a> Stages<'a> {
         self.failed.take()
     }
 
-    /// Takes a tensor from the stage that has it.
-    fn collect<'data>(&self, stage: usize, tag: u64, elements: usize) -> io::Result<Cow<'data, [f32]>> {
+    /// Takes what another has of a tensor.
+    fn collect(&self, from: usize, tag: u64, elements: usize) -> io::Result<Vec<f32>> {
         let mut tensor = vec![0.0; elements];
-        match self.links.borrow_mut().collect(stage, tag, &mut tensor) {
-            Ok(()) => Ok(Cow::Owned(tensor)),
+        match self.links.borrow_mut().collect(from, tag, &mut tensor) {
+            Ok(()) => Ok(tensor),
             Err(error) => {
                 let told = io::Error::other(error.to_string());
                 *self.failed.borrow_mut() = Some(error);
@@ -99,29 +100,23 @@ impl<'a> Stages<'a> {
     }
 }
 
-/// Gives a stage's tensors to the one that writes the files of a checkpoint, in the order in which it wants them.
+/// Gives what a stage or a part has to the one that writes the files of a checkpoint, in the order in which it wants it.
 ///
 /// # Errors
 /// When that one, or the way to it, has failed.
-pub fn hand_in(replica: &mut Replica, links: &mut StageLinks) -> Result<(), TrainError> {
+pub fn hand_in(replica: &mut Replica, links: &mut Siblings) -> Result<(), TrainError> {
     let contents = Contents::of(replica);
-    let (Some(whole), Contents { weights, kept, layout, states_layout, .. }) = (contents.whole, &contents) else {
-        return Ok(());
-    };
-    let own = |numbers: &[Option<usize>]| {
-        numbers.iter().enumerate().filter_map(|(index, own)| Some((index, (*own)?))).collect::<Vec<_>>()
-    };
-    let parameters = own(&whole.own_parameters);
-    for &(index, own) in &parameters {
-        links.hand_in(whole.tag(Tensor::Parameter(index)), &weights[layout.range(own)])?;
-    }
-    for (index, own) in own(&whole.own_states) {
-        links.hand_in(whole.tag(Tensor::State(index)), &kept[states_layout.range(own)])?;
-    }
-    for slot in 0..contents.optimizer.slots() {
-        for &(index, own) in &parameters {
-            let tensor = contents.optimizer.tensor(slot, layout.range(own)).map_err(|error| gathering(&error))?;
-            links.hand_in(whole.tag(Tensor::Optimizer { slot, index }), &tensor)?;
+    let Some(whole) = contents.whole else { return Ok(()) };
+    let parameters = whole.parameters.len();
+    let tensors = (0..parameters).map(Tensor::Parameter).chain((0..whole.states.len()).map(Tensor::State));
+    let slots = contents.optimizer.slots();
+    let state = (0..slots).flat_map(|slot| (0..parameters).map(move |index| Tensor::Optimizer { slot, index }));
+    for tensor in tensors.chain(state) {
+        let Some(&(own, _)) = whole.own(tensor) else { continue };
+        // Where every worker has chunks of the optimizer's state, all of a part's workers gather it, given away or not.
+        let data = contents.own(tensor, own).map_err(|error| gathering(&error))?;
+        if whole.gives(tensor) {
+            links.hand_in(whole.tag(tensor), &data)?;
         }
     }
     Ok(())
@@ -133,10 +128,10 @@ fn gathering(error: &io::Error) -> TrainError {
 }
 
 impl<'a> Contents<'a> {
-    /// As they are now, in a stage and in the others.
-    pub fn of_stages(replica: &'a mut Replica, stages: &'a Stages<'a>) -> Self {
+    /// As they are now, in a stage or a part and in the others.
+    pub fn of_all(replica: &'a mut Replica, others: &'a Others<'a>) -> Self {
         let own = Self::of(replica);
-        Self { elsewhere: own.whole.map(|whole| (whole, stages)), ..own }
+        Self { elsewhere: own.whole.map(|whole| (whole, others)), ..own }
     }
 
     /// As they are now.
@@ -169,18 +164,24 @@ impl<'a> Contents<'a> {
         }
     }
 
-    /// A tensor by its number among all, here or from another stage.
+    /// A tensor by its number among all, from here, from another rank, or put together.
     fn tensor(&self, tensor: Tensor) -> io::Result<Cow<'_, [f32]>> {
-        let Some((whole, stages)) = self.elsewhere else { return self.own(tensor, tensor.number()) };
-        let (numbers, owners) = match tensor {
-            Tensor::State(_) => (&whole.own_states, &whole.state_stages),
-            Tensor::Parameter(_) | Tensor::Optimizer { .. } => (&whole.own_parameters, &whole.parameter_stages),
-        };
-        let number = tensor.number();
-        match numbers[number] {
+        let (Tensor::Parameter(number) | Tensor::State(number) | Tensor::Optimizer { index: number, .. }) = tensor;
+        let Some((whole, others)) = self.elsewhere else { return self.own(tensor, number) };
+        let (found, tag, elements) = (whole.tensor(tensor), whole.tag(tensor), whole.elements(tensor));
+        let own = |from: usize| found.own.as_ref().filter(|_| from == whole.own_rank).map(|&(own, _)| own);
+        let get = |from: usize, elements: usize| match own(from) {
             Some(own) => self.own(tensor, own),
-            None => stages.collect(owners[number], whole.tag(tensor), whole.elements(tensor)),
+            None => others.collect(from, tag, elements).map(Cow::Owned),
+        };
+        if let [(from, Piece::Whole)] = found.sources[..] {
+            return get(from, elements);
         }
+        let mut all = vec![0.0; elements];
+        for (from, piece) in &found.sources {
+            piece.put(&get(*from, piece.elements(elements))?, &mut all);
+        }
+        Ok(Cow::Owned(all))
     }
 
     /// A tensor that is here, by its number here.

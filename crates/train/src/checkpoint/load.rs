@@ -4,13 +4,16 @@ use std::path::Path;
 
 use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
 use paceline_parallel::Owned;
+use paceline_tensor::part::Piece;
 
+use super::checked_weights::cut_out;
 use super::contents::optimizer_inventory;
 use super::manifest::{Damage, Manifest, read_plain};
 use super::{CheckedWeights, Checkpoints, POSITION_KEY, Position, Purpose, STATE, WEIGHTS};
 use crate::engine::Weights;
 use crate::error::TrainError;
 use crate::replica::Replica;
+use crate::stage::Tensor;
 
 /// Why a run cannot go on from a checkpoint.
 enum Unfit {
@@ -54,10 +57,14 @@ impl Checkpoints {
         let Files { weights, state, position } = self.read_files(path)?;
         let parameters = replica.whole.as_ref().map_or(&replica.parameters, |whole| &whole.parameters);
         let count = parameters.len();
-        let own = |index: usize| replica.whole.as_ref().map_or(Some(index), |whole| whole.own_parameters[index]);
+        let own = |index: usize| match &replica.whole {
+            Some(whole) => whole.own(Tensor::Parameter(index)).cloned(),
+            None => Some((index, Piece::Whole)),
+        };
+        let pieces: Vec<Option<(usize, Piece)>> = (0..count).map(own).collect();
         let slots = optimizer_inventory(parameters, replica.engine.weights().optimizer.len());
         let inventory = Inventory { parameters: &slots, states: &[] };
-        let is_own = |slot: Slot| matches!(slot, Slot::Parameter(index) if own(index % count).is_some());
+        let is_own = |slot: Slot| matches!(slot, Slot::Parameter(index) if pieces[index % count].is_some());
         let loaded = weights::parse_some(&path.join(STATE), &state, (inventory, &is_own), &[]);
         let loaded = loaded.map_err(|error| unfit(path, error))?;
         weights.load(replica, &[]).map_err(|error| match error {
@@ -65,9 +72,9 @@ impl Checkpoints {
             other => Unfit::Damaged(other.to_string()),
         })?;
         for (index, data) in loaded.parameters.into_iter().enumerate() {
-            let number =
-                replica.whole.as_ref().map_or(Some(index % count), |whole| whole.own_parameters[index % count]);
-            let (Some(number), Some(data)) = (number, data) else { continue };
+            // A part takes its piece.
+            let (Some((number, piece)), Some(data)) = (pieces[index % count].clone(), data) else { continue };
+            let data = cut_out(&piece, data);
             let range = replica.store().layout().range(number);
             let Weights { optimizer, owned, .. } = replica.engine.weights_mut();
             for Owned { elements, place } in owned.within(range.clone()) {

@@ -1,6 +1,9 @@
 //! Whether the answers to how a model is split fit the rest of a configuration.
 
+use paceline_nn::optim::Optimizer;
+
 use super::{Config, refuse};
+use crate::compute::Compute;
 use crate::error::TrainError;
 use crate::together::Carry;
 
@@ -14,6 +17,9 @@ impl Config {
         }
         if stages == 1 && !self.stage_devices.is_empty() {
             return refuse("--stage-devices is for a model in stages; type --device, or --split pipeline:2".into());
+        }
+        if self.parts() > 1 {
+            return self.check_parts();
         }
         if stages == 1 {
             return Ok(());
@@ -41,6 +47,29 @@ impl Config {
                 "--agree {} holds whole models, and --split {} has stages; type --agree all-reduce, or leave --split out",
                 self.agree.name(),
                 self.split
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether layers that are computed by several parts fit the rest.
+    fn check_parts(&self) -> Result<(), TrainError> {
+        let split = &self.split;
+        if self.carry == Carry::NCCL || self.device != Compute::Cpu {
+            return refuse(format!(
+                "--split {split} computes layers on CPUs; type --device cpu, and another --carry than nccl"
+            ));
+        }
+        if self.agree.recipe().has_servers() {
+            return refuse(format!(
+                "--agree {} holds whole models, and --split {split} has parts; type --agree all-reduce, or leave --split out",
+                self.agree.name()
+            ));
+        }
+        if self.optimizer == Optimizer::Lars {
+            return refuse(format!(
+                "--optimizer lars looks at whole tensors, and --split {split} cuts them; type --optimizer momentum or another, or leave \
+                 --split out"
             ));
         }
         Ok(())

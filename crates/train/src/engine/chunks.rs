@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use paceline_nn::optim::{self, Moment, Tools};
+use paceline_nn::optim::{self, Moment, Segment, Tools};
 
 use super::cpu::CpuEngine;
 use super::update::HostTarget;
@@ -55,17 +55,26 @@ impl CpuEngine {
     /// Scales the sums of this replica's chunks down to a norm over those of all. A norm that is no number changes
     /// nothing: the chunk that has none either is not stepped.
     fn clip_chunks(&mut self, norm_max: f64, on: &mut dyn Listener) -> Result<(), Halt> {
-        let Self { device, sums, buckets, .. } = self;
+        let Self { device, sums, buckets, counted, .. } = self;
         let (mut tools, mut squares) = (Tools { cpu: device, sums }, 0.0);
         for bucket in 0..buckets.len() {
-            let mut look = |sums: &mut [f32]| squares += optim::squares(sums, &mut tools);
+            let start = buckets[bucket].elements.start;
+            let mut look = |range: Range<usize>, sums: &mut [f32]| {
+                let (first, end) = (start + range.start, start + range.end);
+                // What lies between tensors is zero.
+                for Segment { range, .. } in counted.iter().filter(|one| one.range.start < end && one.range.end > first)
+                {
+                    let held = range.start.max(first) - first..range.end.min(end) - first;
+                    squares += optim::squares(&sums[held], &mut tools);
+                }
+            };
             on.on(Event::InspectSums { bucket, target: &mut Look(&mut look) })?;
         }
         let mut norm = f64::sqrt(squares);
         on.on(Event::Norm { norm: &mut norm })?;
         let Some(factor) = optim::clip_factor(norm, norm_max) else { return Ok(()) };
         for bucket in 0..buckets.len() {
-            let mut scale = |sums: &mut [f32]| optim::scale(sums, factor, &tools);
+            let mut scale = |_: Range<usize>, sums: &mut [f32]| optim::scale(sums, factor, &tools);
             on.on(Event::InspectSums { bucket, target: &mut Look(&mut scale) })?;
         }
         Ok(())
@@ -73,17 +82,17 @@ impl CpuEngine {
 }
 
 /// Is shown sums, and no weights.
-struct Look<'a>(&'a mut dyn FnMut(&mut [f32]));
+struct Look<'a>(&'a mut dyn FnMut(Range<usize>, &mut [f32]));
 
 impl Target for Look<'_> {
     fn apply(
         &mut self,
         _: Moment,
-        _: (usize, Range<usize>),
+        (_, range): (usize, Range<usize>),
         sums: &mut [f32],
         _: Option<&mut [f32]>,
     ) -> Result<(), Halt> {
-        (self.0)(sums);
+        (self.0)(range, sums);
         Ok(())
     }
 

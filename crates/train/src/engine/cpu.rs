@@ -39,6 +39,8 @@ pub struct CpuEngine {
     /// Runs in the arena of `train`, if there is one: they never run at the same time.
     eval: CompiledGraph,
     segments: Vec<Segment>,
+    /// Those that count here in a norm over the whole model.
+    pub(super) counted: Vec<Segment>,
     pub(super) buckets: Vec<Bucket>,
     /// The sum of gradients over the parts of a batch, where a plan has a place for each part's; empty if not, or if there is one part.
     accumulated: Buffer,
@@ -64,7 +66,7 @@ struct Live {
 impl CpuEngine {
     /// Computes on `place`, where the cores do what the host has to.
     pub(crate) fn on(parts: Parts, device: &Arc<Cpu>, place: &Device) -> Result<Self, TrainError> {
-        let Parts { options, train, eval, mut weights, segments } = parts;
+        let Parts { options, train, eval, mut weights, segments, counted } = parts;
         let Weights { store, optimizer, .. } = &mut weights;
         let given = [&mut store.parameters, &mut store.gradients].into_iter().chain(optimizer);
         given.for_each(|buffer| device.pool().touch(buffer));
@@ -89,7 +91,9 @@ impl CpuEngine {
             // A plan for fewer samples takes less, or hardly more; what it takes is taken now.
             others.iter_mut().for_each(|other| executor.lend_arena(&mut other.executor, |_| ()));
         }
+        let counts = segments.iter().zip(counted).filter(|(_, counts)| *counts);
         let mut engine = Self {
+            counted: counts.map(|(segment, _)| segment.clone()).collect(),
             weights,
             accumulated: Buffer::zeroed_for("the gradients", elements),
             gathers,
@@ -135,6 +139,8 @@ impl CpuEngine {
                     on.on(Event::BeforeRead { bucket, target })
                 }
                 Turn::Sum { numbers, .. } => sum_statistics(numbers, micro_batch, on),
+                Turn::SumParts { numbers } => on.on(Event::SumParts { numbers }),
+                Turn::GatherParts { numbers, lengths, .. } => on.on(Event::GatherParts { numbers, lengths }),
                 _ => Ok(()),
             })?;
             bindings.send(executor, on)?;
@@ -159,6 +165,8 @@ impl CpuEngine {
             let mut turn = |turn: Turn<'_>| {
                 result = match turn {
                     Turn::Sum { numbers, .. } => sum_gradients(numbers, micro_batch, on),
+                    Turn::SumParts { numbers } => on.on(Event::SumParts { numbers }),
+                    Turn::GatherParts { numbers, lengths, .. } => on.on(Event::GatherParts { numbers, lengths }),
                     Turn::Apply { bucket, gradients, .. } if gathers => {
                         let sums = &mut sums[updates.buckets[bucket].elements.clone()];
                         add(updates.device, sums, gradients, micro_batch.is_first());
@@ -269,17 +277,17 @@ impl CpuEngine {
         options.rule.update(moment, segments, buffers, &mut Tools { cpu: device, sums });
     }
 
-    /// Scales the kept gradients down to a norm over all parameters, and returns the norm they had.
+    /// Scales the kept gradients down to a norm over all parameters here, and returns the norm they had.
     pub fn clip(&mut self, norm_max: f64) -> f64 {
         let norm = self.own_norm();
         self.clip_by(norm, norm_max);
         norm
     }
 
-    /// The norm of the kept gradients that are here.
+    /// The norm of the kept gradients that count here.
     fn own_norm(&mut self) -> f64 {
-        let Self { weights: Weights { store, .. }, device, segments, sums, .. } = self;
-        optim::global_norm(&store.gradients, segments, &mut Tools { cpu: device, sums })
+        let Self { weights: Weights { store, .. }, device, counted, sums, .. } = self;
+        optim::global_norm(&store.gradients, counted, &mut Tools { cpu: device, sums })
     }
 
     /// Scales the kept gradients, whose norm is known.
@@ -308,7 +316,11 @@ impl CpuEngine {
         let mut run = |executor: &mut Executor| {
             bindings.fill(executor, batch, MicroBatch::whole(batch), 1.0)?;
             bindings.receive(executor, on)?;
-            executor.run(&mut weights.store, Pass::default())?;
+            executor.forward_with(&mut weights.store, Pass::default(), &mut |turn| match turn {
+                Turn::SumParts { numbers } => on.on(Event::SumParts { numbers }),
+                Turn::GatherParts { numbers, lengths, .. } => on.on(Event::GatherParts { numbers, lengths }),
+                _ => Ok::<_, Halt>(()),
+            })?;
             bindings.send(executor, on)?;
             let (logits, tally) = bindings.answers(executor, batch, MicroBatch::whole(batch))?;
             Ok((logits.into_owned(), tally))

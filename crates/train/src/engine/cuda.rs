@@ -99,7 +99,7 @@ pub(super) fn tally(found: DeviceOutput, rows: usize) -> Tally {
 
 impl CudaEngine {
     pub(crate) fn new(parts: Parts, cpu: &Arc<Cpu>, cuda: &Arc<Cuda>) -> Result<Self, TrainError> {
-        let Parts { options, train, eval, weights, segments } = parts;
+        let Parts { options, train, eval, weights, segments, .. } = parts;
         let decays: Vec<_> = segments.iter().map(|segment| (segment.range.clone(), segment.decay)).collect();
         let plans: Vec<_> = train.iter().map(|planned| (&planned.plan, ends(&planned.bindings))).collect();
         let trains = !train.is_empty();

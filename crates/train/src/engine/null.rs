@@ -76,6 +76,8 @@ impl NullEngine {
         executor.backward(&mut self.weights.store, Pass::default(), &mut |turn| {
             result = match turn {
                 Turn::Sum { numbers, .. } => on.on(Event::Sum { numbers }),
+                // There are no numbers to add or to fill in.
+                Turn::SumParts { .. } | Turn::GatherParts { .. } => Ok(()),
                 _ if keeps => Ok(()),
                 Turn::Final { bucket, .. } => on.on(Event::Final { bucket, gradients: &[] }),
                 Turn::Apply { bucket, .. } | Turn::Offer { bucket, .. } | Turn::BeforeRead { bucket, .. } => {

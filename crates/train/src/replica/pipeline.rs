@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use paceline_data::batch::Batch;
+use paceline_parallel::siblings::{ReplicaLinks, Siblings};
 use paceline_parallel::split::{Kind, Pass, Schedule, StageTimes, Task, draw};
-use paceline_parallel::stage::{LinkShape, Side, StageLinks};
+use paceline_parallel::stage::{LinkShape, Side};
 use paceline_system::event::{Event, StageUse};
 use paceline_system::phase::Phase;
 
@@ -56,16 +57,16 @@ impl Replica {
         self.pipeline.schedules.clear();
     }
 
-    /// Computes together with other stages from now on.
-    pub fn join_stages(&mut self, links: StageLinks) {
-        self.exchange.join_stages(links);
+    /// Computes together with other stages or parts from now on.
+    pub fn join_siblings(&mut self, links: ReplicaLinks) {
+        self.exchange.join_siblings(links);
     }
 
-    /// Does something with the links to other stages, if there are any, and all else that is here.
-    pub fn with_stages<T>(&mut self, body: impl FnOnce(&mut Self, &mut StageLinks) -> T) -> Option<T> {
-        let mut links = self.exchange.take_stages()?;
-        let done = body(self, &mut links);
-        self.exchange.join_stages(links);
+    /// Does something with the other stages or parts, if there are any, and all else that is here.
+    pub fn with_siblings<T>(&mut self, body: impl FnOnce(&mut Self, &mut Siblings) -> T) -> Option<T> {
+        let mut links = self.exchange.take_siblings()?;
+        let done = body(self, links.siblings());
+        self.exchange.join_siblings(links);
         Some(done)
     }
 
@@ -79,7 +80,7 @@ impl Replica {
         let (parameters, lengths) = (self.parameter_count() as u64, self.engine.lengths(self.options.micro_batch));
         let sent = lengths.sent.iter().sum::<usize>() * size_of::<f32>() / self.options.micro_batch.max(1);
         let mine = [own.forward_s, own.inputs_s, own.weights_s, parameters as f64, sent as f64];
-        let all = self.with_stages(|_, links| links.gather(&mine)).transpose()?.unwrap_or_else(|| mine.to_vec());
+        let all = self.with_siblings(|_, stages| stages.gather(&mine)).transpose()?.unwrap_or_else(|| mine.to_vec());
         let of = |numbers: &[f64]| StageUse {
             forward_s: numbers[0],
             inputs_s: numbers[1],
@@ -199,12 +200,15 @@ impl Replica {
         })
     }
 
-    /// Whether to evaluate one batch more: the first stage decides, the others hear of it.
+    /// Whether to evaluate one batch more: the first stage decides, and the others hear of it; parts have to agree.
     ///
     /// # Errors
-    /// When another stage, or the way to it, has failed.
+    /// When another stage or part, or the way to it, has failed.
     pub fn evaluates_on(&mut self, wishes: bool) -> Result<bool, TrainError> {
         let Pipeline { stage, stages, .. } = self.pipeline;
+        if stages == 1 {
+            return self.exchange.all_parts_wish(wishes);
+        }
         self.exchange.pass_on(wishes, (stage, stages))
     }
 

@@ -125,13 +125,13 @@ fn replicas_in_one_process_take_less_than_processes_and_all_of_its_addresses() {
 fn servers_count_too() {
     let config = Config { agree: "parameter-server".parse().unwrap(), ..config(2, 64) };
     let it = candidate(&config);
-    assert_eq!(it.here, Processes { workers: 2, servers: 1, stages: 1, all: true });
+    assert_eq!(it.here, Processes { workers: 2, servers: 1, each: 1, all: true });
     let need = it.need(&config).unwrap();
     assert!(need.server > 3 * 90_000_000, "weights and two buffers of Adam: {need:?}");
     let error = it.check(&machine(300_000_000)).unwrap_err().to_string();
     assert!(error.starts_with("2 workers and 1 server need "), "{error}");
     let elsewhere = Processes::here(&config, 8, 2);
-    assert_eq!(elsewhere, Processes { workers: 2, servers: 0, stages: 1, all: false }, "of nine processes two");
+    assert_eq!(elsewhere, Processes { workers: 2, servers: 0, each: 1, all: false }, "of nine processes two");
 }
 
 #[test]

@@ -151,7 +151,8 @@ fn stages(candidate: &Candidate<'_>) -> Result<Vec<StagePlan>, TrainError> {
     for (number, stage) in cut.iter().enumerate() {
         let options = candidate.stage_options(config, number)?;
         let samples = options.micro_batch as u64;
-        let (graph, own) = (&stage.graph, ModelStage { model: candidate.model, cuts: &config.cuts, number });
+        let (graph, own) =
+            (&stage.graph, ModelStage { cuts: &config.cuts, number, ..ModelStage::whole(candidate.model) });
         let plan = replica::plan(own, &options)?.0;
         let bytes =
             |values: &mut dyn Iterator<Item = Value>| values.map(|value| graph.info(value).bytes() as u64).sum();

@@ -22,7 +22,7 @@ use paceline_tensor::device::cuda::Cuda;
 use super::gauge::Gauge;
 use super::saving::{Saver, Written};
 use super::{Observer, Reason, Restarts, Surroundings};
-use crate::checkpoint::{Card, Checkpoints, Contents, Evaluated, Label, Position, Purpose, Stages, hand_in};
+use crate::checkpoint::{Card, Checkpoints, Contents, Evaluated, Label, Others, Position, Purpose, hand_in};
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -94,14 +94,15 @@ impl Journal {
         (length, samples): (RunLength, u64),
     ) -> Result<Self, TrainError> {
         let rank = around.rank();
-        let Surroundings { disk, clock, stop, shard, progress, inbox, restarts, stage, rehearsal, .. } = around;
+        let Surroundings { disk, clock, stop, shard, progress, inbox, restarts, stage, part, rehearsal, .. } = around;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
         // The folder is made, so this is no refusal any more.
         let log = EventLog::open(&disk, clock.clone(), run.path(), rank as u32).map_err(|source| {
             let (step, survivor, run) = (0, checkpoints.survivor(), run.path().to_owned());
             TrainError::EventNotWritten { step, source, survivor, run }
         })?;
-        let (id, save_every_s) = (read_id(&disk, run.path()), config.checkpoint_seconds(shard.world * stage.world));
+        let (id, save_every_s) =
+            (read_id(&disk, run.path()), config.checkpoint_seconds(shard.world * stage.world * part.world));
         Ok(Self {
             id: id.unwrap_or_default(),
             saver: Saver::default(),
@@ -419,10 +420,10 @@ impl Journal {
             return Ok(());
         }
         let (start, label) = (self.clock.seconds(), self.label(best));
-        let collected = replica.with_stages(|replica, links| {
-            let stages = Stages::new(links);
-            let folder = self.checkpoints.save(&Contents::of_stages(replica, &stages), &label);
-            stages.failure().map_or(Ok(folder), Err)
+        let collected = replica.with_siblings(|replica, links| {
+            let others = Others::new(links);
+            let folder = self.checkpoints.save(&Contents::of_all(replica, &others), &label);
+            others.failure().map_or(Ok(folder), Err)
         });
         let folder = match collected {
             Some(collected) => collected?,
@@ -455,9 +456,9 @@ impl Journal {
 
     /// As [`Journal::save`], while training goes on.
     pub fn save_beside(&mut self, replica: &mut Replica) -> Result<(), TrainError> {
-        // No stage has a copy of the others' tensors; chunks of the optimizer's state are gathered as they are written, which all replicas
+        // No stage or part has a copy of the others' tensors; chunks of the optimizer's state are gathered as they are written, which all replicas
         // wait for.
-        if replica.stages() > 1 || replica.has_shard() {
+        if replica.whole.is_some() || replica.has_shard() {
             return self.save(replica, false);
         }
         // By rank 0's vote none is under way; on the other ranks none ever is.
@@ -486,9 +487,9 @@ impl Journal {
         self.progress.enter(Phase::Checkpoint, step);
         if self.rank > 0 {
             self.saved = Some(self.position.clone());
-            // The first worker's other stages have a part of what is saved; others may have chunks of the optimizer's state.
+            // The first worker's other stages or parts have some of what is saved; others may have chunks of the optimizer's state.
             if self.worker == 0 {
-                replica.with_stages(hand_in).transpose()?;
+                replica.with_siblings(hand_in).transpose()?;
             } else {
                 replica.give_optimizer()?;
             }

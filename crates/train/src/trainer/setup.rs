@@ -55,6 +55,8 @@ pub struct Surroundings {
     pub shard: Shard,
     /// Which stage of how many of its worker's model this process computes.
     pub stage: Shard,
+    /// Which part of how many of its worker's layers this process computes.
+    pub part: Shard,
     /// Which process of how many it is on its machine.
     pub local: Shard,
     /// Says how far the run is; heartbeats read it.
@@ -97,6 +99,7 @@ impl Default for Surroundings {
             data_home: None,
             shard: Shard::WHOLE,
             stage: Shard::WHOLE,
+            part: Shard::WHOLE,
             local: Shard::WHOLE,
             progress: Progress::default(),
             inbox: Inbox::default(),
@@ -114,7 +117,7 @@ impl Default for Surroundings {
 impl Surroundings {
     /// This process's number among all that compute.
     pub const fn rank(&self) -> usize {
-        self.shard.rank * self.stage.world + self.stage.rank
+        (self.shard.rank * self.stage.world + self.stage.rank) * self.part.world + self.part.rank
     }
 }
 
@@ -318,7 +321,8 @@ fn assemble(
     check_smallest(model, config, sizes, (sizing.input, info.classes))?;
     let shard = config.optimizer_shard(around.shard, around.shares_memory);
     let options = own_options(config, sizes, around, (sizing.input, info.classes))?;
-    let staged = ModelStage { model, cuts: &config.cuts, number: around.stage.rank };
+    let form = config.part_form(around.part.rank);
+    let staged = ModelStage { model, cuts: &config.cuts, number: around.stage.rank, part: form.as_ref() };
     let (input, classes, workers) = (sizing.input, info.classes, around.shard.world);
     let (here, held_bytes) =
         (Processes::here(config, workers, around.local.world), train.held_bytes() + val.held_bytes());
@@ -353,7 +357,8 @@ fn assemble(
     let last = config.last_batch;
     let train = loader(train, training, LoaderOptions { last, ..LoaderOptions::training(config.batch, config.seed) })?;
     let val = loader(val, evaluation, LoaderOptions::evaluation(sizes.evaluation * around.shard.world))?;
-    if config.sync_batch_norm && around.stage.world == 1 && replica.plan().nodes_with_sums().next().is_none() {
+    let is_whole = around.stage.world * around.part.world == 1;
+    if config.sync_batch_norm && is_whole && replica.plan().nodes_with_sums().next().is_none() {
         let name = &config.model;
         return Err(TrainError::Refused(format!(
             "{name} has no batch-norm whose statistics could be those of all workers; leave --sync-batch-norm out"

@@ -16,8 +16,11 @@ impl Trainer {
         if self.journal.starts_again() && self.replica.world() > 1 && self.replica.has_own_statistics() {
             return Ok(Err("the running statistics of the others are lost with it"));
         }
-        if self.replica.stages() > 1 {
-            return Ok(Err("the weights of its stage are lost with it"));
+        if self.replica.whole.is_some() {
+            return Ok(Err(match self.replica.stages() {
+                1 => "the weights of its part are lost with it",
+                _ => "the weights of its stage are lost with it",
+            }));
         }
         // The update of the last step may not have come back yet; then the one before is the last whole one.
         for position in [Some(self.journal.position.clone()), self.journal.previous.clone()].into_iter().flatten() {

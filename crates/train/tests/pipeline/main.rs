@@ -14,6 +14,7 @@ use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::{Input, Model, Net, zoo};
 use paceline_parallel::agree::{self, Join, Recipe, Roles, all_reduce};
 use paceline_parallel::mesh::{Axis, Extent, Mesh};
+use paceline_parallel::siblings::ReplicaLinks;
 use paceline_parallel::split::{Kind, Schedule, StageTimes};
 use paceline_parallel::stage::StageLinks;
 use paceline_system::clock::Clock;
@@ -129,7 +130,7 @@ impl Case<'_> {
             _ => Schedule::new(self.kind, self.micro_batches, &self.times()).slots(at.stage),
         };
         let (options, place) = (self.options(at.data, slots), Place::Cpu(Arc::new(Cpu::new(1))));
-        let model = ModelStage { model: self.model, cuts: self.cuts, number: at.stage };
+        let model = ModelStage { cuts: self.cuts, number: at.stage, ..ModelStage::whole(self.model) };
         let mut replica = Replica::stage(model, options, &place).unwrap();
         if self.workers > 1 {
             let communicator = world.group(&mesh.group(Axis::Data, Rank::at(rank))).unwrap();
@@ -143,7 +144,8 @@ impl Case<'_> {
         }
         if stages > 1 {
             replica.schedule_by(self.kind, &self.times());
-            replica.join_stages(StageLinks::connect(&mut world, &mesh, replica.link_shapes(), TIMEOUT).unwrap());
+            let links = StageLinks::connect(&mut world, &mesh, replica.link_shapes(), TIMEOUT).unwrap();
+            replica.join_siblings(ReplicaLinks::Stages(links));
         }
         self.train(replica, at.data)
     }

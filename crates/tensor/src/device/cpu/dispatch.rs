@@ -14,7 +14,7 @@ use super::{batch_norm, dropout, elementwise, embedding, layer_norm, layout, lst
 use crate::bf16::Bf16;
 use crate::dtype::{DType, Element, Float};
 use crate::execute::Pass;
-use crate::op::{BatchNorm, BatchNormGrad, Op, Operand, ReluMask};
+use crate::op::{BatchNorm, BatchNormGrad, Op, Operand, ReluMask, Together};
 use crate::window::PoolKind;
 
 /// Calls a function with the Rust type of a floating-point tensor.
@@ -109,11 +109,15 @@ fn typed<E: Float>(
         Op::Scale(factor) => elementwise::scale::<E>(context, at.input_unless_shared(0), *factor, at.output(0)),
         Op::SumLeading { .. } => reduce::sum_leading::<E>(context, at.input(0), at.output(0)),
         Op::Pool2d(_) | Op::Pool2dGrad { .. } => pooling::<E>(context, at),
-        Op::Dropout { probability, salt } => {
+        Op::Dropout { probability, salt, within } => {
             let key = random::key(&[pass.seed, pass.step, *salt]);
             let (x, y) = (at.input_unless_shared(0), at.output::<E>(0));
-            let mask = dropout::Mask { probability: *probability, key, first: pass.first_element(y.len()) };
-            dropout::dropout(context, x, mask, y);
+            let first = pass.first_element(within.map_or(y.len(), |within| within.elements));
+            let mask = dropout::Mask { probability: *probability, key, first };
+            match within {
+                Some(within) => dropout::dropout_within(context, x, mask, *within, y),
+                None => dropout::dropout(context, x, mask, y),
+            }
         }
         Op::Softmax { causal } => {
             let mask = if *causal { Mask::Causal } else { Mask::None };
@@ -268,7 +272,7 @@ fn pooling<E: Float>(context: &mut Context<'_>, at: &Operands<'_>) {
 
 fn move_elements<T: Element>(context: &mut Context<'_>, at: &Operands<'_>) {
     match &at.node().op {
-        Op::Reshape(_) => {
+        Op::Reshape(_) | Op::Together(Together::Fork) => {
             if let Some(x) = at.input_unless_shared::<T>(0) {
                 at.output(0).copy_from_slice(x);
             }

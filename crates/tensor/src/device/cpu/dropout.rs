@@ -7,6 +7,7 @@ use super::context::Context;
 use super::elementwise::{GRAIN, part};
 use super::vectorize::vectorized;
 use crate::dtype::Float;
+use crate::op::Within;
 use paceline_system::random;
 
 /// Which elements are dropped.
@@ -42,6 +43,16 @@ pub fn dropout<E: Float>(context: &Context<'_>, x: Option<&[E]>, mask: Mask, y: 
             drop_piece(context.isa, index as u32, key, (threshold, factor), y);
         }
     });
+}
+
+/// As [`dropout`] for some elements of a tensor, whose mask it is.
+pub fn dropout_within<E: Float>(context: &Context<'_>, x: Option<&[E]>, mask: Mask, within: Within, y: &mut [E]) {
+    assert!(y.len().is_multiple_of(within.length), "whole runs of elements");
+    for (run, y) in y.chunks_exact_mut(within.length).enumerate() {
+        let at = run * within.length;
+        let first = mask.first.wrapping_add((within.start + run * within.stride) as u64);
+        dropout(context, x.map(|x| &x[at..at + y.len()]), Mask { first, ..mask }, y);
+    }
 }
 
 vectorized! {

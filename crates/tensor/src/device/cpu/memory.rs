@@ -139,6 +139,11 @@ impl<'a> Operands<'a> {
         self.node.inputs.len()
     }
 
+    /// Number of outputs.
+    pub fn outputs(&self) -> usize {
+        self.node.outputs.len()
+    }
+
     /// The shape of an input.
     pub fn input_shape(&self, index: usize) -> &'a Shape {
         self.memory.plan.graph().shape(self.node.inputs[index])

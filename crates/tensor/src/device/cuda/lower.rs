@@ -53,5 +53,8 @@ pub(super) fn node(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), CudaErr
         | Op::LayerNormGrad => rows::rows(builder, at),
         Op::Embedding | Op::EmbeddingGrad { .. } => embedding::embedding(builder, at),
         Op::Lstm | Op::LstmGrad => lstm::lstm(builder, at),
+        Op::Together(_) => {
+            unreachable!("layers are computed by several parts on CPUs only, which is said before a plan comes here")
+        }
     }
 }

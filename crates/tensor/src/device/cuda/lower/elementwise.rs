@@ -19,7 +19,8 @@ pub(super) fn elementwise(builder: &mut Builder<'_>, at: &At<'_>) -> Result<(), 
         }
         Op::Scale(factor) => each(builder, "scale", &[&x, &y], &[(*factor).into()]),
         Op::Cast(_) => cast(builder, x.address, x.dtype, y.address, y.dtype, x.elements()),
-        Op::Dropout { probability, salt } => {
+        Op::Dropout { within: Some(_), .. } => unreachable!("layers are computed by several parts on CPUs only"),
+        Op::Dropout { probability, salt, within: None } => {
             // An element is dropped when its hash is below this.
             let threshold = (f64::from(*probability) * 4_294_967_296.0) as u32;
             let factor = (1.0 / (1.0 - f64::from(*probability))) as f32;

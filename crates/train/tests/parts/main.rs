@@ -1,0 +1,291 @@
+//! Layers computed by several parts train as they do whole: the networks of the zoo in every form and in hybrids, parts as threads, one
+//! worker or two.
+
+#[path = "../together/world.rs"]
+mod world;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use paceline_comm::{Communicator, Rank};
+use paceline_data::batch::Batch;
+use paceline_data::order::{self, Shard, Share};
+use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
+use paceline_nn::{Input, zoo};
+use paceline_parallel::agree::{self, Join, Recipe, Roles, all_reduce};
+use paceline_parallel::mesh::{Axis, Extent, Mesh};
+use paceline_parallel::part::PartLinks;
+use paceline_parallel::siblings::ReplicaLinks;
+use paceline_system::clock::Clock;
+use paceline_system::random::Random;
+use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::{MemoryUse, Precision};
+use paceline_train::Config;
+use paceline_train::engine::Place;
+use paceline_train::micro_batch::MicroBatchSizes;
+use paceline_train::phases::Phases;
+use paceline_train::replica::{Replica, ReplicaOptions};
+use paceline_train::serve::{ServerOptions, fingerprint};
+use paceline_train::stage::{ModelStage, Tensor};
+use world::{Carry, TIMEOUT, communicators};
+
+const STEPS: u64 = 10;
+
+/// What is trained, and how.
+#[derive(Clone, Debug)]
+struct Case {
+    model: &'static str,
+    side: usize,
+    /// As `--split` says it.
+    split: &'static str,
+    config: Config,
+    /// Every other batch has so few samples; 0 if all are whole.
+    rest: usize,
+    carry: Carry,
+    learning_rate: f32,
+}
+
+fn case(model: &'static str, side: usize, batch: usize, split: &'static str) -> Case {
+    let config = Config { batch, split: split.parse().unwrap(), ..Config::default() };
+    Case { model, side, split, config, rest: 0, carry: Carry::Thread, learning_rate: 0.005 }
+}
+
+/// Pieces of whole tensors by name, and the losses.
+struct Trained {
+    tensors: BTreeMap<String, Vec<f32>>,
+    losses: Vec<f64>,
+    evaluated: f64,
+}
+
+impl Case {
+    fn input(&self) -> Input {
+        let channels = if self.model == "lenet5" { 1 } else { 3 };
+        Input::Image { size: [self.side; 2], channels }
+    }
+
+    fn options(&self, worker: usize) -> ReplicaOptions {
+        let shard = Shard { rank: worker, world: self.config.workers };
+        let sizes = MicroBatchSizes::of(&self.config, shard, Some(self.config.batch + self.rest));
+        ReplicaOptions {
+            input: self.input(),
+            classes: 10,
+            micro_batch: sizes.largest,
+            other_sizes: sizes.others,
+            accumulate: self.config.accumulate,
+            smoothing: 0.1,
+            seed: 7,
+            rule: Optimizer::Momentum.rule(&HyperParameters::default()).unwrap(),
+            precision: Precision::F32,
+            memory: MemoryUse::Normal,
+            clip_norm: self.config.clip_norm,
+            sync_batch_norm: false,
+            overlap: true,
+            hosted: false,
+            separate_gradients: false,
+            shard: self.config.optimizer_shard(shard, false),
+            slots: 0,
+        }
+    }
+
+    fn batch(&self, step: u64, worker: usize) -> Batch {
+        let all = if self.rest > 0 && step % 2 == 1 { self.rest } else { self.config.batch };
+        let mut random = Random::new(&[3, step]);
+        let own = order::part(all, worker, self.config.workers);
+        let share = Some(Share { first: own.start, all });
+        let Input::Image { size: [height, width], channels } = self.input() else { unreachable!("images") };
+        let each = height * width * channels;
+        let images: Vec<f32> = (0..all * each).map(|_| random.normal()).collect();
+        let targets: Vec<i32> = (0..all).map(|_| random.below(10) as i32).collect();
+        let images = images[own.start * each..own.end * each].to_vec();
+        Batch { size: own.len(), images, targets: targets[own].to_vec(), share, ..Batch::default() }
+    }
+
+    /// One part of one worker.
+    fn part(&self, rank: usize, mut world: Communicator) -> Trained {
+        let (workers, parts) = (self.config.workers, self.config.parts());
+        let mesh = Mesh::on_one_node(Extent { workers, stages: 1, parts, servers: 0 });
+        let at = mesh.coordinates(Rank::at(rank)).unwrap();
+        let form = self.config.part_form(at.part);
+        let model = ModelStage::whole(zoo::find(self.model).unwrap()).in_parts(form.as_ref());
+        let place = Place::Cpu(Arc::new(Cpu::new(1)));
+        let mut replica = Replica::stage(model, self.options(at.data), &place).unwrap();
+        let data = world.group(&mesh.group(Axis::Data, Rank::at(rank))).unwrap();
+        if parts > 1 {
+            replica.join_siblings(ReplicaLinks::Parts(PartLinks::connect(&mut world, &mesh).unwrap()));
+        }
+        if workers > 1 {
+            let (shape, roles) = (replica.shape(), Roles { workers, servers: 0 });
+            let options = agree::Options { shard: replica.has_shard(), ..self.config.agreement(false) };
+            let (deadline, clock) = (TIMEOUT, Clock::real());
+            let join = Join { communicator: data, urgent: None, roles, shape: &shape, options, deadline, clock };
+            replica.agree(all_reduce::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
+            let (input, shape) = (self.input(), fingerprint(&shape));
+            let known = ServerOptions { step: 0, steps_per_epoch: STEPS, input, classes: 10, shape };
+            replica.begin_together(0, known.identity()).unwrap();
+        }
+        self.train(replica, at.data)
+    }
+
+    fn train(&self, mut replica: Replica, worker: usize) -> Trained {
+        let clock = Clock::real();
+        let step = |step: u64| {
+            let (batch, moment) = (self.batch(step, worker), Moment { step, learning_rate: self.learning_rate });
+            let output = replica.step(&batch, moment, &mut Phases::start(&clock)).unwrap();
+            output.updated.unwrap();
+            output.tally.mean_loss()
+        };
+        let losses = (0..STEPS).map(step).collect();
+        replica.settle().unwrap().unwrap();
+        let tally = replica.evaluate(&first(&self.batch(0, worker), replica.options().micro_batch)).unwrap().1;
+        let evaluated = replica.total(tally).unwrap().mean_loss();
+        Trained { tensors: tensors(&replica), losses, evaluated }
+    }
+
+    /// All parts of all workers; the tensors of the first worker put together.
+    fn run(&self) -> Trained {
+        let parts = self.config.parts();
+        let mut all: Vec<Trained> = std::thread::scope(|scope| {
+            let run = |(rank, world)| scope.spawn(move || self.part(rank, world));
+            let ranks = communicators(self.carry, parts * self.config.workers);
+            let threads: Vec<_> = ranks.into_iter().enumerate().map(run).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut whole = all.remove(0);
+        for (number, other) in all.iter().enumerate() {
+            assert_eq!((&whole.losses, whole.evaluated), (&other.losses, other.evaluated), "all hear the same");
+            for (name, numbers) in other.tensors.iter().filter(|_| number + 1 < parts) {
+                let held = whole.tensors.entry(name.clone()).or_insert_with(|| vec![f32::NAN; numbers.len()]);
+                for (one, other) in held.iter_mut().zip(numbers).filter(|(_, other)| !other.is_nan()) {
+                    assert!(one.is_nan() || *one == *other, "{name}: what several parts have is the same");
+                    *one = *other;
+                }
+            }
+        }
+        whole
+    }
+
+    /// Trains whole and in parts.
+    fn follows(&self) {
+        let whole =
+            Self { config: Config { split: "replicate".parse().unwrap(), ..self.config.clone() }, ..self.clone() };
+        close(&self.run(), &whole.run(), &format!("{} {} {:?}", self.model, self.split, self.carry));
+    }
+}
+
+/// As many of the first samples of a batch.
+fn first(batch: &Batch, most: usize) -> Batch {
+    let size = batch.size.min(most);
+    let part = |numbers: usize| numbers / batch.size * size;
+    Batch {
+        size,
+        images: batch.images[..part(batch.images.len())].to_vec(),
+        targets: batch.targets[..size].to_vec(),
+        ..Batch::default()
+    }
+}
+
+/// All parameters and states as they are in the whole model, with no number where another part has it.
+fn tensors(replica: &Replica) -> BTreeMap<String, Vec<f32>> {
+    let store = replica.store();
+    let Some(whole) = &replica.whole else {
+        let parameters =
+            replica.parameters.iter().enumerate().map(|(i, p)| (p.name.clone(), store.parameter(i).to_vec()));
+        let states = replica.states.iter().enumerate().map(|(i, s)| (s.name.clone(), store.state(i).to_vec()));
+        return parameters.chain(states).collect();
+    };
+    let put = |name: &String, tensor: Tensor| {
+        let mut all = vec![f32::NAN; whole.elements(tensor)];
+        if let Some((number, piece)) = whole.own(tensor) {
+            let own = if let Tensor::State(_) = tensor { store.state(*number) } else { store.parameter(*number) };
+            piece.put(own, &mut all);
+        }
+        (name.clone(), all)
+    };
+    let parameters = whole.parameters.iter().enumerate().map(|(index, one)| put(&one.name, Tensor::Parameter(index)));
+    let states = whole.states.iter().enumerate().map(|(index, one)| put(&one.name, Tensor::State(index)));
+    parameters.chain(states).collect()
+}
+
+fn close(one: &Trained, other: &Trained, what: &str) {
+    assert_eq!(one.tensors.keys().collect::<Vec<_>>(), other.tensors.keys().collect::<Vec<_>>(), "{what}");
+    for (name, numbers) in &one.tensors {
+        let (a, b) = (numbers, &other.tensors[name]);
+        let scale = a.iter().chain(b).fold(1.0f32, |scale, x| scale.max(x.abs()));
+        let worst =
+            a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |worst, x| if x <= worst { worst } else { x });
+        assert!(worst <= 1e-5 * scale, "{what}: {name} differs by {worst}");
+    }
+    for (a, b) in one.losses.iter().zip(&other.losses).chain([(&one.evaluated, &other.evaluated)]) {
+        assert!((a - b).abs() <= 1e-5 * a.abs().max(1.0), "{what}: losses {a} and {b}");
+    }
+}
+
+#[test]
+fn lenet5_in_parts_is_lenet5_over_every_carry() {
+    for carry in Carry::ALL {
+        for split in ["channel:2", "channel:3", "conv1=replicate,conv2=replicate,fc1=channel,fc2=channel:2"] {
+            Case { carry, ..case("lenet5", 32, 6, split) }.follows();
+        }
+    }
+}
+
+#[test]
+fn a_batch_norm_model_by_channels_is_whole() {
+    for split in ["channel:2", "channel:4", "branch:2", "channel,fc=replicate:2"] {
+        case("cnn5", 16, 6, split).follows();
+    }
+}
+
+#[test]
+fn what_a_step_has_beside_it_goes_with_parts() {
+    let base = case("cnn5", 16, 12, "channel:2");
+    let with = |config: Config| Case { config, ..base.clone() };
+    with(Config { clip_norm: Some(0.3), ..base.config.clone() }).follows();
+    with(Config { accumulate: 3, ..base.config.clone() }).follows();
+    Case { rest: 5, ..base.clone() }.follows();
+    let lenet5 = case("lenet5", 32, 11, "conv1=replicate,conv2=replicate,fc1=channel,fc2=channel:2");
+    Case { rest: 5, ..lenet5 }.follows();
+}
+
+#[test]
+fn two_workers_of_two_parts_are_two_workers() {
+    for carry in Carry::ALL {
+        let base = case("cnn5", 16, 8, "channel:2");
+        let two = Config { workers: 2, ..base.config.clone() };
+        Case { carry, config: two.clone(), ..base.clone() }.follows();
+        let clipped = Config { clip_norm: Some(0.3), ..two };
+        Case { carry, config: clipped.clone(), ..base.clone() }.follows();
+        let sharded = Config { shard: "optimizer".parse().unwrap(), ..clipped };
+        Case { carry, config: sharded, ..base }.follows();
+    }
+}
+
+#[test]
+fn alexnet_with_its_dropout_is_alexnet() {
+    case("alexnet", 64, 4, "channel:2").follows();
+    case("alexnet", 64, 4, "features=replicate,classifier=channel:2").follows();
+}
+
+#[test]
+#[ignore = "cargo x ci: parts"]
+fn vgg11_in_parts_is_vgg11() {
+    for split in ["channel:2", "features=replicate,classifier=channel:2"] {
+        Case { learning_rate: 0.001, ..case("vgg11", 32, 4, split) }.follows();
+    }
+}
+
+#[test]
+#[ignore = "cargo x ci: parts"]
+fn googlenet_in_parts_is_googlenet() {
+    for split in ["channel:2", "branch:2", "branch,conv1=channel,conv2=channel:2"] {
+        Case { learning_rate: 0.001, ..case("googlenet", 64, 4, split) }.follows();
+    }
+}
+
+#[test]
+#[ignore = "cargo x ci: parts"]
+fn inceptionv3_in_parts_is_inceptionv3() {
+    for split in ["channel:2", "branch:2"] {
+        Case { learning_rate: 0.001, ..case("inceptionv3", 75, 4, split) }.follows();
+    }
+}
