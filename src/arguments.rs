@@ -18,7 +18,7 @@ use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
 use crate::train::together::{self, Agree, Overlap, Sharding, Split, Squeeze, Staleness};
 pub use bench::*;
-pub use choose::Choose;
+pub use choose::{Choose, without};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use parse::Schedules;
 
@@ -241,6 +241,9 @@ pub struct Train {
     /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
     pub hosts: Option<String>,
+    /// With --hosts and --split auto: train on all hosts, although one alone is expected to be faster
+    #[arg(long, help_heading = "Many processes")]
+    pub distribute: bool,
     /// A JSON file {"worker": ["host:port", …], "ps": […]}; each process is started by hand with its --job and --task
     #[arg(long, value_name = "FILE", help_heading = "Many processes")]
     pub cluster: Option<PathBuf>,

@@ -6,6 +6,7 @@
 //! came out is a table (`table`), and is kept (`kept`) until something changes that it depends on.
 
 pub mod apply;
+pub mod between;
 pub mod forecast;
 pub mod kept;
 mod measure;
@@ -19,6 +20,8 @@ pub mod table;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use between::Gradients;
+
 use apply::{Node, Proposed, Said, Subject};
 use kept::Kept;
 use profile::Profiler;
@@ -27,6 +30,7 @@ use search::{Ended, Search};
 use table::Row;
 
 use crate::failure::Failure;
+use crate::nn::Mode;
 use crate::output::note;
 use crate::run::calibrate::{self, Calibrate};
 use crate::run::split::outline;
@@ -111,6 +115,23 @@ pub enum Answer {
     NothingApplies(Vec<Row>),
     /// The user has asked for the end.
     Interrupted,
+}
+
+/// The gradients that nodes would send each other; none where the data are not known.
+pub fn gradients(config: &Config, registry: &Registry) -> Option<Gradients> {
+    let model = &registry.find_model(&config.model).ok()?;
+    let (input, classes, held_bytes, _) = outline(config, registry)?;
+    let subject = Subject { model, input, classes, held_bytes };
+    // As several workers would send them, for each of which there is a sample.
+    let config = Config {
+        split: Split::Replicate,
+        workers: 2,
+        batch: config.batch.max(2 * config.accumulate),
+        ..config.clone()
+    };
+    let plan = subject.candidate(&config).plan(Mode::Train).ok()?;
+    let last = plan.buckets().iter().max_by_key(|bucket| bucket.ready_after).map_or(0, |bucket| bucket.elements.len());
+    Some(Gradients { elements: plan.buckets().iter().map(|bucket| bucket.elements.len()).sum(), last })
 }
 
 /// Finds the fastest set-up: what is kept, or what is measured now.

@@ -1,12 +1,16 @@
 //! `paceline choose`: every way to use this node for a training, measured; and what `paceline train --split auto` does with it.
 
+mod between;
+
 use std::process::ExitCode;
 
 use serde_json::json;
 
 use super::train::resolve;
+use between::{Decided, Nodes};
+
 use super::{Outcome, note, print, print_json, team};
-use crate::arguments::{Choose, Train};
+use crate::arguments::{Choose, Train, without};
 use crate::choose::apply::Said;
 use crate::choose::table::{self, Row};
 use crate::choose::{Answer, Found, Request, choose};
@@ -31,12 +35,21 @@ pub fn run(arguments: &Choose, registry: &Registry) -> Outcome {
     let config = resolve(train)?;
     let stop = Stop::on_signals().map_err(Failure::failed)?;
     let style = Style::choose(train.quiet, train.json);
-    let request = Request { again: arguments.again, ..request((train, &config), registry, &stop, style) };
+    let nodes = match (&train.hosts, arguments.nodes) {
+        (Some(hosts), _) => Nodes::measured(hosts, train.port)?,
+        (None, Some(count)) if count > 1 => {
+            Some(Nodes::stated(count, arguments.link_latency, arguments.link_bandwidth))
+        }
+        (None, _) => None,
+    };
+    let budget_s = train.choose_budget.unwrap_or(BUDGET_S) / if nodes.is_some() { 2.0 } else { 1.0 };
+    let request = Request { again: arguments.again, budget_s, ..request((train, &config), registry, &stop, style) };
     match choose(&request)? {
         Answer::Interrupted => Ok(stop.signal().exit_code().into()),
         Answer::NothingApplies(rows) => Err(nothing_applies(&rows)),
         Answer::Found(found) => {
-            show(train, (&config, registry), &found);
+            let decided = nodes.map(|nodes| between::decide(&request, &found, nodes)).transpose()?.flatten();
+            show(train, (&config, registry), &found, decided.as_ref());
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -57,8 +70,8 @@ fn refuse_what_is_not_for_one_node(train: &Train) -> Result<(), Failure> {
         Train { resume: Some(_), .. } => {
             "a run that goes on is measured as a new one: type paceline choose with its config.toml in place of --resume"
         }
-        Train { hosts: Some(_), .. } | Train { cluster: Some(_), .. } => {
-            "choose measures the node that it runs on; leave --hosts and --cluster out, and run it on each"
+        Train { cluster: Some(_), .. } => {
+            "choose measures the node that it runs on; leave --cluster out, and type --nodes N for several like it"
         }
         Train { run: Some(_), .. } => "choose leaves no run behind; leave --run out",
         Train { split: Some(split), .. } if *split != Split::Auto => "choose finds out how to split; leave --split out",
@@ -90,7 +103,7 @@ fn nothing_applies(rows: &[Row]) -> Failure {
 }
 
 /// The table, the choice, why, and what to type.
-fn show(train: &Train, (config, registry): (&Config, &Registry), found: &Found) {
+fn show(train: &Train, (config, registry): (&Config, &Registry), found: &Found, decided: Option<&Decided>) {
     let line = command_line(found.choice());
     if train.json {
         let rows: Vec<_> = found.rows.iter().map(table::to_json).collect();
@@ -105,6 +118,7 @@ fn show(train: &Train, (config, registry): (&Config, &Registry), found: &Found) 
             "command": line,
             "seconds": found.seconds,
             "kept_unix_s": found.kept_unix_s,
+            "between": decided.map(Decided::to_json),
         }));
         return;
     }
@@ -119,21 +133,19 @@ fn show(train: &Train, (config, registry): (&Config, &Registry), found: &Found) 
         None => format!("measured in {:.0} s, and kept", found.seconds),
     };
     let table = table::text(&found.rows, choice, unit);
-    print(&format!("{head}{table}\n{}\n{took}\n\n{line}\n", found.reason()));
+    let between = decided.map_or(String::new(), |decided| format!("{}\n", decided.text()));
+    print(&format!("{head}{table}\n{}\n{between}{took}\n\n{line}\n", found.reason()));
 }
+
+/// What is typed for a choice, and not for the training on one node that follows from it.
+const LEFT_OUT: [&str; 6] = ["--choose-budget", "--split", "--nodes", "--link-bandwidth", "--link-latency", "--hosts"];
 
 /// What was typed, as a training, with what to add.
 fn command_line(choice: &Row) -> String {
-    let mut words = std::env::args().skip(2);
-    let mut line = vec!["paceline".to_owned(), "train".to_owned()];
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "--again" | "--json" | "--quiet" | "-q" => {}
-            "--choose-budget" | "--split" => drop(words.next()),
-            word if word.starts_with("--choose-budget=") || word.starts_with("--split=") => {}
-            word => line.push(quote(word)),
-        }
-    }
+    let own = without(std::env::args().skip(2), &LEFT_OUT).into_iter();
+    let own = own.filter(|word| !["--again", "--json", "--quiet", "-q"].contains(&word.as_str()));
+    let start = ["paceline", "train"].map(str::to_owned);
+    let mut line: Vec<String> = start.into_iter().chain(own.map(|word| quote(&word))).collect();
     let typed = |flag: &str| line.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
     let added: Vec<String> = not_typed(&choice.flags, &typed);
     line.extend(added.iter().map(|word| quote(word)));
@@ -154,17 +166,32 @@ fn not_typed(flags: &[String], typed: &dyn Fn(&str) -> bool) -> Vec<String> {
 /// that is not asked, or cannot be.
 pub fn for_training(train: &Train, config: &Config, registry: &Registry) -> Result<Auto, Failure> {
     let is_member = !matches!(from_environment(&team::variables()), Ok(None));
-    let elsewhere = train.hosts.is_some() || train.cluster.is_some() || train.resume.is_some();
+    let elsewhere = train.cluster.is_some() || train.resume.is_some() || train.hosts.is_some() && train.distribute;
     if config.split != Split::Auto || is_member || elsewhere {
         return Ok(Auto::NotAsked);
     }
     let stop = Stop::on_signals().map_err(Failure::failed)?;
     let style = Style::choose(train.quiet, train.json);
-    match choose(&request((train, config), registry, &stop, style))? {
+    let nodes = train.hosts.as_deref().map(|hosts| Nodes::measured(hosts, train.port)).transpose()?.flatten();
+    if train.hosts.is_some() && nodes.is_none() {
+        return Ok(Auto::NotAsked);
+    }
+    let request = request((train, config), registry, &stop, style);
+    let request = Request { budget_s: request.budget_s / if nodes.is_some() { 2.0 } else { 1.0 }, ..request };
+    match choose(&request)? {
         Answer::Interrupted => Ok(Auto::Interrupted(stop.signal().exit_code().into())),
         // Whatever is wrong is found again, and said, by whoever tries to train it; a model that does not fit whole is cut.
         Answer::NothingApplies(_) => Ok(Auto::NotAsked),
         Answer::Found(found) => {
+            if let Some(nodes) = nodes {
+                let Some(decided) = between::decide(&request, &found, nodes)? else { return Ok(Auto::NotAsked) };
+                let told =
+                    if decided.distributes() { "" } else { "; so this host trains alone (--distribute for all)" };
+                note(&format!("{}{told}", decided.text()));
+                if decided.distributes() {
+                    return Ok(Auto::NotAsked);
+                }
+            }
             if !train.quiet && !train.json {
                 let took = match found.kept_unix_s {
                     Some(unix_s) => format!("measured {} UTC", format_utc(unix_s)),

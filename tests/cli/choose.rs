@@ -116,7 +116,8 @@ fn what_choose_decides_itself_is_refused() {
     for (flags, words) in [
         ("--split pipeline:2", "leave --split out"),
         ("--cuts conv2", "leave --cuts out"),
-        ("--hosts a,b", "leave --hosts and --cluster out"),
+        ("--cluster file --job worker --task 0", "leave --cluster out"),
+        ("--link-bandwidth 1", "--nodes"),
         ("--run run", "leave --run out"),
         ("--choose-budget soon", "--choose-budget"),
         ("--batch 0", "--batch"),
@@ -126,6 +127,23 @@ fn what_choose_decides_itself_is_refused() {
         place.refuses(&format!("choose {flags}"), &[words]);
     }
     place.refuses("choose --resume run", &["in place of --resume"]);
+}
+
+#[test]
+fn several_nodes_are_compared_with_one() {
+    let place = Place::new();
+    let line = format!("choose {LENET} --nodes 4 --choose-budget 6s");
+    // 62 thousand numbers for steps of a millisecond: over a slow link they take ten times as long.
+    let slow = place.json(&format!("{line} --link-bandwidth 0.1 --json"));
+    assert_eq!(slow["between"]["distributes"], false, "{slow}");
+    let fast = place.json(&format!("{line} --link-bandwidth 100 --link-latency 1 --json"));
+    assert!(fast["kept_unix_s"].is_u64(), "the link is no part of what is measured: {fast}");
+    let [alone, together] = ["alone_s", "together_s"].map(|field| fast["between"][field].as_f64().unwrap());
+    assert_eq!(fast["between"]["distributes"].as_bool(), Some(together < alone), "{fast}");
+    assert!(slow["between"]["exchange_s"].as_f64() > fast["between"]["exchange_s"].as_f64(), "{slow}");
+    let said = place.run(&format!("{line} --link-bandwidth 0.1"));
+    assert!(said.contains("one node alone is faster: 4 nodes are expected to take"), "{said}");
+    assert!(!said.lines().last().unwrap().contains("--nodes"), "{said}");
 }
 
 #[test]
