@@ -214,6 +214,12 @@ impl Display {
                 "stages  {} by {schedule}, {micro_batches} micro-batches; expected {speedup:.2}× one device, at most {bound:.2}×",
                 stages.len()
             )),
+            Event::Parts { split, parts } => self.say(&format!(
+                "parts   {}, by {split}; each sends up to {:.1} MB a step, in {} exchanges",
+                parts.len(),
+                parts.iter().map(|part| part.sent_bytes).max().unwrap_or(0) as f64 / 1e6,
+                parts.first().map_or(0, |part| part.exchanges)
+            )),
             Event::Warning { message } => self.say(&format!("note    {message}")),
             // The launcher has said it; and who is late was said when it was.
             Event::Restarted { .. }

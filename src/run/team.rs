@@ -25,8 +25,6 @@ use crate::comm::{
 use crate::data::order::Shard;
 use crate::parallel::agree::{self, Join, Roles};
 use crate::parallel::mesh::{Axis, Extent, Mesh};
-use crate::parallel::part::PartLinks;
-use crate::parallel::stage::StageLinks;
 use crate::system::clock::Clock;
 use crate::system::disk::Disk;
 use crate::system::inbox::Inbox;
@@ -323,13 +321,7 @@ impl Team {
             }
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
-                // Those along the data, and those between stages or parts.
-                let split = match self.mesh.extent() {
-                    Extent { stages: 1, parts: 1, .. } => 0,
-                    Extent { stages: 1, .. } => 1 + PartLinks::GROUPS,
-                    _ => 1 + StageLinks::GROUPS,
-                };
-                sockets.groups += u16::from(apart) + split;
+                sockets.groups += u16::from(apart) + self.groups();
                 Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
             }
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
@@ -341,10 +333,7 @@ impl Team {
         let algorithm = config.algorithm.as_deref().and_then(Algorithm::from_name);
         let links = probe::links(&mut communicator, nodes)?;
         communicator.set_choice(Choice::by_cost(links).forced(algorithm));
-        let all: Vec<Rank> = match self.is_split() {
-            false => (0..world).map(Rank::at).collect(),
-            true => self.mesh.group(Axis::Data, rank),
-        };
+        let all = if self.is_split() { self.mesh.group(Axis::Data, rank) } else { (0..world).map(Rank::at).collect() };
         let urgent = apart.then(|| communicator.group(&all)).transpose()?;
         Ok((communicator, urgent))
     }

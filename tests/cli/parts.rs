@@ -63,8 +63,12 @@ fn two_workers_of_two_parts_train_as_two_workers() {
             ("--clip-norm 0.1", "--carry shm"),
             ("--clip-norm 0.1", "--carry tcp --shard optimizer"),
             ("--accumulate 2", "--carry thread"),
+            ("--sync-batch-norm", "--carry tcp"),
         ];
         for (number, (beside, way)) in ways.iter().enumerate() {
+            if model.contains("lenet5") && *beside == "--sync-batch-norm" {
+                continue;
+            }
             let (two, four) = (format!("two-{number}"), format!("four-{number}"));
             place.run(&format!("{line} {beside} --run {two}"));
             place.run(&format!("{line} {beside} {way} --split channel:2 --run {four}"));
@@ -103,6 +107,13 @@ fn a_run_in_parts_is_used_and_goes_on_whole_and_split_otherwise() {
     let event = place.events("run-3").into_iter().rfind(|event| event["event"] == "epoch").unwrap();
     let alone = place.events("one").into_iter().rfind(|event| event["event"] == "epoch").unwrap();
     assert_eq!(event["val_top1"], alone["val_top1"], "evaluated inside the run");
+    let told = place.events("run-3").into_iter().find(|event| event["event"] == "parts").unwrap();
+    let parts = told["parts"].as_array().unwrap();
+    assert!(told["split"] == "channel:2" && parts.len() == 2, "{told}");
+    assert!(
+        parts.iter().all(|part| part["exchanges"].as_u64() > Some(0) && part["sent_bytes"].as_u64() > Some(0)),
+        "{told}"
+    );
     // And the other way round.
     place.run(&format!("{line} --max-steps 7 --run begun"));
     place.run(&format!("train --resume begun {more} --split branch:2"));
@@ -146,6 +157,52 @@ fn what_cannot_be_computed_in_parts_is_refused_with_what_to_type() {
         assert!(wrong.contains(words), "{flags}: {wrong}");
     }
     assert!(!place.path("run").exists());
+}
+
+#[test]
+fn plan_says_what_parts_have_and_exchange() {
+    let place = Place::new();
+    let asked = "plan --model lenet5 --split channel:2 --batch 16";
+    let plan = place.json(&format!("{asked} --balance arithmetic --json"));
+    let whole = place.json("plan --model lenet5 --batch 16 --calibrate off --json");
+    let number = |value: &serde_json::Value| value.as_u64().unwrap_or_else(|| panic!("a number: {plan}"));
+    let parts = plan["parts"].as_array().unwrap();
+    assert_eq!((parts.len(), &plan["processes"]), (2, &2.into()), "{plan}");
+    let parameters = number(&plan["replicated"]["parameters"]);
+    let held: u64 = parts.iter().map(|part| number(&part["parameters"])).sum();
+    assert!(held >= parameters && held < parameters + 1000, "all weights, and little twice: {plan}");
+    let flops: u64 = parts.iter().map(|part| number(&part["flops"])).sum();
+    let all = whole["flops"].as_u64().unwrap_or(0);
+    assert!(all == 0 || flops as f64 > 0.9 * all as f64, "{flops} of {all}");
+    // Gradients of all weights, of which two workers send as much as there is.
+    let replicated = number(&plan["replicated"]["all_reduce"]["sent_bytes"]);
+    assert!((4 * parameters..4 * parameters + 1024).contains(&replicated), "{plan}");
+    let layers = plan["layers"].as_array().unwrap();
+    for pass in ["forward", "backward"] {
+        let of = |what: &str| number(&parts[0][pass][what]);
+        let by_layers = |what: &str| layers.iter().map(|layer| number(&layer[pass][what])).sum::<u64>();
+        assert!(of("exchanges") > 0 && of("exchanges") == by_layers("exchanges"), "{plan}");
+        assert_eq!(of("sent_bytes"), by_layers("sent_bytes"), "{plan}");
+    }
+    // A run tells the same.
+    let line = "train --model lenet5 --data synthetic:28x28x1/10/32 --batch 16 --max-steps 1 --split channel:2 --calibrate off --quiet";
+    place.run(&format!("{line} --run run"));
+    let told = place.events("run").into_iter().find(|event| event["event"] == "parts").unwrap();
+    for (part, told) in parts.iter().zip(told["parts"].as_array().unwrap()) {
+        let sent = number(&part["forward"]["sent_bytes"]) + number(&part["backward"]["sent_bytes"]);
+        let exchanges = number(&part["forward"]["exchanges"]) + number(&part["backward"]["exchanges"]);
+        assert_eq!((&told["sent_bytes"], &told["exchanges"]), (&sent.into(), &exchanges.into()), "{plan} {told}");
+        assert_eq!(told["parameters"], part["parameters"]);
+    }
+    let said = place.run(&format!("{asked} --calibrate off --workers 2 --link-bandwidth 1"));
+    for words in
+        ["2 workers × 2 parts = 4 processes", "replicated", "s a step", "go over links", "conv1", "its 2 workers"]
+    {
+        assert!(said.contains(words), "`{words}` is missing: {said}");
+    }
+    let slow = place.json(&format!("{asked} --calibrate off --link-latency 100000 --json"));
+    assert!(slow["forecast_s"].as_f64().unwrap() > 0.3, "{slow}");
+    place.refuses("plan --model lenet5 --split conv9=channel:2", &["conv9", "there are conv1"]);
 }
 
 /// Endless steps in two parts.

@@ -130,8 +130,8 @@ pub(crate) struct History {
     pub evaluations: Vec<Evaluation>,
     /// How often the launcher started the run again.
     pub restarts: u64,
-    /// How the stages of the model compute together, in the latest process; none if that has all of the model.
-    pub pipeline: Option<Event>,
+    /// How the stages or parts of the model compute together, in the latest process; none if that has all of the model.
+    pub split: Option<Event>,
     pub checkpoints: Vec<Checkpoint>,
     pub warnings: Vec<Warning>,
     /// Warnings beyond [`WARNINGS_MAX`] different ones.
@@ -165,7 +165,7 @@ impl History {
         match &line.event {
             Event::RunStarted { .. } => {
                 process.start = start(&line.event);
-                self.pipeline = None;
+                self.split = None;
             }
             Event::RunFinished { .. } => process.finish = finish(&line.event),
             Event::Step { step, .. } => {
@@ -179,7 +179,7 @@ impl History {
                 self.evaluations.push(Evaluation { epoch, step, loss, top1, top5 });
             }
             Event::Restarted { .. } => self.restarts += 1,
-            Event::Pipeline { .. } => self.pipeline = Some(line.event.clone()),
+            Event::Pipeline { .. } | Event::Parts { .. } => self.split = Some(line.event.clone()),
             Event::Checkpoint { step, path, best, seconds } => {
                 self.checkpoints.retain(|known| known.path != *path);
                 self.checkpoints.push(Checkpoint { step: *step, path: path.clone(), best: *best, seconds: *seconds });

@@ -21,6 +21,7 @@ mod chart;
 mod charts;
 mod curve;
 mod markup;
+mod parts;
 mod scale;
 mod stages;
 mod tables;
@@ -72,6 +73,7 @@ fn render(histories: &[History]) -> String {
     ];
     page.push_str(&section("speed", "Speed", &format!("<div class=\"grid\">\n{}</div>\n", speed.concat())));
     page.push_str(&stages::stages(history));
+    page.push_str(&parts::parts(history));
     page.push_str(&tables::warnings(histories));
     page.push_str(&tables::epochs(history, &summary));
     page.push_str(&waiting::late(histories));

@@ -104,6 +104,7 @@ impl TensorBoard {
             }
             Event::Restarted { .. }
             | Event::Pipeline { .. }
+            | Event::Parts { .. }
             | Event::Checkpoint { .. }
             | Event::Gpu(_)
             | Event::Served { .. }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use paceline_system::event::{Event, GpuUse, Line, SCHEMA_VERSION, StageUse};
+use paceline_system::event::{Event, GpuUse, Line, PartUse, SCHEMA_VERSION, StageUse};
 use paceline_system::host::Host;
 use paceline_system::phase::{Phase, PhaseTimes};
 
@@ -56,6 +56,7 @@ fn all_events() -> Vec<Event> {
             bound: 0.0,
             drawing: String::new(),
         },
+        Event::Parts { split: String::new(), parts: vec![PartUse::default()] },
         Event::Checkpoint { step: 0, path: String::new(), best: false, seconds: 0.0 },
         Event::Gpu(GpuUse {
             busy: Some(0.0),
@@ -93,6 +94,7 @@ fn all_events() -> Vec<Event> {
             | Event::Evaluated { .. }
             | Event::Restarted { .. }
             | Event::Pipeline { .. }
+            | Event::Parts { .. }
             | Event::Checkpoint { .. }
             | Event::Gpu(_)
             | Event::Served { .. }

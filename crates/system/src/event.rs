@@ -198,6 +198,13 @@ pub enum Event {
         /// The order as a picture of letters.
         drawing: String,
     },
+    /// The model's layers are computed by parts, in this order.
+    Parts {
+        /// As it was asked for, such as `channel:2`.
+        split: String,
+        /// Each part.
+        parts: Vec<PartUse>,
+    },
     /// The run ended.
     RunFinished {
         /// Updates done.
@@ -212,6 +219,17 @@ pub enum Event {
         /// The most memory the process held.
         peak_memory_bytes: u64,
     },
+}
+
+/// What a part is, and what it exchanges with the others in a step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PartUse {
+    /// Trained elements that it has.
+    pub parameters: u64,
+    /// Sums and gathers, each of which it waits for.
+    pub exchanges: u64,
+    /// Bytes that it sends for them.
+    pub sent_bytes: u64,
 }
 
 /// What a stage of a pipeline is and takes.

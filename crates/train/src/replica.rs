@@ -23,7 +23,7 @@ use paceline_system::progress::Progress;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Updates};
-use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Value, Wanted};
+use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Wanted};
 use pipeline::Pipeline;
 pub(crate) use pipeline::phase_of;
 use rescue::Boundary;
@@ -37,7 +37,7 @@ use crate::exchange::Exchange;
 use crate::metrics::Tally;
 use crate::micro_batch::{MicroBatch, OTHER_SIZES, share};
 use crate::phases::Phases;
-use crate::stage::{ModelStage, WholeModel};
+use crate::stage::{ModelStage, WholeModel, start, tensors};
 
 /// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough
 /// to overlap with the backward pass (25 MiB is also what PyTorch's DDP found to work).
@@ -210,11 +210,12 @@ impl Replica {
         let micro_batch = options.micro_batch;
         let on_gpu = place.is_gpu();
         let eval = stage.network(Mode::Eval, micro_batch, &options)?;
-        let whole = stage.inventory(&options)?;
+        let (whole, pieces) = (stage.inventory(&options)?, eval.pieces.clone());
         let (parameters, states) = tensors(&eval);
         let sizes = [&[micro_batch], &options.other_sizes[..]].concat();
         let plan_for = |samples: usize| {
             let network = stage.network(Mode::Train, samples, &options)?;
+            assert_eq!(network.pieces, pieces, "a part has the same pieces of tensors for any number of samples");
             if samples == micro_batch && !options.sync_batch_norm {
                 check_statistics(&network.graph)?;
             }
@@ -236,14 +237,7 @@ impl Replica {
         sizes.check(&Limits::look())?;
         let mut store = Store::new(plan);
         let optimizer = if !train.is_empty() { options.rule.new_state(owned.length()) } else { Vec::new() };
-        match &whole {
-            Some(whole) => whole.start(options.seed, &mut store),
-            None => {
-                for (index, parameter) in parameters.iter().enumerate() {
-                    parameter.init.fill(options.seed, &parameter.name, &parameter.shape, store.parameter_mut(index));
-                }
-            }
-        }
+        start(whole.as_ref(), &parameters, options.seed, &mut store);
         for (index, state) in states.iter().enumerate() {
             store.state_mut(index).fill(state.start);
         }
@@ -564,18 +558,6 @@ impl Replica {
             .or_else(|| state().map(|index| self.states[index].name.clone()))
             .or_else(|| slot().map(named))
     }
-}
-
-/// What the parameters and states of a network are, as they are there: of a part, with the shape that it has of them.
-fn tensors(network: &StageNetwork) -> (Vec<Parameter>, Vec<State>) {
-    let StageNetwork { graph, parameters, states, .. } = network;
-    let shape = |value: &Value| graph.shape(*value).clone();
-    let parameters = parameters.iter().zip(graph.parameters());
-    let states = states.iter().zip(graph.states());
-    (
-        parameters.map(|(whole, value)| Parameter { shape: shape(value), ..whole.clone() }).collect(),
-        states.map(|(whole, value)| State { shape: shape(value), ..whole.clone() }).collect(),
-    )
 }
 
 /// The buckets of a plan as an agreement sees them.

@@ -9,7 +9,7 @@ use paceline_nn::{Mode, Model, Network, Parameter, PartForm, PartPieces, StageNe
 use paceline_parallel::split::StageTimes;
 use paceline_tensor::execute::Profile;
 use paceline_tensor::part::Piece;
-use paceline_tensor::{GraphError, Plan, Store};
+use paceline_tensor::{GraphError, Plan, Store, Value};
 
 use crate::replica::ReplicaOptions;
 
@@ -179,22 +179,6 @@ impl WholeModel {
         self.tensor(tensor).sources.iter().any(|(rank, _)| *rank == self.own_rank)
     }
 
-    /// Begins this replica's parameters as those of the whole model begin.
-    pub fn start(&self, seed: u64, store: &mut Store) {
-        let mut all = Vec::new();
-        for (index, Parameter { init, name, shape, .. }) in self.parameters.iter().enumerate() {
-            match self.own(Tensor::Parameter(index)) {
-                None => {}
-                Some((number, Piece::Whole)) => init.fill(seed, name, shape, store.parameter_mut(*number)),
-                Some((number, piece)) => {
-                    all.resize(shape.elements(), 0.0);
-                    init.fill(seed, name, shape, &mut all);
-                    piece.take(&all, store.parameter_mut(*number));
-                }
-            }
-        }
-    }
-
     /// Which of this replica's parameters it counts where all ranks together count each once.
     pub fn counted(&self) -> Vec<bool> {
         let all = (0..self.parameters.len()).map(Tensor::Parameter);
@@ -211,6 +195,41 @@ impl WholeModel {
             Tensor::State(index) => parameters + index,
             Tensor::Optimizer { slot, index } => parameters + states + slot * parameters + index,
         }) as u64
+    }
+}
+
+/// What the parameters and states of a network are, as they are there: of a part, with the shape that it has of them.
+pub(crate) fn tensors(network: &StageNetwork) -> (Vec<Parameter>, Vec<State>) {
+    let StageNetwork { graph, parameters, states, .. } = network;
+    let shape = |value: &Value| graph.shape(*value).clone();
+    let parameters = parameters.iter().zip(graph.parameters());
+    let states = states.iter().zip(graph.states());
+    (
+        parameters.map(|(whole, value)| Parameter { shape: shape(value), ..whole.clone() }).collect(),
+        states.map(|(whole, value)| State { shape: shape(value), ..whole.clone() }).collect(),
+    )
+}
+
+/// The number of a tensor in a replica and what that has of it, if it has any; one without others has all of the model.
+pub(crate) fn held(whole: Option<&WholeModel>, tensor: Tensor) -> Option<(usize, Piece)> {
+    let (Tensor::Parameter(number) | Tensor::State(number) | Tensor::Optimizer { index: number, .. }) = tensor;
+    whole.map_or(Some((number, Piece::Whole)), |whole| whole.own(tensor).cloned())
+}
+
+/// Begins a replica's parameters as those of the whole model begin.
+pub(crate) fn start(whole: Option<&WholeModel>, parameters: &[Parameter], seed: u64, store: &mut Store) {
+    let mut all = Vec::new();
+    let whole_parameters = whole.map_or(parameters, |whole| &whole.parameters);
+    for (index, Parameter { init, name, shape, .. }) in whole_parameters.iter().enumerate() {
+        match held(whole, Tensor::Parameter(index)) {
+            None => {}
+            Some((number, Piece::Whole)) => init.fill(seed, name, shape, store.parameter_mut(number)),
+            Some((number, piece)) => {
+                all.resize(shape.elements(), 0.0);
+                init.fill(seed, name, shape, &mut all);
+                piece.take(&all, store.parameter_mut(number));
+            }
+        }
     }
 }
 

@@ -183,13 +183,14 @@ impl Trainer {
         self.replica.join_siblings(links);
     }
 
-    /// Measures what a micro-batch takes in every stage, and makes the order of a step from it; what a step is expected to take then. All
-    /// stages call this at the same point.
+    /// Measures what a micro-batch takes in every stage, and makes the order of a step from it; what a step is expected to take then. Parts
+    /// tell each other what they are. All stages or parts call this at the same point.
     ///
     /// # Errors
-    /// When another stage, or the way to it, has failed.
+    /// When another stage or part, or the way to it, has failed.
     pub fn order_stages(&mut self) -> Result<Option<Duration>, TrainError> {
         if self.replica.stages() == 1 {
+            self.journal.pipeline = self.replica.tell_parts(&self.journal.config.split)?;
             return Ok(None);
         }
         let (pipeline, forecast_s) = self.replica.order_stages(self.journal.config.schedule)?;

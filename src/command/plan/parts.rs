@@ -139,7 +139,7 @@ impl Parts<'_> {
             return "\nforecast         --balance time measures seconds\n".to_owned();
         };
         let messages = match self.linked {
-            true => "what is exchanged goes over links",
+            true => "messages go over links",
             false => "all are on one machine, and what is exchanged takes no time",
         };
         let replicated = match self.linked {

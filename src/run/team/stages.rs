@@ -30,6 +30,15 @@ impl Team {
         self.stage().world * self.part().world > 1
     }
 
+    /// Groups that two ranks may both be in: those along the data, and those between stages or parts.
+    pub(super) fn groups(&self) -> u16 {
+        match (self.stage().world, self.part().world) {
+            (1, 1) => 0,
+            (1, _) => 1 + PartLinks::GROUPS,
+            _ => 1 + StageLinks::GROUPS,
+        }
+    }
+
     /// Stages wait for each other in every step, which takes so long: of a rank that keeps others waiting for two steps it is told.
     pub fn expect_waits(&self, step: Duration) {
         self.control.expect_waits(2 * step);

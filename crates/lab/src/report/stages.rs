@@ -10,8 +10,7 @@ use crate::quantity::{bytes, count, percent_short, seconds};
 
 /// The section; nothing where the model is whole.
 pub(crate) fn stages(history: &History) -> String {
-    let Some(Event::Pipeline { schedule, micro_batches, stages, forecast_s, speedup, bound, drawing }) =
-        &history.pipeline
+    let Some(Event::Pipeline { schedule, micro_batches, stages, forecast_s, speedup, bound, drawing }) = &history.split
     else {
         return String::new();
     };

@@ -11,7 +11,7 @@ use super::manifest::{Damage, MANIFEST, Manifest};
 use super::{CARD_KEY, Card, Checkpoints, Purpose, WEIGHTS};
 use crate::error::TrainError;
 use crate::replica::Replica;
-use crate::stage::Tensor;
+use crate::stage::{self, Tensor};
 
 /// A weights file that agrees with the manifest beside it, if that tells of it.
 #[derive(Debug)]
@@ -118,12 +118,8 @@ impl CheckedWeights {
         // Of a stage's or a part's replica, what is there of the whole model's tensors is what it has some of, in its order.
         let whole = replica.whole.as_ref();
         let own = |tensors: Vec<Option<Vec<f32>>>, tensor: fn(usize) -> Tensor| {
-            let place = |index: usize| match whole {
-                Some(whole) => whole.own(tensor(index)).cloned(),
-                None => Some((index, Piece::Whole)),
-            };
-            let cut = |(index, data)| {
-                let (number, piece) = place(index)?;
+            let cut = |(index, data): (usize, Option<Vec<f32>>)| {
+                let (number, piece) = stage::held(whole, tensor(index))?;
                 Some((number, cut_out(&piece, data?)))
             };
             tensors.into_iter().enumerate().filter_map(cut).collect::<Vec<_>>()

@@ -13,7 +13,7 @@ use super::{CheckedWeights, Checkpoints, POSITION_KEY, Position, Purpose, STATE,
 use crate::engine::Weights;
 use crate::error::TrainError;
 use crate::replica::Replica;
-use crate::stage::Tensor;
+use crate::stage::{self, Tensor};
 
 /// Why a run cannot go on from a checkpoint.
 enum Unfit {
@@ -57,11 +57,8 @@ impl Checkpoints {
         let Files { weights, state, position } = self.read_files(path)?;
         let parameters = replica.whole.as_ref().map_or(&replica.parameters, |whole| &whole.parameters);
         let count = parameters.len();
-        let own = |index: usize| match &replica.whole {
-            Some(whole) => whole.own(Tensor::Parameter(index)).cloned(),
-            None => Some((index, Piece::Whole)),
-        };
-        let pieces: Vec<Option<(usize, Piece)>> = (0..count).map(own).collect();
+        let held = |index: usize| stage::held(replica.whole.as_ref(), Tensor::Parameter(index));
+        let pieces: Vec<Option<(usize, Piece)>> = (0..count).map(held).collect();
         let slots = optimizer_inventory(parameters, replica.engine.weights().optimizer.len());
         let inventory = Inventory { parameters: &slots, states: &[] };
         let is_own = |slot: Slot| matches!(slot, Slot::Parameter(index) if pieces[index % count].is_some());

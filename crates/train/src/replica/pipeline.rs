@@ -6,14 +6,16 @@ use paceline_data::batch::Batch;
 use paceline_parallel::siblings::{ReplicaLinks, Siblings};
 use paceline_parallel::split::{Kind, Pass, Schedule, StageTimes, Task, draw};
 use paceline_parallel::stage::{LinkShape, Side};
-use paceline_system::event::{Event, StageUse};
+use paceline_system::event::{Event, PartUse, StageUse};
 use paceline_system::phase::Phase;
+use paceline_tensor::part;
 
 use super::Replica;
 use crate::engine::{Gradients, Halt, Slot};
 use crate::error::TrainError;
 use crate::metrics::Tally;
 use crate::micro_batch::{micro_batches, share};
+use crate::together::Split;
 
 /// Columns of a drawn schedule.
 const DRAWING_COLUMNS: usize = 120;
@@ -107,6 +109,27 @@ impl Replica {
             drawing: draw(&schedule, &times, &transfer_s, DRAWING_COLUMNS),
         };
         Ok((event, forecast.seconds))
+    }
+
+    /// What the parts of this replica have, and what they exchange in the step of a whole batch; nothing where layers are whole. All parts
+    /// call this at the same point.
+    ///
+    /// # Errors
+    /// When another part, or the way to it, has failed.
+    pub fn tell_parts(&mut self, split: &Split) -> Result<Option<Event>, TrainError> {
+        let (traffic, times) = (part::traffic(self.plan().graph()), self.options.accumulate);
+        let parameters = self.parameter_count();
+        let told = self.with_siblings(|_, parts| {
+            let sent = traffic.bytes_sent(parts.count());
+            parts.gather(&[parameters, times * traffic.messages(), times * sent].map(|number| number as f64))
+        });
+        let Some(all) = told.transpose()? else { return Ok(None) };
+        let of = |numbers: &[f64]| PartUse {
+            parameters: numbers[0] as u64,
+            exchanges: numbers[1] as u64,
+            sent_bytes: numbers[2] as u64,
+        };
+        Ok(Some(Event::Parts { split: split.to_string(), parts: all.chunks_exact(3).map(of).collect() }))
     }
 
     /// What may be under way to the stages before and behind.

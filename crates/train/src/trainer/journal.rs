@@ -79,7 +79,7 @@ pub(super) struct Journal {
     damage_told: usize,
     /// How long the run goes on, if it is made to be timed.
     rehearsal: Option<Rehearsal>,
-    /// How the stages compute together, to be told at the beginning.
+    /// How the stages or parts compute together, to be told at the beginning.
     pub pipeline: Option<Event>,
     /// The name of the GPU, and what looks at it.
     gpu: Option<(String, Option<Gauge>)>,
