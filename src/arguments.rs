@@ -1,6 +1,7 @@
 //! What can be typed: commands, flags and their help. Lifted into checked values by `command/`.
 
 mod bench;
+mod choose;
 pub mod doctor;
 pub mod launch;
 mod parse;
@@ -17,6 +18,7 @@ use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
 use crate::train::together::{self, Agree, Overlap, Sharding, Split, Squeeze, Staleness};
 pub use bench::*;
+pub use choose::{Choose, without};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use parse::Schedules;
 
@@ -36,6 +38,7 @@ const EXAMPLES: &str = "Examples:
   paceline train --model resnet20 --data cifar10:DIR --epochs 10
   paceline train --model resnet20 --data cifar10:DIR --workers 4          the same training, four processes
   paceline train --model resnet20 --data cifar10:DIR --replicas 4         the same training, four replicas in one process
+  paceline choose --model resnet20 --data cifar10:DIR                     which way to use this machine is fastest
   paceline train recipes/cifar10-resnet20.toml --data cifar10:DIR
   paceline train --resume runs/NAME                          after Ctrl-C or a crash
   paceline plan --model resnet50 --batch 32                  memory, arithmetic and messages before anything runs
@@ -46,6 +49,8 @@ const EXAMPLES: &str = "Examples:
 pub enum Command {
     /// Train a model; without arguments, a small network on the built-in `shapes` set
     Train(Box<Train>),
+    /// Measure every way to use this machine's cores or GPUs for a training, and say which is fastest
+    Choose(Box<Choose>),
     /// Start the processes of a run: on this machine, over ssh, with mpirun, Slurm or Kubernetes
     Launch(Box<launch::Launch>),
     /// Measure a trained model on the validation set of its data
@@ -188,6 +193,9 @@ pub struct Train {
     /// Memory that each process may take, such as 600MB: a model that needs more is split into stages
     #[arg(long, value_name = "SIZE", value_parser = parse::memory, allow_negative_numbers = true, help_heading = "Many processes")]
     pub memory_limit: Option<u64>,
+    /// With --split auto, the time in which ways to use this machine are measured [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub choose_budget: Option<f64>,
     /// Replicas that share every batch as threads of this one process, each on cores of its own: --workers N --carry thread
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub replicas: Option<usize>,
@@ -227,9 +235,15 @@ pub struct Train {
     /// Said to the processes of a launcher that starts them again: how often it did, and seconds before
     #[arg(long, hide = true, value_parser = parse::restarted)]
     pub restarted: Option<(u64, f64)>,
+    /// Said by `choose`: the run is made to be timed; so many steps at least, a colon, and seconds behind the first
+    #[arg(long, hide = true, value_parser = parse::restarted)]
+    pub rehearse: Option<(u64, f64)>,
     /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
     pub hosts: Option<String>,
+    /// With --hosts and --split auto: train on all hosts, although one alone is expected to be faster
+    #[arg(long, help_heading = "Many processes")]
+    pub distribute: bool,
     /// A JSON file {"worker": ["host:port", …], "ps": […]}; each process is started by hand with its --job and --task
     #[arg(long, value_name = "FILE", help_heading = "Many processes")]
     pub cluster: Option<PathBuf>,
@@ -312,6 +326,10 @@ pub struct Train {
     /// Print the run's events as JSON lines (docs/events.md)
     #[arg(long, help_heading = "Machine and output")]
     pub json: bool,
+
+    /// What `--split auto` came to, in the words that the other processes of the run are started with.
+    #[arg(skip)]
+    pub chosen: Vec<String>,
 }
 
 /// `paceline evaluate`

@@ -23,6 +23,7 @@ mod others;
 mod rank_threads;
 pub(crate) mod split;
 pub(crate) mod team;
+pub(crate) mod timed;
 mod trained;
 
 use std::path::{Path, PathBuf};

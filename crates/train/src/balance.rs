@@ -204,6 +204,14 @@ pub(crate) fn profiled<T>(
     Ok(read(executor.plan(), &fastest))
 }
 
+/// Seconds of both passes by a plan: of each node the fastest of so many times, after one that does not count. Updates are left out.
+///
+/// # Errors
+/// When the device refuses the plan.
+pub fn pass_s(plan: Plan, samples: usize, steps: usize, device: &Device) -> Result<f64, TrainError> {
+    profiled(plan, (samples, steps), device, |_, profile| profile.seconds.iter().sum())
+}
+
 /// Where a graph can be cut: the node in front of which, and the layer that ends there.
 struct Places {
     nodes: Vec<usize>,

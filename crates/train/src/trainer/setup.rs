@@ -29,6 +29,7 @@ use crate::error::TrainError;
 use crate::gpus;
 use crate::micro_batch::MicroBatchSizes;
 use crate::registry::Registry;
+use crate::rehearsal::Rehearsal;
 use crate::replica::{Replica, ReplicaOptions};
 use crate::room::{Candidate, Processes};
 use crate::sizing::{self, Sizing};
@@ -74,6 +75,8 @@ pub struct Surroundings {
     pub registry: Registry,
     /// How often a launcher has started the run again by itself.
     pub restarts: Restarts,
+    /// How long a run goes on that is made to be timed.
+    pub rehearsal: Option<Rehearsal>,
 }
 
 /// Of a run that its launcher starts again after failures.
@@ -106,6 +109,7 @@ impl Default for Surroundings {
             shares_memory: false,
             registry: Registry::default(),
             restarts: Restarts::default(),
+            rehearsal: None,
         }
     }
 }
