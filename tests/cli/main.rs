@@ -20,6 +20,7 @@ mod own;
 mod place;
 mod ranks;
 mod refusals;
+mod remote;
 mod replicas;
 mod restart;
 mod resume;
