@@ -430,9 +430,9 @@ pub struct Plan {
     /// The layers behind which a pipeline's stages end, such as features.8 [default: balanced]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',', requires = "split")]
     pub cuts: Vec<String>,
-    /// What a pipeline is balanced and forecast by
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Balance::Time, requires = "split")]
-    pub balance: Balance,
+    /// What a pipeline is balanced by, and steps are forecast by [default: time with --split, otherwise arithmetic]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub balance: Option<Balance>,
     /// Micro-batches of a pipeline, the same as --accumulate [default: 8 with --split pipeline]
     #[arg(long, value_name = "M", conflicts_with = "accumulate", requires = "split", value_parser = parse::count)]
     #[arg(allow_negative_numbers = true)]
@@ -457,7 +457,7 @@ pub struct Plan {
     pub json: bool,
 }
 
-/// What stages are balanced and forecast by.
+/// What stages are balanced by, and steps are forecast by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Balance {
     /// Seconds, measured on this machine
