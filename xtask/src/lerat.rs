@@ -56,7 +56,7 @@ pub fn run(root: &Path, arguments: &[&str]) -> Result<()> {
     let lab = lab(root, &folder)?;
     let help = Command::new(&lab.paceline).args(["train", "--help"]).output()?;
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
-    let data = Data::prepare(&lab, &root.join("target/lerat/data"))?;
+    let data = Data::prepare(&lab, &folder.join("data"), if quick { 2 } else { TIMES })?;
     let extent = Extent { quick, hosts: lab.hosts.is_some(), torch: lab.python.is_some(), help: &help };
     let all = cells::grid(extent);
     let wanted: Vec<&Cell> = all.iter().filter(|cell| only.is_none_or(|part| cell.name().contains(part))).collect();
@@ -134,7 +134,7 @@ struct Data {
 
 impl Data {
     /// Copies the photographs, repeats them, and mounts them once more. Three images are left for evaluation, which nobody waits for.
-    fn prepare(lab: &Lab, folder: &Path) -> Result<Self> {
+    fn prepare(lab: &Lab, folder: &Path, times: usize) -> Result<Self> {
         let home =
             std::env::var("PACELINE_DATA").context("PACELINE_DATA is not set to a folder with flower_photos_3class")?;
         let source = Path::new(&home).join("flower_photos_3class");
@@ -148,19 +148,19 @@ impl Data {
             match (work.images, &lab.python) {
                 (600, _) => copy(&source.join("train"), &target.join("train"), |_, _| Some(1))?,
                 (_, Some((python, script))) => {
-                    println!("repeating the images {TIMES} times, with augmentation written out; once, for all runs");
+                    println!("repeating the images {times} times, with augmentation written out; once, for all runs");
                     let repeat = Command::new(python)
                         .arg(script)
                         .arg("repeat")
                         .args([&source, &target])
-                        .arg(TIMES.to_string())
+                        .arg(times.to_string())
                         .status()?;
                     if !repeat.success() {
                         bail!("{} could not repeat the images", script.display());
                     }
                     std::fs::write(target.join("augmented"), "")?;
                 }
-                (_, None) => copy(&source.join("train"), &target.join("train"), |_, _| Some(TIMES))?,
+                (_, None) => copy(&source.join("train"), &target.join("train"), |_, _| Some(times))?,
             }
             std::fs::write(target.join("whole"), "")?;
         }

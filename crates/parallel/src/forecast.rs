@@ -7,9 +7,9 @@
 
 use paceline_comm::cost::{Link, seconds};
 use paceline_comm::describe::plan;
-use paceline_comm::{Choice, Collective};
+use paceline_comm::{Algorithm, Choice, Collective};
 
-use crate::schedule::{Expected, LinkSpeed, PIECE_ELEMENTS, schedule};
+use crate::schedule::{Expected, LinkSpeed, PIECE_ELEMENTS, pieces, schedule};
 
 /// Steps after which a step takes what all later ones take, and those of which the mean is taken.
 const WARM_STEPS: usize = 8;
@@ -68,6 +68,8 @@ pub struct Forecast {
     pub waits_s: f64,
     /// Machines that it takes.
     pub machines: usize,
+    /// The algorithms that messages would go by, where workers send each other; by size there may be several.
+    pub algorithms: Vec<Algorithm>,
     /// The busiest worker.
     pub worker: Traffic,
     /// The busiest server, where one has a machine for itself.
@@ -113,7 +115,25 @@ impl Workers {
                 (self.count, even(others.sum()), None)
             }
         };
-        Forecast { step_s, waits_s: step_s - times.compute_s, machines, worker, server }
+        let (waits_s, algorithms) = (step_s - times.compute_s, self.algorithms(way, times));
+        Forecast { step_s, waits_s, machines, algorithms, worker, server }
+    }
+
+    fn algorithms(&self, way: Way, times: &StepTimes) -> Vec<Algorithm> {
+        let collectives: &[Collective] = match way {
+            Way::AllReduce => &[Collective::AllReduce],
+            Way::Sharded => &[Collective::ReduceScatter, Collective::AllGather],
+            Way::Servers(_) | Way::ServersBeside => &[],
+        };
+        let mut found = Vec::new();
+        for piece in times.buckets.iter().flat_map(|bucket| pieces(bucket.elements)) {
+            let of = |&collective: &Collective| self.choice.algorithm(collective, piece.len() * ELEMENT_BYTES);
+            let new: Vec<Algorithm> =
+                collectives.iter().map(of).filter(|algorithm| !found.contains(algorithm)).collect();
+            found.extend(new);
+        }
+        found.dedup();
+        found
     }
 
     /// Seconds of a step when some have passed.

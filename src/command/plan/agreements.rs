@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use crate::comm::{Choice, Link, Links};
+use crate::comm::{Algorithm, Choice, Link, Links};
 use crate::parallel::forecast::{BucketTimes, Forecast, StepTimes, Traffic, Way, Workers};
 use crate::tensor::Plan as Planned;
 use crate::tensor::device::null::CostModel;
@@ -65,10 +65,10 @@ impl Agreements {
         let workers = Workers { count: config.workers, link, choice };
         let times = times(planned, config.accumulate, measured);
         let (mut ranked, mut refused) = (Vec::new(), Vec::new());
-        for (way, name) in ways(config) {
-            match refusal(way, config) {
-                Some(why) => refused.push((name, why)),
-                None => ranked.push((name, workers.forecast(way, &times))),
+        for choosable in choosable(config) {
+            match choosable.refusal(config) {
+                Some(why) => refused.push((choosable.name, why)),
+                None => ranked.push((choosable.name, workers.forecast(choosable.way, &times))),
             }
         }
         ranked.sort_by(|(_, a), (_, b)| a.step_s.total_cmp(&b.step_s));
@@ -90,7 +90,9 @@ impl Agreements {
             self.source.text()
         );
         let width = self.ranked.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
-        for (name, Forecast { step_s, waits_s, machines, worker, server }) in &self.ranked {
+        for (name, Forecast { step_s, waits_s, machines, algorithms, worker, server }) in &self.ranked {
+            let by = algorithms.iter().map(Algorithm::to_string).collect::<Vec<_>>().join(", ");
+            let by = if by.is_empty() { by } else { format!("; by {by}") };
             let traffic = |Traffic { sent, received }: &Traffic| {
                 format!("{} bytes out, {} in", grouped(*sent), grouped(*received))
             };
@@ -98,7 +100,7 @@ impl Agreements {
                 server.as_ref().map_or(String::new(), |server| format!("; each server {}", traffic(server)));
             let _ = writeln!(
                 text,
-                "  {name:<width$}  {step_s:>8.3} s, {waits_s:.3} of them waiting; {machines} machines; each worker {}{of_server}",
+                "  {name:<width$}  {step_s:>8.3} s, {waits_s:.3} of them waiting; {machines} machines{by}; each worker {}{of_server}",
                 traffic(worker)
             );
         }
@@ -120,6 +122,7 @@ impl Agreements {
         let ranked = self.ranked.iter().map(|(name, forecast)| {
             json!({
                 "agreement": name, "step_s": forecast.step_s, "waits_s": forecast.waits_s, "machines": forecast.machines,
+                "algorithms": forecast.algorithms.iter().map(Algorithm::to_string).collect::<Vec<_>>(),
                 "worker": traffic(&forecast.worker), "server": forecast.server.as_ref().map(traffic),
             })
         });
@@ -134,35 +137,44 @@ impl Agreements {
     }
 }
 
-/// What there is to choose from, as one types it and where servers are.
-fn ways(config: &Config) -> Vec<(Way, String)> {
-    let servers = |count: usize, place: &str| {
-        let many = if count == 1 { "1 server".to_owned() } else { format!("{count} servers") };
-        format!("parameter-server, {many} {place}")
-    };
-    let sums = match config.shard {
-        Sharding::None => (Way::AllReduce, "all-reduce".to_owned()),
-        Sharding::Optimizer => (Way::Sharded, "all-reduce, sharded optimizer".to_owned()),
-    };
-    let count = config.workers;
-    vec![
-        sums,
-        (Way::Servers(1), servers(1, "on a machine of its own")),
-        (Way::ServersBeside, servers(count, "beside the workers")),
-        (Way::Servers(count), servers(count, "on machines of their own")),
-    ]
+/// A way, the agreement that goes it, and what both are called.
+struct Choosable {
+    way: Way,
+    agree: Agree,
+    name: String,
 }
 
-/// Why the run cannot agree so.
-fn refusal(way: Way, config: &Config) -> Option<String> {
-    let servers = match way {
-        Way::AllReduce | Way::Sharded => return None,
-        Way::Servers(servers) => servers,
-        Way::ServersBeside => config.workers,
+/// What there is to choose from: an agreement without servers has the machines of the workers, one with servers has several ways.
+fn choosable(config: &Config) -> Vec<Choosable> {
+    let count = config.workers;
+    let servers = |count: usize| if count == 1 { "1 server".to_owned() } else { format!("{count} servers") };
+    let of = |(name, _): (&'static str, _)| {
+        let agree: Agree = name.parse().expect("it is the name of an agreement");
+        let one = |way, name| Choosable { way, agree, name };
+        match (agree.recipe().has_servers(), config.shard) {
+            (false, Sharding::None) => vec![one(Way::AllReduce, name.to_owned())],
+            (false, Sharding::Optimizer) => vec![one(Way::Sharded, format!("{name}, sharded optimizer"))],
+            (true, _) => vec![
+                one(Way::Servers(1), format!("{name}, {} on a machine of its own", servers(1))),
+                one(Way::ServersBeside, format!("{name}, {} beside the workers", servers(count))),
+                one(Way::Servers(count), format!("{name}, {} on machines of their own", servers(count))),
+            ],
+        }
     };
-    let agree = "parameter-server".parse::<Agree>().expect("there is one of this name");
-    let run = Config { agree, servers, shard: config.shard, ..config.clone() };
-    run.check().err().map(|error| error.to_string())
+    Agree::all().flat_map(of).collect()
+}
+
+impl Choosable {
+    /// Why the run cannot agree so.
+    fn refusal(&self, config: &Config) -> Option<String> {
+        let servers = match self.way {
+            Way::AllReduce | Way::Sharded => config.servers,
+            Way::Servers(servers) => servers,
+            Way::ServersBeside => config.workers,
+        };
+        let run = Config { agree: self.agree, servers, ..config.clone() };
+        run.check().err().map(|error| error.to_string())
+    }
 }
 
 /// When the buckets of a step are final and needed. Parts of a batch before the last have none that leave.

@@ -6,6 +6,9 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
+/// What is kept of the columns of `sar`.
+const WANTED: [&str; 6] = ["%user", "%system", "%idle", "kbmemused", "rxkB/s", "txkB/s"];
+
 /// Tools that watch.
 pub struct Watch {
     tools: Vec<(&'static str, Child)>,
@@ -34,11 +37,11 @@ impl Watch {
         Self { tools }
     }
 
-    /// Ends it: what each says on average.
+    /// Ends it: what each says on average of its seconds.
     pub fn end(mut self) -> Value {
         let mut found = json!({});
         for (name, mut child) in std::mem::take(&mut self.tools) {
-            let _ = Command::new("kill").args(["-INT", &child.id().to_string()]).stderr(Stdio::null()).status();
+            let _ = Command::new("kill").args(["-TERM", &child.id().to_string()]).stderr(Stdio::null()).status();
             let mut text = String::new();
             if let Some(output) = &mut child.stdout {
                 let _ = std::io::Read::read_to_string(output, &mut text);
@@ -62,18 +65,24 @@ impl Drop for Watch {
     }
 }
 
-/// The line of averages of `sar`, by the names of its columns.
+/// What `sar` says on average, by the names of its columns. Its own line of averages comes only where Ctrl-C reaches it.
 fn averages(name: &str, text: &str) -> Value {
-    let rows = || text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).filter(|row| row.len() > 3);
-    let is_wanted = |row: &[&str]| row[0] == "Average:" && (name != "sar_network" || row[1] == "card");
-    let Some(row) = rows().filter(|row| is_wanted(row)).last() else { return Value::Null };
-    let starts = |row: &Vec<&str>| row.iter().any(|word| ["%idle", "kbmemused", "rxkB/s"].contains(word));
-    let Some(head) = rows().find(starts) else { return Value::Null };
-    // Both end with the same columns; the heads of rows begin with a time.
-    let wanted = ["%user", "%system", "%idle", "kbmemused", "rxkB/s", "txkB/s"];
-    let pairs = head.iter().rev().zip(row.iter().rev()).filter(|(column, _)| wanted.contains(column));
-    let of = |(column, number): (&&str, &&str)| Some(((*column).to_owned(), json!(number.parse::<f64>().ok()?)));
-    Value::Object(pairs.filter_map(of).collect())
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let is_head = |row: &&Vec<&str>| row.iter().any(|word| WANTED.contains(word));
+    let is_look = |row: &&Vec<&str>| row.len() > 3 && row[0].contains(':') && row[0] != "Average:" && !is_head(row);
+    let is_wanted = |row: &&Vec<&str>| is_look(row) && (name != "sar_network" || row[1] == "card");
+    let Some(head) = rows.iter().find(is_head) else { return Value::Null };
+    let looks: Vec<&Vec<&str>> = rows.iter().filter(is_wanted).collect();
+    if looks.is_empty() {
+        return Value::Null;
+    }
+    // Heads and looks end with the same columns, and may begin differently.
+    let mean = |column: usize| {
+        let numbers = looks.iter().filter_map(|row| row.iter().rev().nth(column)?.parse::<f64>().ok());
+        numbers.sum::<f64>() / looks.len() as f64
+    };
+    let columns = head.iter().rev().enumerate().filter(|(_, column)| WANTED.contains(column));
+    Value::Object(columns.map(|(at, column)| ((*column).to_owned(), json!(mean(at)))).collect())
 }
 
 /// The sum of all processes that `pidstat -h` lists, on average over its looks.
@@ -98,12 +107,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn averages_are_read_by_their_columns() {
+    fn averages_are_made_by_columns() {
         let text = "Linux 6.1 (host) \t2026-11-18 \t_x86_64_\t(2 CPU)\n\n10:00:01        CPU     %user     %nice   %system   %iowait    %steal     %idle\n\
                     10:00:02        all     50.00      0.00      1.00      0.00      0.00     49.00\n\
+                    10:00:03        all     53.00      0.00      3.00      0.00      0.00     44.00\n\
                     Average:        all     51.50      0.00      2.00      0.00      0.00     46.50\n";
         assert_eq!(averages("sar_cpu", text), json!({"%user": 51.5, "%system": 2.0, "%idle": 46.5}));
-        let text = "10:00:01 IFACE rxpck/s txpck/s rxkB/s txkB/s rxcmp/s txcmp/s rxmcst/s %ifutil\nAverage: lo 0 0 1 2 0 0 0 0\nAverage: card 0 0 3.5 4.5 0 0 0 0\n";
+        let text = "10:00:01 IFACE rxpck/s txpck/s rxkB/s txkB/s rxcmp/s txcmp/s rxmcst/s %ifutil\n10:00:02 lo 0 0 1 2 0 0 0 0\n10:00:02 card 0 0 3.5 4.5 0 0 0 0\n";
         assert_eq!(averages("sar_network", text), json!({"rxkB/s": 3.5, "txkB/s": 4.5}));
         assert_eq!(averages("sar_cpu", ""), Value::Null);
     }

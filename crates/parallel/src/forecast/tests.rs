@@ -87,6 +87,7 @@ fn bytes_are_those_of_the_literature() {
     let one = of(Way::Servers(1));
     assert_eq!((one.worker, one.server), (even(bytes), Some(even(4 * bytes))), "S, and p · S in and out of the server");
     assert_eq!(of(Way::Servers(4)).server, Some(even(bytes)));
+    assert_eq!((of(Way::AllReduce).algorithms, of(Way::ServersBeside).algorithms), (vec![Algorithm::Ring], vec![]));
 }
 
 #[test]
