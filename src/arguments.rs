@@ -91,7 +91,7 @@ pub struct Train {
     /// A model that `paceline models` lists
     #[arg(long, short, help_heading = "Model and data")]
     pub model: Option<String>,
-    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | text:FILE | synthetic:WxHxC/CLASSES
+    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | remote:HOST:PORT | text:FILE | synthetic:WxHxC/CLASSES
     #[arg(long, short, help_heading = "Model and data")]
     pub data: Option<String>,
     /// Side of the images that the model sees [default: the data's own]
@@ -103,7 +103,7 @@ pub struct Train {
     /// Insist on this number of classes
     #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Model and data")]
     pub classes: Option<usize>,
-    /// Training augmentation: none | standard | strong (standard, and a hole at a random place)
+    /// Training augmentation: none | flip (scaled and mirrored, nothing cropped) | standard | strong (standard, and a hole)
     #[arg(long, value_parser = parse::augment, help_heading = "Model and data")]
     pub augment: Option<AugmentChoice>,
     /// Subtracted from each channel (pixels count from 0 to 1), such as 0.485,0.456,0.406 [default: the data's own]
@@ -448,9 +448,9 @@ pub struct Plan {
     /// The layers behind which a pipeline's stages end, such as features.8 [default: balanced]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',', requires = "split")]
     pub cuts: Vec<String>,
-    /// What a pipeline is balanced and forecast by
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Balance::Time, requires = "split")]
-    pub balance: Balance,
+    /// What a pipeline is balanced by, and steps are forecast by [default: time with --split, otherwise arithmetic]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub balance: Option<Balance>,
     /// Micro-batches of a pipeline, the same as --accumulate [default: 8 with --split pipeline]
     #[arg(long, value_name = "M", conflicts_with = "accumulate", requires = "split", value_parser = parse::count)]
     #[arg(allow_negative_numbers = true)]
@@ -475,7 +475,7 @@ pub struct Plan {
     pub json: bool,
 }
 
-/// What stages are balanced and forecast by.
+/// What stages are balanced by, and steps are forecast by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Balance {
     /// Seconds, measured on this machine
@@ -505,12 +505,30 @@ pub struct Data {
 pub enum DataCommand {
     /// Counts, sizes, class balance, damaged files, and a contact sheet
     Inspect(Inspect),
+    /// Lend a folder of photographs to other machines, where --data remote:HOST:PORT reads it
+    Serve(Serve),
+}
+
+/// `paceline data serve`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Who asks has to hold the token that this process finds in PACELINE_TOKEN_FILE or in the user's own ~/.config/paceline/token. Ctrl-C ends it."
+)]
+pub struct Serve {
+    /// folder:DIR
+    pub spec: String,
+    /// The address and port to listen at; port 0 takes any that is free
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:29410")]
+    pub listen: String,
+    /// Encrypt connections, as the run that reads does: by keys that follow from the token, or by files CERT,KEY,CA
+    #[arg(long, value_name = "FILES", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub tls: Option<String>,
 }
 
 /// `paceline data inspect`
 #[derive(Debug, Args)]
 pub struct Inspect {
-    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | text:FILE | synthetic:WxHxC/CLASSES
+    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | remote:HOST:PORT | text:FILE | synthetic:WxHxC/CLASSES
     pub spec: String,
     /// Where to write the contact sheet [default: NAME-contact-sheet.png]
     #[arg(long, value_name = "FILE.png")]

@@ -20,6 +20,7 @@ use super::team::{self, Meeting, Role};
 use super::{Outcome, surroundings};
 use crate::arguments::{Schedules, Train};
 use crate::failure::Failure;
+use crate::run::elsewhere::elsewhere;
 use crate::run::execute::{Begin, Execution, check_launch};
 use crate::run::{make_absolute, split};
 use crate::terminal::Style;
@@ -85,7 +86,8 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
     let meeting = Meeting { quiet, bind, tls, registry: registry.clone(), ..Meeting::default() };
     let restarts = restart::told(arguments, requeue);
     let rehearsal = arguments.rehearse.map(|(steps, seconds)| Rehearsal::new(steps, seconds));
-    let around = Surroundings { stop: stop.clone(), restarts, rehearsal, ..surroundings(registry) };
+    let elsewhere = elsewhere(arguments.tls.clone());
+    let around = Surroundings { stop: stop.clone(), restarts, rehearsal, elsewhere, ..surroundings(registry) };
     let (calibrate, style) = (arguments.calibrate, Style::choose(arguments.quiet, arguments.json));
     let is_first = member.as_ref().is_none_or(|member| member.rank.0 == 0);
     let announced = config.clone();

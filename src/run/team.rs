@@ -43,7 +43,7 @@ use crate::command::Outcome;
 use crate::command::restart;
 use crate::failure::Failure;
 use crate::terminal::Notes;
-use secrecy::secrecy;
+pub(super) use secrecy::secrecy;
 
 /// The longest cluster file, certificate or key: a thousand addresses take 30 kB.
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -22,6 +22,7 @@ mod parts;
 mod place;
 mod ranks;
 mod refusals;
+mod remote;
 mod replicas;
 mod restart;
 mod resume;

@@ -183,6 +183,14 @@ impl Uncut<'_> {
     }
 }
 
+/// Seconds of each node of a plan on a device of this machine: the faster of two steps, after one that does not count.
+///
+/// # Errors
+/// When the device cannot run it.
+pub fn node_seconds(plan: &Plan, samples: usize, device: &Device) -> Result<Vec<f64>, TrainError> {
+    profiled(plan.clone(), (samples, 2), device, |_, profile| profile.seconds.clone())
+}
+
 /// What steps by a plan took, node by node, as somebody reads it: the fastest of so many, after one that does not count. Inputs and weights
 /// are zero.
 pub(crate) fn profiled<T>(

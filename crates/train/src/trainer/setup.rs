@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use paceline_data::augment::Augment;
 use paceline_data::dataset::{Dataset, Info, OpenOptions};
+use paceline_data::far::Elsewhere;
 use paceline_data::loader::{Loader, LoaderOptions};
 use paceline_data::order::Shard;
 use paceline_nn::weights::WeightsError;
@@ -51,6 +52,8 @@ pub struct Surroundings {
     pub stop: Stop,
     /// The folder in which data sets are looked for when a spec names none.
     pub data_home: Option<PathBuf>,
+    /// How data on other machines are reached.
+    pub elsewhere: Elsewhere,
     /// Which rank of how many this process is.
     pub shard: Shard,
     /// Which stage of how many of its worker's model this process computes.
@@ -97,6 +100,7 @@ impl Default for Surroundings {
             clock: Clock::real(),
             stop: Stop::new(),
             data_home: None,
+            elsewhere: Elsewhere::default(),
             shard: Shard::WHOLE,
             stage: Shard::WHOLE,
             part: Shard::WHOLE,
@@ -247,7 +251,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
     let input = card.input()?;
     let evaluation = match input {
         Input::Image { .. } => Augment::new(card.preprocess.clone())?,
-        Input::Tokens { .. } => Augment::evaluation(val.info(), None)?,
+        Input::Tokens { .. } => Augment::evaluation(config.augment, val.info(), None)?,
     };
     let micro_batch = config.micro_batch();
     let (threads, deadline) = (config.loader_threads, config.deadlines.batch);
@@ -293,6 +297,7 @@ fn open(config: &Config, around: &Surroundings) -> Result<(Dataset, Dataset), Tr
         sequence: config.sequence,
         size: config.size,
         threads: threads::available(),
+        elsewhere: around.elsewhere.clone(),
     };
     let (train, val) = around.registry.open_data(&config.data, &options, &around.disk)?;
     let found = train.info().classes;
@@ -315,7 +320,7 @@ fn assemble(
     sizing.check(&config.model, train.info())?;
     let info = normalised(config, train.info())?;
     let training = Augment::training(config.augment, &info, sizing.resize)?;
-    let evaluation = Augment::evaluation(&info, sizing.resize)?;
+    let evaluation = Augment::evaluation(config.augment, &info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
     let sizes = MicroBatchSizes::of(config, around.shard, Some(train.len()));
     check_smallest(model, config, sizes, (sizing.input, info.classes))?;
