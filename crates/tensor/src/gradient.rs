@@ -147,14 +147,24 @@ impl Builder<'_> {
                     }
                 }
             }
-            Op::Together(Together::Sum) => parts.push((0, dy)),
-            Op::Together(Together::Fork) => parts.push((0, self.one(Op::Together(Together::Sum), &[dy])?)),
-            Op::Together(Together::Gather(gather)) if wants(0) => parts.push((0, self.own_piece(gather, dy)?)),
-            Op::Together(Together::Gather(_)) => {}
+            Op::Together(together) => return self.together(together, dy, wants(0)),
             op => return Err(self.refuse(op)),
         }
         parts.retain(|&(index, _)| wants(index));
         Ok(parts)
+    }
+
+    /// What parts do together has its conjugate.
+    fn together(&mut self, together: &Together, dy: Value, is_wanted: bool) -> Parts {
+        if !is_wanted {
+            return Ok(Vec::new());
+        }
+        let dx = match together {
+            Together::Sum => dy,
+            Together::Fork => self.one(Op::Together(Together::Sum), &[dy])?,
+            Together::Gather(gather) => self.own_piece(gather, dy)?,
+        };
+        Ok(vec![(0, dx)])
     }
 
     /// What a part put into a gather, of the gradient of its result.

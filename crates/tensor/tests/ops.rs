@@ -571,7 +571,7 @@ fn what_parts_do_together() {
         case.push(Op::Add, &[forked, y]);
         cases.push(case);
     }
-    check_all(cases);
+    check_all(cases.into_iter().map(Case::f32_only).collect());
 }
 
 #[test]

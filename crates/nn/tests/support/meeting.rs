@@ -118,10 +118,35 @@ pub fn train_nudged(model: &dyn Model, setting: &Setting, nudge: u64) -> Trained
 }
 
 pub fn train_parts(model: &(dyn Model + Sync), setting: &Setting, form: &PartForm) -> Vec<Trained> {
+    in_parts((model, Mode::Train), setting, form, &|network, answer| train(network, setting, None, answer))
+}
+
+/// The answers to the first batch of a model that is evaluated.
+pub fn answers_whole(model: &dyn Model, setting: &Setting) -> Vec<f32> {
     let Setting { batch, classes, .. } = *setting;
+    let mut stages = StageNetwork::all(model, Mode::Eval, batch, (setting.input(), classes, 0.0), &[]).unwrap();
+    answers(stages.remove(0), setting, &mut |_| {})
+}
+
+pub fn answers_parts(model: &(dyn Model + Sync), setting: &Setting, form: &PartForm) -> Vec<Vec<f32>> {
+    in_parts((model, Mode::Eval), setting, form, &|network, answer| answers(network, setting, answer))
+}
+
+/// What a part's plan asks for goes to this.
+type Answer<'a> = dyn FnMut(Turn<'_>) + 'a;
+
+/// Has every part do something, each on a thread.
+fn in_parts<T: Send>(
+    (model, mode): (&(dyn Model + Sync), Mode),
+    setting: &Setting,
+    form: &PartForm,
+    each: &(dyn Fn(StageNetwork, &mut Answer<'_>) -> T + Sync),
+) -> Vec<T> {
+    let Setting { batch, classes, .. } = *setting;
+    let smoothing = if mode == Mode::Train { 0.1 } else { 0.0 };
     let part = |own| {
         let form = PartForm { own, ..form.clone() };
-        StageNetwork::part(model, Mode::Train, batch, (setting.input(), classes, 0.1), &form).unwrap()
+        StageNetwork::part(model, mode, batch, (setting.input(), classes, smoothing), &form).unwrap()
     };
     let networks: Vec<StageNetwork> = (0..form.parts).map(part).collect();
     let asked: Vec<_> = networks.iter().map(|network| traffic(&network.graph).exchanges).collect();
@@ -129,20 +154,46 @@ pub fn train_parts(model: &(dyn Model + Sync), setting: &Setting, form: &PartFor
     assert!((1..form.parts).all(|own| kinds(own) == kinds(0)), "all parts meet as often, for the same");
     let meeting = Meeting::new(form.parts);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = networks
-            .into_iter()
-            .enumerate()
-            .map(|(own, network)| {
-                let meeting = &meeting;
-                scope.spawn(move || train(network, setting, None, &mut |turn| meeting.answer(own, turn)))
-            })
-            .collect();
+        let run = |(own, network): (usize, StageNetwork)| {
+            let meeting = &meeting;
+            scope.spawn(move || each(network, &mut |turn| meeting.answer(own, turn)))
+        };
+        let threads: Vec<_> = networks.into_iter().enumerate().map(run).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
+/// The images and right classes of a step.
+fn batch(setting: &Setting, step: u64) -> (Vec<f32>, Vec<i32>) {
+    let mut random = Random::new(&[3, step]);
+    let each = setting.size * setting.size * setting.channels;
+    let images = (0..setting.batch * each).map(|_| random.normal()).collect();
+    (images, (0..setting.batch).map(|_| random.below(setting.classes) as i32).collect())
+}
+
+fn answers(network: StageNetwork, setting: &Setting, answer: &mut Answer<'_>) -> Vec<f32> {
+    let plan = Plan::new(network.graph.clone(), &network.wanted(1 << 20));
+    let mut store = Store::new(&plan);
+    fill(&network, &mut store);
+    let mut executor = Executor::new(&Device::cpu(1), plan).unwrap();
+    let (head, (images, targets)) = (network.head.unwrap(), batch(setting, 0));
+    executor.poison().unwrap();
+    executor.write(network.x.unwrap(), &images).unwrap();
+    executor.write(head.targets, &targets).unwrap();
+    forward(&mut executor, &mut store, Pass::default(), answer);
+    executor.read(head.logits).unwrap()
+}
+
+fn forward(executor: &mut Executor, store: &mut Store, pass: Pass, answer: &mut Answer<'_>) {
+    let mut turn = |turn: Turn<'_>| {
+        answer(turn);
+        Ok::<(), CudaError>(())
+    };
+    executor.forward_with(store, pass, &mut turn).unwrap();
+}
+
 /// Steps of SGD with momentum.
-fn train(network: StageNetwork, setting: &Setting, nudge: Option<u64>, answer: &mut dyn FnMut(Turn<'_>)) -> Trained {
+fn train(network: StageNetwork, setting: &Setting, nudge: Option<u64>, answer: &mut Answer<'_>) -> Trained {
     let plan = Plan::new(network.graph.clone(), &network.wanted(1 << 20));
     let mut store = Store::new(&plan);
     fill(&network, &mut store);
@@ -155,21 +206,13 @@ fn train(network: StageNetwork, setting: &Setting, nudge: Option<u64>, answer: &
     let mut velocity = vec![0.0f32; store.parameters.len()];
     let (mut losses, mut first) = (Vec::new(), Vec::new());
     for step in 0..setting.steps {
-        let mut random = Random::new(&[3, step]);
-        let each = setting.size * setting.size * setting.channels;
-        let images: Vec<f32> = (0..setting.batch * each).map(|_| random.normal()).collect();
-        let targets: Vec<i32> = (0..setting.batch).map(|_| random.below(setting.classes) as i32).collect();
+        let (images, targets) = batch(setting, step);
         executor.poison().unwrap();
         executor.write(network.x.unwrap(), &images).unwrap();
         executor.write(head.targets, &targets).unwrap();
         executor.write(seed, &[1.0f32]).unwrap();
         let pass = Pass { seed: 7, step, first_sample: 0, samples: setting.batch };
-        executor
-            .forward_with(&mut store, pass, &mut |turn| {
-                answer(turn);
-                Ok::<(), CudaError>(())
-            })
-            .unwrap();
+        forward(&mut executor, &mut store, pass, answer);
         losses.push(executor.read::<f32>(head.loss).unwrap()[0]);
         executor
             .backward(&mut store, pass, &mut |turn| {

@@ -67,7 +67,7 @@ fn module(facts: &Facts<'_>, join: usize) -> Option<Module> {
         let reads = |value: &Value| nodes[index].inputs.contains(value);
         !inside[index]
             && index != join
-            && nodes.iter().zip(&inside).any(|(node, inside)| *inside && node.outputs.iter().any(|v| reads(v)))
+            && nodes.iter().zip(&inside).any(|(node, inside)| *inside && node.outputs.iter().any(reads))
     };
     if (0..nodes.len()).any(is_read_outside) {
         return None;

@@ -250,7 +250,12 @@ impl Run {
 /// Equal to 1e-5 of the tensor's largest magnitude, or of 1e-2 where all is smaller: some gradients are zero in theory
 /// (an offset before a normalisation) and rounding in practice.
 pub fn close(what: &str, a: &[f32], b: &[f32]) -> Result<(), TestCaseError> {
-    let scale = a.iter().chain(b).fold(1e-2f32, |scale, x| scale.max(x.abs()));
+    close_from(1e-2, what, a, b)
+}
+
+/// The same with another magnitude below which all is noise.
+pub fn close_from(least: f32, what: &str, a: &[f32], b: &[f32]) -> Result<(), TestCaseError> {
+    let scale = a.iter().chain(b).fold(least, |scale, x| scale.max(x.abs()));
     for (index, (a, b)) in a.iter().zip(b).enumerate() {
         prop_assert!((a - b).abs() <= 1e-5 * scale, "{} element {}: {} and {} (scale {})", what, index, a, b, scale);
     }
