@@ -370,16 +370,24 @@ fn assemble(
         )));
     }
     if let Some(file) = &config.weights {
-        let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
-        let path = find_weights(&around.disk, Path::new(file))?;
-        let opened = CheckedWeights::open(&around.disk, &path)?;
-        let left_out = opened.load(&mut replica, &except).map_err(with_flag)?;
-        if !left_out.is_empty() {
-            notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
-        }
+        notes.extend(take_weights(file, config, around, &mut replica)?);
     }
     notes.extend((shard.is_some() && !replica.has_shard()).then(|| ONE_COPY.to_owned()));
     Ok(Prepared { replica, train, val, card, notes })
+}
+
+/// Starts from the weights of a file; says what it does not have.
+fn take_weights(
+    file: &str,
+    config: &Config,
+    around: &Surroundings,
+    replica: &mut Replica,
+) -> Result<Option<String>, TrainError> {
+    let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
+    let path = find_weights(&around.disk, Path::new(file))?;
+    let left_out = CheckedWeights::open(&around.disk, &path)?.load(replica, &except).map_err(with_flag)?;
+    let sentence = || format!("not taken from {file}, started at random: {}", left_out.join(", "));
+    Ok((!left_out.is_empty()).then(sentence))
 }
 
 /// The GPU that a configuration asks for.
