@@ -140,7 +140,8 @@ pub fn choose(request: &Request<'_>) -> Result<Answer, Failure> {
     config.check()?;
     let node = Node::look(&config);
     let (disk, folder, host) = (Disk::real(), calibrate::folder(), Host::look());
-    let key = kept::key(&config, &request.said, node, &host) + &request.registry.fingerprint(&config.data);
+    let own = request.registry.fingerprint(&config.data);
+    let key = kept::key(&config, &request.said, node, &host) + &own + &format!("{:?}", request.calibrate);
     if let (Some(folder), false) = (&folder, request.again) {
         match kept::load(&disk, folder, &host, &key) {
             Ok(Some(kept)) => {
