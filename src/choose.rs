@@ -86,8 +86,8 @@ impl Found {
     pub fn reason(&self) -> String {
         let (choice, baseline) = (self.choice(), &self.rows[0]);
         let measured = self.rows.iter().filter(|row| row.step_s.is_some()).count();
-        let times =
-            choice.speedup.map_or(String::new(), |times| format!(", {times:.2}× the baseline ({})", baseline.setup));
+        let of_baseline = |times: f64| format!(", {times:.2}× the baseline ({})", baseline.setup);
+        let times = choice.speedup.filter(|_| self.chosen > 0).map_or(String::new(), of_baseline);
         let others = |row: &&Row| row.setup != choice.setup && row.step_s.is_some();
         let next = self.rows.iter().filter(others).min_by(|one, other| {
             let seconds = |row: &Row| row.step_s.unwrap_or(f64::INFINITY);
