@@ -86,8 +86,8 @@ impl Found {
     pub fn reason(&self) -> String {
         let (choice, baseline) = (self.choice(), &self.rows[0]);
         let measured = self.rows.iter().filter(|row| row.step_s.is_some()).count();
-        let times =
-            choice.speedup.map_or(String::new(), |times| format!(", {times:.2}× the baseline ({})", baseline.setup));
+        let of_baseline = |times: f64| format!(", {times:.2}× the baseline ({})", baseline.setup);
+        let times = choice.speedup.filter(|_| self.chosen > 0).map_or(String::new(), of_baseline);
         let others = |row: &&Row| row.setup != choice.setup && row.step_s.is_some();
         let next = self.rows.iter().filter(others).min_by(|one, other| {
             let seconds = |row: &Row| row.step_s.unwrap_or(f64::INFINITY);
@@ -140,7 +140,8 @@ pub fn choose(request: &Request<'_>) -> Result<Answer, Failure> {
     config.check()?;
     let node = Node::look(&config);
     let (disk, folder, host) = (Disk::real(), calibrate::folder(), Host::look());
-    let key = kept::key(&config, &request.said, node, &host) + &request.registry.fingerprint(&config.data);
+    let own = request.registry.fingerprint(&config.data);
+    let key = kept::key(&config, &request.said, node, &host) + &own + &format!("{:?}", request.calibrate);
     if let (Some(folder), false) = (&folder, request.again) {
         match kept::load(&disk, folder, &host, &key) {
             Ok(Some(kept)) => {

@@ -24,8 +24,11 @@ const CLOSE: [f64; 2] = [1.15, 1.05];
 /// How many of those that are close.
 const CLOSE_MAX: usize = 5;
 
-/// Set-ups of stages that are measured, of the many that differ in their order alone.
+/// Set-ups of stages that are measured, of the many that differ in their order alone; more of them where much time is left and they are
+/// forecast to be as good as the best.
 const STAGED_MAX: usize = 3;
+const PROMISING: f64 = 1.1;
+const MUCH_TIME: f64 = 0.4;
 
 /// The parts of the budget that the baseline and profiled passes may take.
 const BASELINE_SHARE: f64 = 0.4;
@@ -149,8 +152,10 @@ impl<'a> Search<'a> {
         }
         let family = self.all[next].listed.setup.family();
         let same = |other: &&Contender| other.listed.setup.family() == family && !other.turns.is_empty();
-        if family == Family::Stages && self.all.iter().filter(same).count() >= STAGED_MAX {
-            return Some(format!("{STAGED_MAX} set-ups of stages that are forecast to be faster were measured"));
+        let is_promising = best_s.is_some_and(|best_s| expected_s <= PROMISING * best_s)
+            && self.left_s() > MUCH_TIME * self.request.budget_s;
+        if family == Family::Stages && !is_promising && self.all.iter().filter(same).count() >= STAGED_MAX {
+            return Some(format!("others of its kind that are forecast to be faster were measured"));
         }
         let run_s = self.around_s + self.steps_s(if expected_s > 0.0 { expected_s } else { best_s.unwrap_or(0.0) });
         (run_s > self.left_s()).then(|| "no time was left; --choose-budget gives it more".to_owned())
