@@ -155,7 +155,7 @@ impl<'a> Search<'a> {
         let is_promising = best_s.is_some_and(|best_s| expected_s <= PROMISING * best_s)
             && self.left_s() > MUCH_TIME * self.request.budget_s;
         if family == Family::Stages && !is_promising && self.all.iter().filter(same).count() >= STAGED_MAX {
-            return Some(format!("others of its kind that are forecast to be faster were measured"));
+            return Some("others of its kind that are forecast to be faster were measured".to_owned());
         }
         let run_s = self.around_s + self.steps_s(if expected_s > 0.0 { expected_s } else { best_s.unwrap_or(0.0) });
         (run_s > self.left_s()).then(|| "no time was left; --choose-budget gives it more".to_owned())

@@ -111,7 +111,7 @@ impl Case {
         let mut replica = Replica::stage(model, self.options(at.data), &place).unwrap();
         let data = world.group(&mesh.group(Axis::Data, Rank::at(rank))).unwrap();
         if parts > 1 {
-            replica.join_siblings(ReplicaLinks::Parts(PartLinks::connect(&mut world, &mesh).unwrap()));
+            replica.join_siblings(ReplicaLinks::Parts(Box::new(PartLinks::connect(&mut world, &mesh).unwrap())));
         }
         if workers > 1 {
             let (shape, roles) = (replica.shape(), Roles { workers, servers: 0 });
