@@ -84,7 +84,8 @@ fn starts_as_whole(name: &str, setting: Setting, splits: &[(&str, usize)]) {
 fn answers_as_whole(name: &str, setting: Setting, splits: &[(&str, usize)]) {
     let model = zoo::find(name).unwrap();
     let expected = meeting::answers_whole(model, &setting);
-    let largest = expected.iter().fold(1e-6f32, |largest, x| largest.max(x.abs()));
+    let largest = expected.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+    assert!(largest > 1e-30, "{name}: answers {largest:e} tell nothing");
     for &(split, parts) in splits {
         let form = PartForm { forms: forms(split), parts, own: 0 };
         for (own, found) in meeting::answers_parts(model, &setting, &form).iter().enumerate() {
@@ -114,7 +115,7 @@ const IMAGES: Setting = Setting { size: 64, channels: 3, classes: 10, batch: 4, 
 #[ignore = "cargo x ci: parts"]
 fn models_without_statistics_train_ten_steps_to_1e_5() {
     let hybrid = ("features=replicate,classifier=channel", 2);
-    trains_as_whole("alexnet", IMAGES, &[("channel", 2), ("channel", 3), hybrid]);
+    trains_as_whole("alexnet", IMAGES, &[("channel", 3), hybrid]);
     // With four samples one maximum is nearly two: there a last bit of the weights moves a bias by 7e-5 of the largest.
     trains_as_whole("vgg11", Setting { size: 32, batch: 2, ..IMAGES }, &[("channel", 2), ("channel", 3), hybrid]);
 }
