@@ -1,6 +1,7 @@
 //! Hosts on one machine for `cargo x lerat`: network namespaces with a cable each to a switch, on which the kernel lets so many bits through
 //! a second. Removed when they are let go.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +15,7 @@ pub struct Hosts {
 impl Hosts {
     /// Hosts with cables of so many bits a second.
     pub fn new(count: usize, bits_per_s: u64) -> Result<Self> {
+        remove_abandoned();
         let hosts = Self { count, name: format!("lerat{}", std::process::id()) };
         let switch = hosts.switch();
         ip(&format!("netns add {switch}"))?;
@@ -66,6 +68,18 @@ impl Drop for Hosts {
         let hosts = (0..self.count).map(|number| self.host(number));
         for namespace in hosts.chain([self.switch()]) {
             let _ = ip(&format!("netns del {namespace}"));
+        }
+    }
+}
+
+/// Removes the hosts of a run that was killed before it could.
+fn remove_abandoned() {
+    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(rest) = name.strip_prefix("lerat") else { continue };
+        let owner: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        if !Path::new("/proc").join(owner).exists() {
+            let _ = ip(&format!("netns del {name}"));
         }
     }
 }

@@ -88,6 +88,7 @@ impl Lab {
     fn lend(&self, data: &Path) -> Result<Group> {
         let hosts = self.hosts()?;
         let mut command = self.on_host(LENDING)?;
+        command.args(["timeout", "-s", "KILL", &(PATIENCE.as_secs() + 20).to_string()]);
         command.arg(&self.paceline).args(["data", "serve", &format!("folder:{}", data.display()), "--listen"]);
         command.arg(format!("{}:{SAMPLES_PORT}", hosts.address(LENDING))).stdout(Stdio::null()).stderr(Stdio::null());
         let group = Group::start(&mut [command])?;
@@ -136,7 +137,8 @@ impl Lab {
                 (1, ..) => cell.cores.to_owned(),
                 _ => node.to_string(),
             };
-            command.args(["taskset", "-c", &cores]);
+            // Should this script be killed, they end all the same.
+            command.args(["timeout", "-s", "KILL", &(PATIENCE.as_secs() + 20).to_string(), "taskset", "-c", &cores]);
             match cell.side {
                 Side::Paceline => {
                     command
