@@ -11,7 +11,7 @@ use crate::running::{PATIENCE, Running, Slowed, within};
 /// How far weights may be from those of one process, in parts of a tensor's largest.
 const TOLERANCE: f32 = 1e-5;
 
-pub const LEARNING: &str =
+const LEARNING: &str =
     "--optimizer momentum --lr 0.01 --seed 4 --augment none --quiet --calibrate off --threads 1 --oversubscribe";
 
 /// A batch-norm model and one without.

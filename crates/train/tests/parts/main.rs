@@ -43,11 +43,13 @@ struct Case {
     rest: usize,
     carry: Carry,
     learning_rate: f32,
+    /// Decides which weights begin with another last bit; none if it is 0.
+    nudge: u64,
 }
 
 fn case(model: &'static str, side: usize, batch: usize, split: &'static str) -> Case {
     let config = Config { batch, split: split.parse().unwrap(), ..Config::default() };
-    Case { model, side, split, config, rest: 0, carry: Carry::Thread, learning_rate: 0.005 }
+    Case { model, side, split, config, rest: 0, carry: Carry::Thread, learning_rate: 0.005, nudge: 0 }
 }
 
 /// Pieces of whole tensors by name, and the losses.
@@ -109,6 +111,15 @@ impl Case {
         let model = ModelStage::whole(zoo::find(self.model).unwrap()).in_parts(form.as_ref());
         let place = Place::Cpu(Arc::new(Cpu::new(1)));
         let mut replica = Replica::stage(model, self.options(at.data), &place).unwrap();
+        if self.nudge > 0 {
+            let mut random = Random::new(&[self.nudge]);
+            replica
+                .store_mut()
+                .parameters
+                .iter_mut()
+                .for_each(|x| *x = f32::from_bits(x.to_bits() ^ random.below(2) as u32));
+            replica.engine.load();
+        }
         let data = world.group(&mesh.group(Axis::Data, Rank::at(rank))).unwrap();
         if parts > 1 {
             replica.join_siblings(ReplicaLinks::Parts(Box::new(PartLinks::connect(&mut world, &mesh).unwrap())));
@@ -164,12 +175,47 @@ impl Case {
         whole
     }
 
-    /// Trains whole and in parts.
+    /// Trains in parts and whole.
     fn follows(&self) {
-        let whole =
-            Self { config: Config { split: "replicate".parse().unwrap(), ..self.config.clone() }, ..self.clone() };
-        close(&self.run(), &whole.run(), &format!("{} {} {:?}", self.model, self.split, self.carry));
+        self.follow_all(&[self.split]);
     }
+
+    /// Trains in parts by every one of these splits, and whole once.
+    fn follow_all(&self, splits: &[&'static str]) {
+        let with = |split: &str| Config { split: split.parse().unwrap(), ..self.config.clone() };
+        let whole = Self { config: with("replicate"), ..self.clone() }.run();
+        for split in splits {
+            let found = Self { config: with(split), ..self.clone() }.run();
+            close(&found, &whole, &format!("{} {split} {:?}", self.model, self.carry));
+        }
+    }
+}
+
+/// Trains in parts and whole: parts are within 1e-5, or hardly farther than whole models are whose weights begin with other last bits.
+/// Batch-norms over few numbers magnify rounding from layer to layer, and a maximum that is nearly two can fall either way.
+fn as_near_as_rounding(case: &Case, splits: &[&'static str]) {
+    let with = |split: &str| Config { split: split.parse().unwrap(), ..case.config.clone() };
+    let whole = Case { config: with("replicate"), ..case.clone() };
+    let expected = whole.run();
+    let rounding = [1, 2].map(|nudge| far(&Case { nudge, ..whole.clone() }.run(), &expected));
+    let rounding = rounding[0].max(rounding[1]);
+    for split in splits {
+        let found = far(&Case { config: with(split), ..case.clone() }.run(), &expected);
+        println!("{} {split}: {found:.1e}, rounding {rounding:.1e}", case.model);
+        assert!(found <= (4.0 * rounding).max(1e-5), "{} {split}: {found:e}, rounding {rounding:e}", case.model);
+    }
+}
+
+/// The largest distance of a tensor, in parts of its length.
+fn far(one: &Trained, other: &Trained) -> f64 {
+    let norm = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+    let of = |(name, a): (&String, &Vec<f32>)| {
+        let b = &other.tensors[name];
+        let apart = norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied()).max(1e-2);
+        assert!(apart.is_finite(), "{name}: all parts together have it");
+        apart
+    };
+    one.tensors.iter().map(of).fold(0.0, f64::max)
 }
 
 /// As many of the first samples of a batch.
@@ -223,17 +269,14 @@ fn close(one: &Trained, other: &Trained, what: &str) {
 #[test]
 fn lenet5_in_parts_is_lenet5_over_every_carry() {
     for carry in Carry::ALL {
-        for split in ["channel:2", "channel:3", "conv1=replicate,conv2=replicate,fc1=channel,fc2=channel:2"] {
-            Case { carry, ..case("lenet5", 32, 6, split) }.follows();
-        }
+        let hybrid = "conv1=replicate,conv2=replicate,fc1=channel,fc2=channel:2";
+        Case { carry, ..case("lenet5", 32, 6, hybrid) }.follow_all(&["channel:2", "channel:3", hybrid]);
     }
 }
 
 #[test]
 fn a_batch_norm_model_by_channels_is_whole() {
-    for split in ["channel:2", "channel:4", "branch:2", "channel,fc=replicate:2"] {
-        case("cnn5", 16, 6, split).follows();
-    }
+    case("cnn5", 16, 6, "channel:2").follow_all(&["channel:2", "channel:4", "branch:2", "channel,fc=replicate:2"]);
 }
 
 #[test]
@@ -262,30 +305,28 @@ fn two_workers_of_two_parts_are_two_workers() {
 
 #[test]
 fn alexnet_with_its_dropout_is_alexnet() {
-    case("alexnet", 64, 4, "channel:2").follows();
-    case("alexnet", 64, 4, "features=replicate,classifier=channel:2").follows();
+    let hybrid = "features=replicate,classifier=channel:2";
+    case("alexnet", 64, 2, "channel:2").follow_all(&["channel:2", hybrid]);
+}
+
+fn slowly(model: &'static str, side: usize) -> Case {
+    Case { learning_rate: 0.001, ..case(model, side, 4, "channel:2") }
 }
 
 #[test]
 #[ignore = "cargo x ci: parts"]
 fn vgg11_in_parts_is_vgg11() {
-    for split in ["channel:2", "features=replicate,classifier=channel:2"] {
-        Case { learning_rate: 0.001, ..case("vgg11", 32, 4, split) }.follows();
-    }
+    as_near_as_rounding(&slowly("vgg11", 32), &["channel:2", "features=replicate,classifier=channel:2"]);
 }
 
 #[test]
 #[ignore = "cargo x ci: parts"]
 fn googlenet_in_parts_is_googlenet() {
-    for split in ["channel:2", "branch:2", "branch,conv1=channel,conv2=channel:2"] {
-        Case { learning_rate: 0.001, ..case("googlenet", 64, 4, split) }.follows();
-    }
+    as_near_as_rounding(&slowly("googlenet", 64), &["channel:2", "branch:2", "branch,conv1=channel,conv2=channel:2"]);
 }
 
 #[test]
 #[ignore = "cargo x ci: parts"]
 fn inceptionv3_in_parts_is_inceptionv3() {
-    for split in ["channel:2", "branch:2"] {
-        Case { learning_rate: 0.001, ..case("inceptionv3", 75, 4, split) }.follows();
-    }
+    as_near_as_rounding(&slowly("inceptionv3", 75), &["channel:2", "branch:2"]);
 }
