@@ -1,6 +1,7 @@
 //! What can be typed: commands, flags and their help. Lifted into checked values by `command/`.
 
 mod bench;
+mod choose;
 pub mod doctor;
 pub mod launch;
 mod parse;
@@ -17,6 +18,7 @@ use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
 use crate::train::together::{self, Agree, Overlap, Sharding, Split, Squeeze, Staleness};
 pub use bench::*;
+pub use choose::{Choose, without};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use parse::Schedules;
 
@@ -36,6 +38,7 @@ const EXAMPLES: &str = "Examples:
   paceline train --model resnet20 --data cifar10:DIR --epochs 10
   paceline train --model resnet20 --data cifar10:DIR --workers 4          the same training, four processes
   paceline train --model resnet20 --data cifar10:DIR --replicas 4         the same training, four replicas in one process
+  paceline choose --model resnet20 --data cifar10:DIR                     which way to use this machine is fastest
   paceline train recipes/cifar10-resnet20.toml --data cifar10:DIR
   paceline train --resume runs/NAME                          after Ctrl-C or a crash
   paceline plan --model resnet50 --batch 32                  memory, arithmetic and messages before anything runs
@@ -46,6 +49,8 @@ const EXAMPLES: &str = "Examples:
 pub enum Command {
     /// Train a model; without arguments, a small network on the built-in `shapes` set
     Train(Box<Train>),
+    /// Measure every way to use this machine's cores or GPUs for a training, and say which is fastest
+    Choose(Box<Choose>),
     /// Start the processes of a run: on this machine, over ssh, with mpirun, Slurm or Kubernetes
     Launch(Box<launch::Launch>),
     /// Measure a trained model on the validation set of its data
@@ -86,7 +91,7 @@ pub struct Train {
     /// A model that `paceline models` lists
     #[arg(long, short, help_heading = "Model and data")]
     pub model: Option<String>,
-    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | text:FILE | synthetic:WxHxC/CLASSES
+    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | remote:HOST:PORT | text:FILE | synthetic:WxHxC/CLASSES
     #[arg(long, short, help_heading = "Model and data")]
     pub data: Option<String>,
     /// Side of the images that the model sees [default: the data's own]
@@ -98,7 +103,7 @@ pub struct Train {
     /// Insist on this number of classes
     #[arg(long, value_parser = parse::count, allow_negative_numbers = true, help_heading = "Model and data")]
     pub classes: Option<usize>,
-    /// Training augmentation: none | standard | strong (standard, and a hole at a random place)
+    /// Training augmentation: none | flip (scaled and mirrored, nothing cropped) | standard | strong (standard, and a hole)
     #[arg(long, value_parser = parse::augment, help_heading = "Model and data")]
     pub augment: Option<AugmentChoice>,
     /// Subtracted from each channel (pixels count from 0 to 1), such as 0.485,0.456,0.406 [default: the data's own]
@@ -188,6 +193,9 @@ pub struct Train {
     /// Memory that each process may take, such as 600MB: a model that needs more is split into stages
     #[arg(long, value_name = "SIZE", value_parser = parse::memory, allow_negative_numbers = true, help_heading = "Many processes")]
     pub memory_limit: Option<u64>,
+    /// With --split auto, the time in which ways to use this machine are measured [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub choose_budget: Option<f64>,
     /// Replicas that share every batch as threads of this one process, each on cores of its own: --workers N --carry thread
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub replicas: Option<usize>,
@@ -227,9 +235,15 @@ pub struct Train {
     /// Said to the processes of a launcher that starts them again: how often it did, and seconds before
     #[arg(long, hide = true, value_parser = parse::restarted)]
     pub restarted: Option<(u64, f64)>,
+    /// Said by `choose`: the run is made to be timed; so many steps at least, a colon, and seconds behind the first
+    #[arg(long, hide = true, value_parser = parse::restarted)]
+    pub rehearse: Option<(u64, f64)>,
     /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
     pub hosts: Option<String>,
+    /// With --hosts and --split auto: train on all hosts, although one alone is expected to be faster
+    #[arg(long, help_heading = "Many processes")]
+    pub distribute: bool,
     /// A JSON file {"worker": ["host:port", …], "ps": […]}; each process is started by hand with its --job and --task
     #[arg(long, value_name = "FILE", help_heading = "Many processes")]
     pub cluster: Option<PathBuf>,
@@ -312,6 +326,10 @@ pub struct Train {
     /// Print the run's events as JSON lines (docs/events.md)
     #[arg(long, help_heading = "Machine and output")]
     pub json: bool,
+
+    /// What `--split auto` came to, in the words that the other processes of the run are started with.
+    #[arg(skip)]
+    pub chosen: Vec<String>,
 }
 
 /// `paceline evaluate`
@@ -430,9 +448,9 @@ pub struct Plan {
     /// The layers behind which a pipeline's stages end, such as features.8 [default: balanced]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',', requires = "split")]
     pub cuts: Vec<String>,
-    /// What a pipeline is balanced and forecast by
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Balance::Time, requires = "split")]
-    pub balance: Balance,
+    /// What a pipeline is balanced by, and steps are forecast by [default: time with --split, otherwise arithmetic]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub balance: Option<Balance>,
     /// Micro-batches of a pipeline, the same as --accumulate [default: 8 with --split pipeline]
     #[arg(long, value_name = "M", conflicts_with = "accumulate", requires = "split", value_parser = parse::count)]
     #[arg(allow_negative_numbers = true)]
@@ -457,7 +475,7 @@ pub struct Plan {
     pub json: bool,
 }
 
-/// What stages are balanced and forecast by.
+/// What stages are balanced by, and steps are forecast by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Balance {
     /// Seconds, measured on this machine
@@ -487,12 +505,30 @@ pub struct Data {
 pub enum DataCommand {
     /// Counts, sizes, class balance, damaged files, and a contact sheet
     Inspect(Inspect),
+    /// Lend a folder of photographs to other machines, where --data remote:HOST:PORT reads it
+    Serve(Serve),
+}
+
+/// `paceline data serve`
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Who asks has to hold the token that this process finds in PACELINE_TOKEN_FILE or in the user's own ~/.config/paceline/token. Ctrl-C ends it."
+)]
+pub struct Serve {
+    /// folder:DIR
+    pub spec: String,
+    /// The address and port to listen at; port 0 takes any that is free
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:29410")]
+    pub listen: String,
+    /// Encrypt connections, as the run that reads does: by keys that follow from the token, or by files CERT,KEY,CA
+    #[arg(long, value_name = "FILES", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub tls: Option<String>,
 }
 
 /// `paceline data inspect`
 #[derive(Debug, Args)]
 pub struct Inspect {
-    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | text:FILE | synthetic:WxHxC/CLASSES
+    /// shapes | cifar10:DIR | mnist:DIR | folder:DIR | remote:HOST:PORT | text:FILE | synthetic:WxHxC/CLASSES
     pub spec: String,
     /// Where to write the contact sheet [default: NAME-contact-sheet.png]
     #[arg(long, value_name = "FILE.png")]

@@ -56,6 +56,7 @@ pub fn run_with(registry: &Registry) -> ExitCode {
 fn dispatch(command: Command, registry: &Registry) -> command::Outcome {
     match command {
         Command::Train(arguments) => command::train::run(*arguments, registry),
+        Command::Choose(arguments) => command::choose::run(&arguments, registry),
         Command::Launch(arguments) => command::launch::run(&arguments),
         Command::Evaluate(arguments) => command::evaluate::run(&arguments, registry),
         Command::Predict(arguments) => command::predict::run(&arguments, registry),

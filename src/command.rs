@@ -1,6 +1,7 @@
 //! One file per command: lifts what was typed into checked values, calls the library, prints.
 
 pub mod bench;
+pub mod choose;
 pub mod data;
 pub mod doctor;
 pub mod evaluate;

@@ -23,6 +23,7 @@
 //! ```
 
 mod arguments;
+mod choose;
 pub mod cli;
 mod command;
 mod failure;

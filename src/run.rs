@@ -16,6 +16,7 @@
 //! ```
 
 pub mod calibrate;
+pub(crate) mod elsewhere;
 pub(crate) mod execute;
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -23,6 +24,7 @@ mod others;
 mod rank_threads;
 pub(crate) mod split;
 pub(crate) mod team;
+pub(crate) mod timed;
 mod trained;
 
 use std::path::{Path, PathBuf};
@@ -284,7 +286,8 @@ impl std::fmt::Debug for Run {
 /// The real world, without Ctrl-C.
 pub(crate) fn surroundings() -> Surroundings {
     let data_home = std::env::var_os("PACELINE_DATA").map(PathBuf::from);
-    Surroundings { data_home, cache: calibrate::folder(), ..Surroundings::default() }
+    let elsewhere = elsewhere::elsewhere(None);
+    Surroundings { data_home, elsewhere, cache: calibrate::folder(), ..Surroundings::default() }
 }
 
 /// A run can be resumed from any folder, so the paths in its configuration do not depend on this one.

@@ -17,6 +17,8 @@ pub const TARGETS: &[Target] = &[
     ("greeting", peers::greeting),
     ("message", peers::message),
     ("parameter_server", peers::parameter_server),
+    ("samples", peers::samples),
+    ("listing", peers::listing),
     ("cluster_file", words::cluster_file),
     ("hosts", words::hosts),
     ("nodelist", words::nodelist),

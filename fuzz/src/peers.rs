@@ -9,6 +9,7 @@ use paceline_comm::transport::{Transport, thread};
 use paceline_comm::wire::frame::Decoded;
 use paceline_comm::wire::{Decoder, Identity, Purpose, Role, Stream, greet};
 use paceline_comm::{Choice, Communicator, Link, Links, Options, Rank, Stop, Token, Wait};
+use paceline_data::far::Listing;
 use paceline_parallel::agree::{
     self, BucketShape, IDENTITY, Join, Push, Recipe, Roles, ServerShard, Shape, parameter_server,
 };
@@ -73,6 +74,18 @@ pub fn greeting(bytes: &[u8]) {
         let identity = Identity::new(&Token::random(), Purpose::Data, role, Rank(1), 4);
         let greeted = greet(&mut Deaf(Cursor::new(bytes)), &identity, &Wait::new(LIMIT, &Stop::new()));
         assert!(greeted.is_err(), "{greeted:?} got in");
+    }
+}
+
+/// Questions to a server of samples, and its answers, in frames of any kind and length.
+pub fn samples(bytes: &[u8]) {
+    paceline_cluster::samples::challenge(bytes);
+}
+
+/// What a server of samples has: what was taken is taken again.
+pub fn listing(bytes: &[u8]) {
+    if let Ok(listing) = Listing::decode(bytes) {
+        assert_eq!(Listing::decode(&listing.encode()).as_ref(), Ok(&listing));
     }
 }
 

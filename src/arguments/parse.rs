@@ -102,13 +102,14 @@ pub fn span(text: &str) -> Result<Duration, String> {
     crate::system::span::parse(text)
 }
 
-/// `none` or `standard`.
+/// How training images are changed.
 pub fn augment(text: &str) -> Result<AugmentChoice, String> {
     match text {
         "none" => Ok(AugmentChoice::None),
+        "flip" => Ok(AugmentChoice::Flip),
         "standard" => Ok(AugmentChoice::Standard),
         "strong" => Ok(AugmentChoice::Strong),
-        _ => Err("type none, standard or strong".into()),
+        _ => Err("type none, flip, standard or strong".into()),
     }
 }
 

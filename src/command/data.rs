@@ -1,4 +1,6 @@
-//! `paceline data inspect`: what is in a data set.
+//! `paceline data`: what is in a data set (`inspect`), and a set for those who train elsewhere (`serve`).
+
+mod serve;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,7 +19,14 @@ use crate::failure::Failure;
 
 /// Runs the command.
 pub fn run(arguments: &Data, registry: &Registry) -> Outcome {
-    let DataCommand::Inspect(arguments) = &arguments.command;
+    match &arguments.command {
+        DataCommand::Inspect(arguments) => inspection(arguments, registry),
+        DataCommand::Serve(arguments) => serve::run(arguments, registry),
+    }
+}
+
+/// Looks a set over.
+fn inspection(arguments: &Inspect, registry: &Registry) -> Outcome {
     let around = surroundings(registry);
     if arguments.verify {
         verify(&registry.parse(&arguments.spec)?, around.data_home.as_deref(), &around.disk)?;
@@ -27,6 +36,7 @@ pub fn run(arguments: &Data, registry: &Registry) -> Outcome {
         data_home: around.data_home,
         damaged_max: usize::MAX,
         threads: threads::available(),
+        elsewhere: around.elsewhere,
         ..OpenOptions::default()
     };
     let (train, val) = registry.open_data(&arguments.spec, &options, &around.disk)?;

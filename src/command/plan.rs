@@ -1,11 +1,13 @@
 //! `paceline plan`: what a step will do, before it does.
 
+mod agreements;
 mod messages;
 mod parts;
 mod stages;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use crate::nn::models::Named;
 use crate::nn::{Input, Mode};
@@ -15,7 +17,8 @@ use crate::system::threads;
 use crate::tensor::device::cpu::Cpu;
 use crate::tensor::device::cpu::conv::{Algorithm, ConvPass};
 use crate::tensor::device::cpu::trial::Kernel;
-use crate::tensor::{Graph, MemoryUse, Node, Plan as Planned};
+use crate::tensor::{Device, Graph, MemoryUse, Node, Plan as Planned};
+use crate::train::balance::node_seconds;
 use crate::train::config::SIDE_MAX;
 use crate::train::replica::bucket_shapes;
 use crate::train::room::{Candidate, Processes};
@@ -23,11 +26,12 @@ use crate::train::together::{Carry, Sharding, Split};
 use crate::train::{Config, Registry};
 use serde_json::{Value, json};
 
+use agreements::Agreements;
 use messages::Messages;
 
 use super::calibrate::{calibrate, tell};
 use super::{Outcome, print, print_json};
-use crate::arguments::Plan;
+use crate::arguments::{Balance, Plan};
 use crate::failure::Failure;
 use crate::run::split::{cut_batch, fewest_stages};
 
@@ -35,6 +39,11 @@ use crate::run::split::{cut_batch, fewest_stages};
 pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
     let workers = arguments.replicas.unwrap_or(arguments.workers);
     let arguments = &Plan { workers, ..arguments.clone() };
+    if arguments.balance.is_some() && workers == 1 && arguments.split.is_none() {
+        return Err(Failure::refused(
+            "--balance says what --split and --workers are forecast by; type one of them too",
+        ));
+    }
     let entry = &registry.find_model(&arguments.model)?;
     let (input, config) = (input(entry, arguments.size)?, config(arguments));
     config.check()?;
@@ -50,11 +59,15 @@ pub fn run(arguments: &Plan, registry: &Registry) -> Outcome {
     let plan = prepared.candidate().plan(mode)?;
     let messages = (arguments.workers > 1 && !arguments.eval).then(|| prepared.messages(&plan));
     let choices = prepared.memory_choices(mode)?;
-    let cpu = Cpu::new(threads::available());
+    let cpu = Arc::new(Cpu::new(threads::available()));
     cpu.allow_winograd(arguments.winograd);
     tell(&calibrate(&cpu, [&plan].into_iter(), arguments.calibrate));
     let algorithms = algorithms(&cpu, plan.graph());
-    let found = Found { plan: &plan, choices: &choices, algorithms: &algorithms, messages: messages.as_ref() };
+    let agreements = match &messages {
+        Some(_) if arguments.replicas.is_none() => Some(prepared.agreements(&plan, &cpu)?),
+        _ => None,
+    };
+    let found = Found { plan: &plan, choices: &choices, algorithms: &algorithms, messages, agreements };
     if arguments.json {
         print_json(&prepared.to_json(&found)?);
     } else {
@@ -121,7 +134,8 @@ struct Found<'a> {
     plan: &'a Planned,
     choices: &'a [MemoryChoice],
     algorithms: &'a [Computed],
-    messages: Option<&'a Messages>,
+    messages: Option<Messages>,
+    agreements: Option<Agreements>,
 }
 
 impl Prepared<'_> {
@@ -166,6 +180,16 @@ impl Prepared<'_> {
         Messages::new(plan, &protocol, self.arguments.workers, link(self.arguments))
     }
 
+    /// The ways in which the workers could agree, the fastest first.
+    fn agreements(&self, plan: &Planned, cpu: &Arc<Cpu>) -> Result<Agreements, Failure> {
+        let samples = self.share().div_ceil(self.config.accumulate);
+        let measured = match self.arguments.balance {
+            Some(Balance::Time) => Some(node_seconds(plan, samples, &Device::Cpu(Arc::clone(cpu)))?),
+            Some(Balance::Arithmetic) | None => None,
+        };
+        Ok(Agreements::new(plan, &self.config, measured.as_deref(), link(self.arguments)))
+    }
+
     /// The largest share that a worker has of the batch.
     fn share(&self) -> usize {
         self.arguments.batch.div_ceil(self.arguments.workers)
@@ -190,8 +214,11 @@ impl Prepared<'_> {
         value["memory"] = json!(arguments.memory);
         value["memory_choices"] = found.choices.iter().map(MemoryChoice::to_json).collect();
         value["convolutions"] = found.algorithms.iter().map(Computed::to_json).collect();
-        if let Some(messages) = found.messages {
+        if let Some(messages) = &found.messages {
             value["messages"] = messages.to_json();
+        }
+        if let Some(agreements) = &found.agreements {
+            value["agreements"] = agreements.to_json();
         }
         if !arguments.eval {
             value["kept_gradient_bytes"] = json!(self.candidate().kept_gradient_bytes()?);
@@ -225,8 +252,11 @@ impl Prepared<'_> {
             });
         }
         print(&summary_of(found.algorithms));
-        if let Some(messages) = found.messages {
+        if let Some(messages) = &found.messages {
             print(&messages.text(arguments.nodes));
+        }
+        if let Some(agreements) = &found.agreements {
+            print(&agreements.text());
         }
         if arguments.nodes {
             print("\nconvolutions, in order\n");

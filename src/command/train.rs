@@ -8,16 +8,19 @@ use crate::system::disk::Disk;
 use crate::system::printable::Shown;
 use crate::system::signal::Stop;
 use crate::train::config::CONFIG_BYTES_MAX;
+use crate::train::rehearsal::Rehearsal;
 use crate::train::run::{self as run_folder, ResumeFrom};
 use crate::train::together::Carry;
 use crate::train::trainer::Surroundings;
 use crate::train::{Config, Registry, TrainError};
 
+use super::choose::{self, Auto};
 use super::restart::{self, Requeue};
 use super::team::{self, Meeting, Role};
 use super::{Outcome, surroundings};
 use crate::arguments::{Schedules, Train};
 use crate::failure::Failure;
+use crate::run::elsewhere::elsewhere;
 use crate::run::execute::{Begin, Execution, check_launch};
 use crate::run::{make_absolute, split};
 use crate::terminal::Style;
@@ -34,7 +37,13 @@ pub fn run(arguments: Train, registry: &Registry) -> Outcome {
 
 fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) -> Outcome {
     check_replicas(arguments)?;
-    let config = split::fit(resolve(arguments)?, registry, arguments.resume.is_some())?;
+    let config = resolve(arguments)?;
+    match choose::for_training(arguments, &config, registry)? {
+        Auto::NotAsked => {}
+        Auto::Interrupted(code) => return Ok(code),
+        Auto::Words(words) => return take_part(&arguments.with(words)?, registry, requeue),
+    }
+    let config = split::fit(config, registry, arguments.resume.is_some())?;
     let member = match team::role(arguments, &config, &team::variables())? {
         Role::Launcher(starts) => {
             if arguments.hosts.is_none() {
@@ -76,7 +85,9 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
     let (quiet, bind, tls) = (arguments.quiet, arguments.bind, arguments.tls.clone());
     let meeting = Meeting { quiet, bind, tls, registry: registry.clone(), ..Meeting::default() };
     let restarts = restart::told(arguments, requeue);
-    let around = Surroundings { stop: stop.clone(), restarts, ..surroundings(registry) };
+    let rehearsal = arguments.rehearse.map(|(steps, seconds)| Rehearsal::new(steps, seconds));
+    let elsewhere = elsewhere(arguments.tls.clone());
+    let around = Surroundings { stop: stop.clone(), restarts, rehearsal, elsewhere, ..surroundings(registry) };
     let (calibrate, style) = (arguments.calibrate, Style::choose(arguments.quiet, arguments.json));
     let is_first = member.as_ref().is_none_or(|member| member.rank.0 == 0);
     let announced = config.clone();
@@ -118,7 +129,7 @@ fn check_replicas(arguments: &Train) -> Result<(), Failure> {
 }
 
 /// The configuration that was asked for, of a new run or of one that goes on.
-fn resolve(arguments: &Train) -> Result<Config, Failure> {
+pub fn resolve(arguments: &Train) -> Result<Config, Failure> {
     let disk = Disk::real();
     let mut config = match &arguments.resume {
         Some(path) => run_folder::read_config(&disk, &ResumeFrom::find(&disk, path).run)?,

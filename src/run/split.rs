@@ -35,7 +35,7 @@ pub fn cut_batch(config: &mut Config) {
 }
 
 /// What the data of a run look like, where that can be known before it is opened.
-fn outline(config: &Config, registry: &Registry) -> Option<(Input, usize, usize, Info)> {
+pub fn outline(config: &Config, registry: &Registry) -> Option<(Input, usize, usize, Info)> {
     let around = surroundings();
     let options = OpenOptions { data_home: around.data_home, sequence: config.sequence, ..OpenOptions::default() };
     let model = registry.find_model(&config.model).ok()?;

@@ -43,7 +43,7 @@ use crate::command::Outcome;
 use crate::command::restart;
 use crate::failure::Failure;
 use crate::terminal::Notes;
-use secrecy::secrecy;
+pub(super) use secrecy::secrecy;
 
 /// The longest cluster file, certificate or key: a thousand addresses take 30 kB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -93,7 +93,7 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
 
 /// What the processes of a launcher are started with: what this one was.
 pub fn words(arguments: &Train, config: &Config) -> Vec<String> {
-    let mut words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let mut words = arguments.words();
     let is_told = arguments.workers.is_some() || arguments.replicas.is_some();
     if !is_told && arguments.resume.is_none() && arguments.hosts.is_none() {
         words.extend(["--workers".to_owned(), config.workers.to_string()]);

@@ -64,3 +64,25 @@ fn a_text_trains_a_language_model() {
         place.refuses(&format!("predict {model} text.txt"), &["reads text", "images"]);
     }
 }
+
+#[test]
+fn what_was_trained_on_whole_images_is_evaluated_and_asked_about_whole_images() {
+    let place = photographs(false);
+    let train = "train --model mlp --data folder:photos --size 12 --batch 4 --epochs 1 --quiet --calibrate off --run";
+    place.run(&format!("{train} whole --augment flip"));
+    place.run(&format!("{train} cropped"));
+    let ops = |run: &str| {
+        let folder = std::fs::read_dir(place.path(&format!("{run}/checkpoints"))).unwrap().next().unwrap().unwrap();
+        let weights = std::fs::read(folder.path().join("weights.safetensors")).unwrap();
+        let header: serde_json::Value =
+            serde_json::from_slice(&weights[8..][..u64::from_le_bytes(weights[..8].try_into().unwrap()) as usize])
+                .unwrap();
+        header["__metadata__"].to_string()
+    };
+    assert!(ops("whole").contains("resize") && !ops("whole").contains("crop"), "{}", ops("whole"));
+    assert!(ops("cropped").contains("centre-crop"), "{}", ops("cropped"));
+    let seen = place.events("whole").into_iter().rev().find(|event| event["event"] == "epoch").unwrap();
+    let found = place.json("evaluate whole --json");
+    assert_eq!(found["loss"], seen["val_loss"], "{seen}");
+    place.run("predict whole photos/val/left/0.png");
+}

@@ -1,6 +1,7 @@
 //! The binary as a person types it: every command, every refusal, and runs that are killed, starved and resumed.
 
 mod calibrate;
+mod choose;
 mod commands;
 mod damage;
 mod data;
@@ -21,6 +22,7 @@ mod parts;
 mod place;
 mod ranks;
 mod refusals;
+mod remote;
 mod replicas;
 mod restart;
 mod resume;

@@ -12,7 +12,7 @@ fn names_that_do_not_exist_are_answered_with_names_that_do() {
         ("train --data imagenet", ["shapes", "cifar10:DIR"]),
         ("train --optimizer adamx", ["adamw", "one of"]),
         ("train --schedule linear", ["cosine", "type"]),
-        ("train --augment lots", ["none", "standard"]),
+        ("train --augment lots", ["flip", "standard"]),
         ("bench step --dtype f8", ["f8", "type f32 or bf16"]),
         ("train --device gpu", ["gpu", "type cpu, cuda or cuda:1"]),
         ("trian", ["train", "similar"]),

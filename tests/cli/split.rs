@@ -1,10 +1,11 @@
 //! Models in stages: the same training as whole, files that are those of whole models, and faults that are named.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use paceline::system::process::{Tell, tell};
 
-use crate::place::Place;
+use crate::place::{Place, has};
 use crate::running::{PATIENCE, Running, Slowed, within};
 
 /// How far weights may be from those of one process, in parts of a tensor's largest.
@@ -208,6 +209,27 @@ fn a_slow_stage_is_named_late_and_the_run_goes_on() {
     within(PATIENCE, "late", late, || run.said());
     drop(slowed);
     assert_eq!(run.ends(PATIENCE).code(), Some(0), "{}", run.said());
+}
+
+#[test]
+fn a_stage_out_of_memory_ends_the_run_with_the_reason() {
+    let test = "a_stage_out_of_memory_ends_the_run_with_the_reason";
+    if !has("prlimit", test) {
+        return;
+    }
+    let place = Place::new();
+    let data = "--data synthetic:64x64x3/10/8000 --batch 8 --checkpoint-every 50 --epochs 1000";
+    let mut run = Running::start(
+        &place,
+        &format!("train --model mlp {data} --threads 1 --oversubscribe --calibrate off --split pipeline:2 --run run"),
+    );
+    run.steps(3);
+    // The limit falls below what the first stage has: its next checkpoint finds no memory.
+    let lowered = ["--pid", &run.process_of(0).to_string(), "--as=1000000"];
+    assert!(Command::new("prlimit").args(lowered).status().unwrap().success());
+    assert_eq!(run.ends(PATIENCE).code(), Some(1), "{}", run.said());
+    let said = run.said();
+    assert!(said.contains("error: no memory for ") && said.contains("fewer --workers"), "{said}");
 }
 
 #[test]

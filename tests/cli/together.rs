@@ -154,6 +154,30 @@ fn what_workers_cannot_share_is_refused() {
 }
 
 #[test]
+fn a_plan_ranks_agreements_by_the_seconds_of_a_step() {
+    let place = Place::new();
+    // So much to send and so little to compute that bytes decide: 3.6 for one server of six workers, and as much again where one
+    // bucket waits for another.
+    let line = "plan --model vgg16 --size 32 --classes 10 --batch 6 --workers 6 --link-latency 1 --calibrate off";
+    let found = place.json(&format!("{line} --json"))["agreements"].clone();
+    let step_s = |name: &str| {
+        let ranked = found["ranked"].as_array().unwrap();
+        ranked.iter().find(|way| way["agreement"] == *name).unwrap()["step_s"].as_f64().unwrap()
+    };
+    let ring = step_s("all-reduce");
+    let slower = step_s("parameter-server, 1 server on a machine of its own") / ring;
+    assert!((3.5..4.5).contains(&slower), "{found}");
+    assert!((step_s("parameter-server, 6 servers beside the workers") / ring - 1.0).abs() < 0.05, "{found}");
+    assert_eq!(found["ranked"][3]["machines"], 7, "one server is the slowest: {found}");
+    assert!(found["lead"].as_f64().unwrap() >= 1.0);
+    let said = place.run(&format!("{line} --clip-norm 1"));
+    assert!(said.contains("not in this run: --clip-norm needs") && said.contains("--balance time measures"), "{said}");
+    let timed = place.run("plan --model lenet5 --batch 8 --workers 2 --balance time --calibrate off");
+    assert!(timed.contains("measured on this machine"), "{timed}");
+    place.refuses("plan --model lenet5 --balance time", &["--split and --workers"]);
+}
+
+#[test]
 fn a_plan_shows_what_workers_send_each_other() {
     let place = Place::new();
     let said = place.run("plan --model resnet20 --batch 6 --workers 6 --calibrate off");

@@ -26,8 +26,8 @@ fn measured(ground: &Ground, network: &Network, way: &str, run: &str) -> (f64, f
     };
     let (short, long) = (sent(1), sent(3));
     let events = std::fs::read_to_string(ground.path(&format!("{run}-3/events/rank-0.jsonl"))).unwrap();
-    let events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let last = events.filter(|event| event["event"] == "step").last().unwrap()["seconds"].as_f64().unwrap();
+    let mut events = events.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let last = events.rfind(|event| event["event"] == "step").unwrap()["seconds"].as_f64().unwrap();
     ((long - short) as f64 / 2.0, last)
 }
 

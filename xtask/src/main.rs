@@ -1,6 +1,8 @@
 //! The developers' commands: `cargo x ci` is exactly what CI runs, `cargo x tidy` checks the invariants of ARCHITECTURE.md.
 
+mod choices;
 mod gpu;
+mod lerat;
 mod mpi;
 mod pipelines;
 mod suites;
@@ -15,7 +17,9 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage: cargo x <command>
 
   ci       format, lints, tidy, docs, another processor, then every test, with slower kernels too: what CI runs
+  choices  whether `paceline choose` finds the fastest set-up of eight models and two batches: docs/choose.md
   gpu      pack the binary and the tests that look for a GPU for a machine without Rust; --here or --host NAME runs them
+  lerat    two models by every set-up of two cores and between two hosts, PyTorch beside: docs/reports/lerat.md
   mpi      the feature mpi with each MPI that is installed (part of ci)
   pipelines  two stages on two cores against one process on one core, by every schedule: docs/split.md
   tidy     the invariants, file and function sizes, ARCHITECTURE.md
@@ -25,7 +29,9 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["ci"] => ci(),
+        ["choices", ref rest @ ..] => choices::run(&root(), rest),
         ["gpu", ref rest @ ..] => gpu::run(&root(), rest),
+        ["lerat", ref rest @ ..] => lerat::run(&root(), rest),
         ["mpi"] => mpi::run(),
         ["pipelines", ref rest @ ..] => pipelines::run(&root(), rest),
         ["tidy"] => tidy::check(&root()).map(|()| println!("tidy: ok")),

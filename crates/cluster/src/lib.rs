@@ -14,6 +14,7 @@ pub mod membership;
 pub mod message;
 pub mod notice;
 pub mod rendezvous;
+pub mod samples;
 pub mod speaker;
 pub mod spec;
 pub mod table;

@@ -25,6 +25,16 @@ pub fn find(variables: &Variables) -> Result<Token, ClusterError> {
     if let Some(text) = set(VARIABLE) {
         return parse(text, VARIABLE);
     }
+    of_files(variables)
+}
+
+/// The token for what outlives a run, such as a server of samples: a launcher draws `PACELINE_TOKEN` anew for each run, so it is that of the
+/// file that `PACELINE_TOKEN_FILE` names, or the user's own.
+///
+/// # Errors
+/// As [`find`].
+pub fn of_files(variables: &Variables) -> Result<Token, ClusterError> {
+    let set = |name: &str| variables.get(name).filter(|value| !value.is_empty());
     if let Some(path) = set("PACELINE_TOKEN_FILE") {
         let path = Path::new(path);
         let text = read(path)?;
@@ -88,6 +98,15 @@ mod tests {
         let file = format!("{home}/.config/paceline/token");
         assert_eq!(find(&variables(&[("PACELINE_TOKEN_FILE", &file)])).unwrap(), first);
         assert_eq!(find(&variables(&[("PACELINE_TOKEN", &first.to_hex()), ("HOME", "/nowhere")])).unwrap(), first);
+    }
+
+    #[test]
+    fn what_outlives_a_run_has_the_token_of_a_file() {
+        let home = tempfile::tempdir().unwrap();
+        let home = home.path().to_str().unwrap();
+        let own = of_files(&variables(&[("HOME", home)])).unwrap();
+        assert_eq!(of_files(&variables(&[("HOME", home), ("PACELINE_TOKEN", "stdin")])).unwrap(), own);
+        assert_eq!(find(&variables(&[("HOME", home)])).unwrap(), own);
     }
 
     #[test]

@@ -36,6 +36,8 @@ const LONGER_MAX: usize = 4;
 pub enum AugmentChoice {
     /// Training sees the images as evaluation does.
     None,
+    /// Scaled to the size that is asked for, both sides and nothing cut off, and mirrored by chance; evaluation scales in the same way.
+    Flip,
     /// What is customary for the set: see [`Augment::training`].
     #[default]
     Standard,
@@ -180,14 +182,16 @@ impl Augment {
     ///
     /// Standard is: CIFAR-10 pad 4, random crop, flip · shapes pad 2, random crop, flip · MNIST pad 2, random crop ·
     /// folders random resized crop and flip as torchvision's reference · synthetic nothing · a program's own what it asks for. Strong changes these as
-    /// [`AugmentChoice::Strong`] says.
+    /// [`AugmentChoice::Strong`] says; flip is flip for every set of images.
     ///
     /// # Errors
     /// When the size is no size of an image.
     pub fn training(choice: AugmentChoice, info: &Info, size: Option<usize>) -> Result<Self, DataError> {
         check_size(size)?;
-        if choice == AugmentChoice::None {
-            return Self::evaluation(info, size);
+        match choice {
+            AugmentChoice::None => return Self::evaluation(choice, info, size),
+            AugmentChoice::Flip => return Self::flipping(info, size),
+            AugmentChoice::Standard | AugmentChoice::Strong => {}
         }
         let mut ops = match info.source {
             Source::Cifar10 => vec![Op::RandomCrop { pad: 4 }, Op::HorizontalFlip],
@@ -213,14 +217,23 @@ impl Augment {
         Self::ending(ops, info)
     }
 
-    /// The list for evaluation: resized where asked; folders by their shorter side to 256/224 of the size, then the middle.
+    /// Scaled, and mirrored by chance where it has pixels that can be.
+    fn flipping(info: &Info, size: Option<usize>) -> Result<Self, DataError> {
+        let has_pixels = !matches!(info.source, Source::Text | Source::Own(Treatment { numbers: true, .. }))
+            && matches!(info.kind, SampleKind::Image { .. });
+        let flip = has_pixels.then_some(Op::HorizontalFlip);
+        Self::ending(scaled(info, size).into_iter().chain(flip).collect(), info)
+    }
+
+    /// The list for evaluation of what was trained with this choice: resized where asked; folders by their shorter side to 256/224 of the
+    /// size, then the middle, or all of the image where training saw all of it.
     ///
     /// # Errors
     /// When the size is no size of an image.
-    pub fn evaluation(info: &Info, size: Option<usize>) -> Result<Self, DataError> {
+    pub fn evaluation(choice: AugmentChoice, info: &Info, size: Option<usize>) -> Result<Self, DataError> {
         check_size(size)?;
-        if info.source != Source::Folder {
-            return Self::ending(resize_to(info, size).into_iter().collect(), info);
+        if info.source != Source::Folder || choice == AugmentChoice::Flip {
+            return Self::ending(scaled(info, size).into_iter().collect(), info);
         }
         let [height, width] = target_size(info, size);
         let side = (height * 256).div_ceil(224);
@@ -469,6 +482,12 @@ fn target_size(info: &Info, size: Option<usize>) -> [usize; 2] {
         (None, SampleKind::Image { height, width, .. }) => [height, width],
         (None, SampleKind::Tokens { .. }) => [1, 1],
     }
+}
+
+/// Brings an image to its size with nothing cut off; those of a folder come in any size.
+fn scaled(info: &Info, size: Option<usize>) -> Option<Op> {
+    let [height, width] = target_size(info, size);
+    if info.source == Source::Folder { Some(Op::Resize { height, width }) } else { resize_to(info, size) }
 }
 
 fn resize_to(info: &Info, size: Option<usize>) -> Option<Op> {

@@ -10,6 +10,7 @@ use paceline_system::printable::Shown;
 use serde::Serialize;
 
 use crate::cifar10::Cifar10;
+use crate::far::Elsewhere;
 use crate::folder::{Damage, Folder};
 use crate::mnist::Mnist;
 use crate::own::{Own, OwnData, Treatment};
@@ -145,11 +146,14 @@ pub struct OpenOptions {
     pub size: Option<usize>,
     /// Threads that generate or convert samples while a set is opened.
     pub threads: usize,
+    /// How data on other machines are reached.
+    pub elsewhere: Elsewhere,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { data_home: None, damaged_max: 0, sequence: 128, size: None, threads: 1 }
+        let elsewhere = Elsewhere::default();
+        Self { data_home: None, damaged_max: 0, sequence: 128, size: None, threads: 1, elsewhere }
     }
 }
 
@@ -178,6 +182,9 @@ impl Dataset {
             Spec::Cifar10(place) => pair(Cifar10::open(place.as_deref(), options, disk)?, Self::Cifar10),
             Spec::Mnist(place) => pair(Mnist::open(place.as_deref(), options, disk)?, Self::Mnist),
             Spec::Folder(place) => pair(Folder::open(place.as_deref(), options, disk)?, Self::Folder),
+            Spec::Remote(address) => {
+                pair(Folder::open_far(options.elsewhere.connect(address)?, options)?, Self::Folder)
+            }
             Spec::Text(file) => pair(Text::open(file, options, disk)?, Self::Text),
             Spec::Synthetic(shape) => pair(Synthetic::pair(*shape), Self::Synthetic),
         };
@@ -321,7 +328,7 @@ impl Dataset {
     }
 }
 
-fn check_class_names(names: &[String]) -> Result<(), DataError> {
+pub(crate) fn check_class_names(names: &[String]) -> Result<(), DataError> {
     let bytes: usize = names.iter().map(String::len).sum();
     if names.len() <= CLASSES_MAX && bytes <= CLASS_NAMES_BYTES_MAX {
         return Ok(());
@@ -368,7 +375,7 @@ pub(crate) fn missing(name: &str, place: Option<&Path>, home: Option<&Path>, hol
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::augment::{Augment, Op};
+    use crate::augment::{Augment, AugmentChoice, Op};
 
     fn info(spec: &str) -> Info {
         let spec: Spec = spec.parse().unwrap();
@@ -380,7 +387,7 @@ mod tests {
         let info = info("synthetic:6x4x3/5");
         let (mean, std) = (vec![0.1, 0.2, 0.3], vec![0.4, 0.5, 0.6]);
         let own = info.clone().with_normalisation(mean.clone(), std.clone()).unwrap();
-        let augment = Augment::evaluation(&own, None).unwrap();
+        let augment = Augment::evaluation(AugmentChoice::Standard, &own, None).unwrap();
         assert_eq!(augment.ops(), [Op::Normalise { mean: mean.clone(), std: std.clone() }]);
         for (mean, std, words) in [
             (vec![0.1], std.clone(), "mean has 1 values"),

@@ -52,6 +52,14 @@ pub enum DataError {
         /// What the disk said.
         source: DiskError,
     },
+    /// Whoever has the data on another machine cannot be reached in the middle of a run, or does not answer as agreed.
+    #[error("no data can be had from {place}: {problem}")]
+    Far {
+        /// Where it is.
+        place: String,
+        /// What went wrong.
+        problem: String,
+    },
     /// The loader delivered nothing for too long: a disk that hangs, or a machine that swaps.
     #[error("no batch arrived within {} s (epoch {epoch}, step {step}): the disk that holds the data may hang", waited.as_secs())]
     Stalled {
@@ -108,7 +116,7 @@ impl DataError {
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Refused(_) | Self::Disk(_) | Self::Malformed { .. } | Self::Damaged { .. } => true,
-            Self::Reading { .. } | Self::Stalled { .. } | Self::Interrupted { .. } => false,
+            Self::Reading { .. } | Self::Far { .. } | Self::Stalled { .. } | Self::Interrupted { .. } => false,
             Self::Panicked { .. } | Self::Sample { .. } | Self::Memory(_) | Self::Thread(_) => false,
         }
     }

@@ -4,6 +4,7 @@
 //! the list, which is often of the same class: batches keep their size, and since being damaged is a property of the
 //! file and not of the moment, the replacement is the same in every run. Above the user's limit the run is refused.
 //! A link to nothing and a file that may not be read are damaged too; what is no file is refused when the set is opened.
+//! The files may lie on another machine ([`crate::far`]): then only their bytes come from there, and all else is the same.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use serde::{Serialize, Serializer};
 use crate::DataError;
 use crate::dataset::{self, Info, OpenOptions, SampleKind, Source, Split};
 use crate::decode::{DecodeLimits, decode_image};
+use crate::far::Far;
 use crate::pixels::Pixels;
 
 /// The size that networks for photographs are customarily trained at.
@@ -38,11 +40,18 @@ fn as_text<S: Serializer>(path: &Path, target: S) -> Result<S::Ok, S::Error> {
     target.serialize_str(&path.to_string_lossy())
 }
 
+/// Where the files are.
+#[derive(Clone, Debug)]
+enum Home {
+    Here(Disk),
+    Far(Arc<dyn Far>),
+}
+
 /// One half of a folder of photographs.
 #[derive(Debug)]
 pub struct Folder {
     info: Info,
-    disk: Disk,
+    home: Home,
     files: Vec<(PathBuf, u32)>,
     limits: DecodeLimits,
     damaged_max: usize,
@@ -60,31 +69,10 @@ impl Folder {
         let has = |folder: &Path| disk.is_dir(&folder.join("train")) && disk.is_dir(&folder.join("val"));
         let folder = dataset::find(place, home, &[], has)
             .ok_or_else(|| dataset::missing("folder", place, home, "train/CLASS/*.jpg and val/CLASS/*.jpg"))?;
-        let damaged = Arc::new(Mutex::new(BTreeMap::new()));
-        let half = |split, name: &str| {
-            let (class_names, files) = list(&folder.join(name), disk)?;
-            let name = folder.file_name().map_or_else(|| "folder".into(), |name| name.to_string_lossy().into_owned());
-            Ok::<_, DataError>(Self {
-                info: Info {
-                    source: Source::Folder,
-                    name,
-                    split,
-                    len: files.len(),
-                    kind: SampleKind::Image { height: SIDE, width: SIDE, channels: 3 },
-                    classes: class_names.len(),
-                    class_names,
-                    // Of ImageNet's training images: what published weights for photographs expect.
-                    mean: vec![0.485, 0.456, 0.406],
-                    std: vec![0.229, 0.224, 0.225],
-                },
-                disk: disk.clone(),
-                files,
-                limits: DecodeLimits::for_side(options.size.unwrap_or(SIDE)),
-                damaged_max: options.damaged_max,
-                damaged: Arc::clone(&damaged),
-            })
-        };
-        let (train, val) = (half(Split::Train, "train")?, half(Split::Val, "val")?);
+        let name = folder.file_name().map_or_else(|| "folder".into(), |name| name.to_string_lossy().into_owned());
+        let listed = |split: Split| list(&folder.join(split.name()), disk);
+        let home = Home::Here(disk.clone());
+        let (train, val) = Self::halves((&name, &home), options, [listed(Split::Train)?, listed(Split::Val)?]);
         if train.info.class_names != val.info.class_names {
             let odd = |one: &Self, other: &Self| {
                 one.info.class_names.iter().find(|name| !other.info.class_names.contains(name)).cloned()
@@ -102,6 +90,41 @@ impl Folder {
         Ok((train, val))
     }
 
+    /// Both halves of what somebody else has.
+    ///
+    /// # Errors
+    /// When it cannot be listed.
+    pub fn open_far(far: Arc<dyn Far>, options: &OpenOptions) -> Result<(Self, Self), DataError> {
+        let listing = far.listing()?;
+        let listed = |split| (listing.class_names.clone(), listing.files(split));
+        Ok(Self::halves((&listing.name, &Home::Far(far)), options, [listed(Split::Train), listed(Split::Val)]))
+    }
+
+    /// Both halves as they are listed: they share the count of damaged files.
+    fn halves((name, home): (&str, &Home), options: &OpenOptions, [train, val]: [Listed; 2]) -> (Self, Self) {
+        let damaged = Arc::new(Mutex::new(BTreeMap::new()));
+        let half = |split, (class_names, files): Listed| Self {
+            info: Info {
+                source: Source::Folder,
+                name: name.to_owned(),
+                split,
+                len: files.len(),
+                kind: SampleKind::Image { height: SIDE, width: SIDE, channels: 3 },
+                classes: class_names.len(),
+                class_names,
+                // Of ImageNet's training images: what published weights for photographs expect.
+                mean: vec![0.485, 0.456, 0.406],
+                std: vec![0.229, 0.224, 0.225],
+            },
+            home: home.clone(),
+            files,
+            limits: DecodeLimits::for_side(options.size.unwrap_or(SIDE)),
+            damaged_max: options.damaged_max,
+            damaged: Arc::clone(&damaged),
+        };
+        (half(Split::Train, train), half(Split::Val, val))
+    }
+
     pub(crate) fn info(&self) -> &Info {
         &self.info
     }
@@ -117,7 +140,7 @@ impl Folder {
             if self.lock().contains_key(file) {
                 continue;
             }
-            match self.decode(file, image)? {
+            match self.decode(other, image)? {
                 Ok(()) => return Ok(self.label(other)),
                 Err(problem) => self.count(file, problem)?,
             }
@@ -129,15 +152,29 @@ impl Folder {
     pub(crate) fn try_read(&self, sample: usize, image: &mut Pixels) -> Result<Result<i32, Damage>, DataError> {
         let file = &self.files[sample].0;
         let damage = |problem| Damage { split: self.info.split, file: file.clone(), problem };
-        Ok(self.decode(file, image)?.map(|()| self.label(sample)).map_err(damage))
+        Ok(self.decode(sample, image)?.map(|()| self.label(sample)).map_err(damage))
     }
 
-    /// Reads and decodes a file: inside, what is wrong with it; outside, what is wrong with the disk.
-    fn decode(&self, file: &Path, image: &mut Pixels) -> Result<Result<(), String>, DataError> {
-        match self.disk.read_within(file, self.limits.file_bytes()) {
-            Ok(bytes) => Ok(decode_image(&bytes, self.limits, image)),
-            Err(error) => error.of_the_file().map_or(Err(error.into()), |problem| Ok(Err(problem))),
+    /// Reads and decodes a file: inside, what is wrong with it; outside, what is wrong with the disk or the way to it.
+    fn decode(&self, number: usize, image: &mut Pixels) -> Result<Result<(), String>, DataError> {
+        let bytes = self.encoded(number, self.limits.file_bytes())?;
+        Ok(bytes.and_then(|bytes| decode_image(&bytes, self.limits, image)))
+    }
+
+    /// A file's bytes, as [`Folder::decode`] has them.
+    pub(crate) fn encoded(&self, number: usize, bytes_max: u64) -> Result<Result<Vec<u8>, String>, DataError> {
+        match &self.home {
+            Home::Far(far) => far.read(self.info.split, number, bytes_max),
+            Home::Here(disk) => match disk.read_within(&self.files[number].0, bytes_max) {
+                Ok(bytes) => Ok(Ok(bytes)),
+                Err(error) => error.of_the_file().map_or(Err(error.into()), |problem| Ok(Err(problem))),
+            },
         }
+    }
+
+    /// All files with their classes.
+    pub(crate) fn files(&self) -> &[(PathBuf, u32)] {
+        &self.files
     }
 
     /// The damaged files of this half met so far.
@@ -163,9 +200,9 @@ impl Folder {
 }
 
 /// The class names of one half, and its files with their classes.
-type Listing = (Vec<String>, Vec<(PathBuf, u32)>);
+type Listed = (Vec<String>, Vec<(PathBuf, u32)>);
 
-fn list(half: &Path, disk: &Disk) -> Result<Listing, DataError> {
+fn list(half: &Path, disk: &Disk) -> Result<Listed, DataError> {
     let visible = |path: &Path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
     let is_image = |path: &Path| {
         let end = path.extension().map(|end| end.to_string_lossy().to_lowercase());

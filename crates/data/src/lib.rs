@@ -13,6 +13,7 @@ pub mod cifar10;
 pub mod dataset;
 pub mod decode;
 pub mod error;
+pub mod far;
 pub mod folder;
 pub mod inspect;
 pub mod loader;

@@ -35,7 +35,9 @@ pub fn outline(spec: &Spec, options: &OpenOptions, disk: &Disk) -> Option<Outlin
             let (count, side) = MNIST;
             (unseen(Source::Mnist, "mnist", [side, side, 1], 10), count * side * side)
         }
-        Spec::Folder(_) => (unseen(Source::Folder, "folder", [folder::SIDE, folder::SIDE, 3], FOLDER_CLASSES), 0),
+        Spec::Folder(_) | Spec::Remote(_) => {
+            (unseen(Source::Folder, "folder", [folder::SIDE, folder::SIDE, 3], FOLDER_CLASSES), 0)
+        }
         Spec::Text(file) => {
             let (train, val) = text::Text::open(file, options, disk).ok()?;
             let held = train.held_bytes() + val.held_bytes();

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::DataError;
 use crate::dataset::CLASSES_MAX;
 
-const FORMS: &str = "shapes, cifar10:DIR, mnist:DIR, folder:DIR, text:FILE or synthetic:WxHxC/CLASSES";
+const FORMS: &str =
+    "shapes, cifar10:DIR, mnist:DIR, folder:DIR, remote:HOST:PORT, text:FILE or synthetic:WxHxC/CLASSES";
 
 /// The largest side and channel count a synthetic set may have: bounds on what one sample can allocate.
 pub(crate) const SIDE_MAX: usize = 8192;
@@ -28,6 +29,8 @@ pub enum Spec {
     Mnist(Option<PathBuf>),
     /// Photographs as `train|val/CLASS/*.jpg|png`.
     Folder(Option<PathBuf>),
+    /// Photographs that `paceline data serve` lends, at this `HOST:PORT`.
+    Remote(String),
     /// A text file, for character language models.
     Text(PathBuf),
     /// Random images, for benchmarks.
@@ -56,7 +59,7 @@ impl Shape {
 
 impl Spec {
     /// The names of the sets that need no program of one's own.
-    pub const NAMES: [&'static str; 6] = ["shapes", "cifar10", "mnist", "folder", "text", "synthetic"];
+    pub const NAMES: [&'static str; 7] = ["shapes", "cifar10", "mnist", "folder", "remote", "text", "synthetic"];
 }
 
 impl FromStr for Spec {
@@ -79,6 +82,11 @@ impl FromStr for Spec {
             ("cifar10", _) => Ok(Self::Cifar10(folder)),
             ("mnist", _) => Ok(Self::Mnist(folder)),
             ("folder", _) => Ok(Self::Folder(folder)),
+            ("remote", Some(address)) if has_port(address) => Ok(Self::Remote(address.into())),
+            ("remote", _) => Err(DataError::refused(
+                "remote needs the address and port at which `paceline data serve` lends samples; type for example \
+                 --data remote:10.0.0.1:29410",
+            )),
             ("text", Some(file)) => Ok(Self::Text(file.into())),
             ("text", None) => Err(DataError::refused("text needs a file; type --data text:FILE")),
             ("synthetic", Some(shape)) => parse_shape(shape).map(Self::Synthetic),
@@ -88,6 +96,12 @@ impl FromStr for Spec {
             _ => Err(DataError::refused(format!("no data set is called '{name}'; type --data with one of {FORMS}"))),
         }
     }
+}
+
+/// Whether text ends like an address with a port. Whether it is one is for whoever dials it.
+fn has_port(address: &str) -> bool {
+    let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    port.is_some_and(|(_, port)| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
 /// `WxHxC/CLASSES` or `WxHxC/CLASSES/COUNT`.
@@ -128,6 +142,7 @@ impl fmt::Display for Spec {
             Self::Cifar10(folder) => with_folder(out, "cifar10", folder),
             Self::Mnist(folder) => with_folder(out, "mnist", folder),
             Self::Folder(folder) => with_folder(out, "folder", folder),
+            Self::Remote(address) => write!(out, "remote:{address}"),
             Self::Text(file) => write!(out, "text:{}", file.display()),
             Self::Synthetic(shape) => {
                 write!(out, "synthetic:{}x{}x{}/{}", shape.width, shape.height, shape.channels, shape.classes)?;
@@ -164,6 +179,8 @@ mod tests {
             "cifar10:/data/cifar",
             "mnist:m",
             "folder:a:b",
+            "remote:10.0.0.1:29410",
+            "remote:[::1]:80",
             "text:input.txt",
             "synthetic:224x160x3/1000",
             "synthetic:8x8x1/2/64",
@@ -180,6 +197,9 @@ mod tests {
             ("cifar10:", "ends after the colon"),
             ("shapes:x", "type --data shapes"),
             ("text", "type --data text:FILE"),
+            ("remote", "type for example --data remote:10.0.0.1:29410"),
+            ("remote:host", "paceline data serve"),
+            ("remote:host:0", "paceline data serve"),
             ("synthetic", "type for example --data synthetic:224x224x3/1000"),
             ("synthetic:0x8x3/10", "width '0', which is not a number from 1 to 8192"),
             ("synthetic:8x8/10", "'8x8' that is not WIDTHxHEIGHTxCHANNELS"),

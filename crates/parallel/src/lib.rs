@@ -8,6 +8,7 @@
 //! rank.
 
 pub mod agree;
+pub mod forecast;
 pub mod mesh;
 pub mod ownership;
 pub mod part;

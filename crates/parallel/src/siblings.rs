@@ -11,9 +11,9 @@ use crate::stage::StageLinks;
 #[derive(Debug)]
 pub enum ReplicaLinks {
     /// To other stages.
-    Stages(StageLinks),
+    Stages(Box<StageLinks>),
     /// To other parts.
-    Parts(PartLinks),
+    Parts(Box<PartLinks>),
 }
 
 impl ReplicaLinks {

@@ -1,6 +1,6 @@
 //! A stage's links to its neighbours in a pipeline: activations go down, gradients come up, while the stage computes.
 //!
-//! Each direction of each link has a communicator of two ranks and a thread of its own ([`mailbox`]), so that messages travel while both
+//! Each direction of each link has a communicator of two ranks and a thread of its own (`mailbox`), so that messages travel while both
 //! sides compute, and a message never waits behind one of another kind. A box holds as many messages as micro-batches can be alive, so nobody
 //! who sends waits for one who would have to receive first. What all stages of a worker have to know goes between [`Siblings`].
 

@@ -161,11 +161,12 @@ mod tests {
         let progress = Progress::default();
         assert_eq!(progress.position(), Position::default());
         let messages = [Message::Opening, Message::Report, Message::BatchNormSums, Message::Statistics];
-        let others = [Message::Weights, Message::Optimizer, Message::Parts, Message::Bucket(65_535)];
-        let messages = messages.into_iter().chain(others);
+        let stages = [Message::Activations, Message::Gradients, Message::Parts];
+        let others = [Message::Weights, Message::Optimizer, Message::Bucket(65_535)];
+        let messages = messages.into_iter().chain(stages).chain(others);
         for message in messages.map(Some).chain([None]) {
             for phase in Phase::ALL {
-                let position = Position { step: 1 << 40, phase, message };
+                let position = Position { step: (1 << 40) - 1, phase, message };
                 progress.set(position);
                 assert_eq!(progress.position(), position);
             }

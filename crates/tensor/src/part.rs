@@ -1,14 +1,14 @@
 //! A graph in parts: what each of several devices computes of every layer, as a graph of its own.
 //!
 //! A pure function of the whole forward graph, of a form for every layer ([`Form`]) and of the number of parts. Every value stands in the
-//! parts in one of three states: whole (all have the same bits), by channels or by samples (each has its share). [`rule`] says in which ways
+//! parts in one of three states: whole (all have the same bits), by channels or by samples (each has its share). `rule` says in which ways
 //! a node can be computed from what; where a value is needed as it does not stand, nodes of their own change that ([`crate::op::Together`]).
 //! They are conjugate under differentiation, so that the graph of a part is differentiated by itself, by the one table of
 //! [`crate::gradient`]. Logits and loss are whole.
 //!
 //! A layer by its output channels needs all of its input, and one by its input channels gives a sum; of two that follow each other, the
 //! first by outputs and the second by inputs, only the second has to wait for the other parts. Which is which is chosen for the fewest bytes
-//! ([`choose`]). Branches that meet in a concatenation are one part's each ([`branch`]).
+//! (`choose`). Branches that meet in a concatenation are one part's each (`branch`).
 //!
 //! What is absent: who the parts are, and what travels how.
 

@@ -183,6 +183,14 @@ impl Uncut<'_> {
     }
 }
 
+/// Seconds of each node of a plan on a device of this machine: the faster of two steps, after one that does not count.
+///
+/// # Errors
+/// When the device cannot run it.
+pub fn node_seconds(plan: &Plan, samples: usize, device: &Device) -> Result<Vec<f64>, TrainError> {
+    profiled(plan.clone(), (samples, 2), device, |_, profile| profile.seconds.clone())
+}
+
 /// What steps by a plan took, node by node, as somebody reads it: the fastest of so many, after one that does not count. Inputs and weights
 /// are zero.
 pub(crate) fn profiled<T>(
@@ -202,6 +210,14 @@ pub(crate) fn profiled<T>(
         fastest.seconds.iter_mut().zip(seconds).for_each(|(least, took)| *least = least.min(took));
     }
     Ok(read(executor.plan(), &fastest))
+}
+
+/// Seconds of both passes by a plan: of each node the fastest of so many times, after one that does not count. Updates are left out.
+///
+/// # Errors
+/// When the device refuses the plan.
+pub fn pass_s(plan: Plan, samples: usize, steps: usize, device: &Device) -> Result<f64, TrainError> {
+    profiled(plan, (samples, steps), device, |_, profile| profile.seconds.iter().sum())
 }
 
 /// Where a graph can be cut: the node in front of which, and the layer that ends there.

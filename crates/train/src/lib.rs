@@ -20,6 +20,7 @@ pub mod micro_batch;
 pub mod phases;
 pub mod predict;
 pub mod registry;
+pub mod rehearsal;
 pub mod replica;
 pub mod room;
 pub mod run;

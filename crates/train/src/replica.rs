@@ -371,7 +371,7 @@ impl Replica {
     /// Ends the step: its tally becomes that of all replicas, and gradients that were kept are applied.
     ///
     /// # Errors
-    /// As [`Replica::forward`].
+    /// As [`Replica::pass`].
     pub fn close(&mut self) -> Result<StepOutput, Halt> {
         let moment = self.exchange.moment();
         let output = self.engine.close(moment, &mut self.exchange)?;
@@ -429,7 +429,7 @@ impl Replica {
     /// As [`Replica::end_step`].
     ///
     /// # Panics
-    /// As [`Replica::forward`].
+    /// As [`Replica::pass`].
     pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<StepOutput, TrainError> {
         let cores = self.engine.bound();
         let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());

@@ -305,7 +305,7 @@ impl Trainer {
         evaluation: Option<Tally>,
     ) -> Result<(Reason, Option<Tally>), TrainError> {
         self.journal.save(&mut self.replica, false)?;
-        if !matches!(reason, Reason::MaxSteps | Reason::TimeLimit) {
+        if !matches!(reason, Reason::MaxSteps | Reason::TimeLimit) || self.journal.is_rehearsal() {
             return Ok((reason, evaluation));
         }
         let Some(tally) = self.evaluate()? else { return Ok((Reason::Interrupted, evaluation)) };

@@ -31,7 +31,7 @@ pub fn run(prepared: &Prepared<'_>) -> Outcome {
     cpu.allow_winograd(arguments.winograd);
     let device = Device::Cpu(Arc::clone(&cpu));
     let choose = |plan: &Planned| tell(&calibrate(&cpu, [plan].into_iter(), arguments.calibrate));
-    let basis = match arguments.balance {
+    let basis = match arguments.balance.unwrap_or(Balance::Time) {
         Balance::Time => Basis::Time { device: &device, choose: &choose },
         Balance::Arithmetic => Basis::Arithmetic,
     };

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::system::disk::Disk;
 
 /// How connections are kept secret: by the token, or by these files.
-pub(super) fn secrecy(files: &str, token: &Token) -> Result<Tls, Failure> {
+pub fn secrecy(files: &str, token: &Token) -> Result<Tls, Failure> {
     if files.is_empty() {
         return Ok(Tls::from_token(token));
     }

@@ -62,8 +62,8 @@ impl Team {
         let along_data = self.mesh.group(Axis::Data, self.member.rank);
         let connected = world.group(&along_data).and_then(|data| {
             let links = match self.part().world {
-                1 => ReplicaLinks::Stages(StageLinks::connect(&mut world, &self.mesh, shapes, deadline)?),
-                _ => ReplicaLinks::Parts(PartLinks::connect(&mut world, &self.mesh)?),
+                1 => ReplicaLinks::Stages(Box::new(StageLinks::connect(&mut world, &self.mesh, shapes, deadline)?)),
+                _ => ReplicaLinks::Parts(Box::new(PartLinks::connect(&mut world, &self.mesh)?)),
             };
             Ok((data, links))
         });

@@ -116,13 +116,12 @@ fn random_windows_have_the_asked_area_and_ratio() {
     }
 }
 
-#[test]
-fn presets_bring_every_set_to_the_asked_size() {
-    use crate::dataset::Split;
+/// A set of each source of images.
+fn sets() -> [Info; 5] {
     let info = |source, [height, width, channels]: [usize; 3]| Info {
         source,
         name: "set".into(),
-        split: Split::Train,
+        split: crate::dataset::Split::Train,
         len: 1,
         kind: SampleKind::Image { height, width, channels },
         classes: 1,
@@ -130,19 +129,24 @@ fn presets_bring_every_set_to_the_asked_size() {
         mean: vec![0.5; channels],
         std: vec![0.5; channels],
     };
-    let sets = [
+    [
         info(Source::Cifar10, [32, 32, 3]),
         info(Source::Shapes, [32, 32, 3]),
         info(Source::Mnist, [28, 28, 1]),
         info(Source::Folder, [224, 224, 3]),
         info(Source::Synthetic, [20, 30, 4]),
-    ];
+    ]
+}
+
+#[test]
+fn presets_bring_every_set_to_the_asked_size() {
+    let sets = sets();
     for info in &sets {
         let SampleKind::Image { height, width, channels } = info.kind else { panic!("an image") };
         for (size, expected) in
             [(None, [height, width, channels]), (Some(128), [128, 128, channels]), (Some(1), [1, 1, channels])]
         {
-            let evaluation = Augment::evaluation(info, size).unwrap();
+            let evaluation = Augment::evaluation(AugmentChoice::Standard, info, size).unwrap();
             let training = Augment::training(AugmentChoice::Standard, info, size).unwrap();
             for augment in [evaluation, training] {
                 assert_eq!(augment.output(info.kind), Some(expected), "{:?}", augment.ops());
@@ -152,11 +156,43 @@ fn presets_bring_every_set_to_the_asked_size() {
                 assert!(info.source != Source::Folder || augment.fixes_size());
             }
         }
-        assert!(Augment::evaluation(info, Some(0)).unwrap_err().to_string().contains("type --size"));
+        assert!(
+            Augment::evaluation(AugmentChoice::Standard, info, Some(0))
+                .unwrap_err()
+                .to_string()
+                .contains("type --size")
+        );
     }
     let mirrors =
         |info| Augment::training(AugmentChoice::Standard, info, None).unwrap().ops().contains(&Op::HorizontalFlip);
     assert_eq!(sets.each_ref().map(mirrors), [true, true, false, true, false], "a mirrored digit is another sign");
+}
+
+#[test]
+fn flip_sees_all_of_an_image_in_training_and_in_evaluation() {
+    for info in &sets() {
+        let training = Augment::training(AugmentChoice::Flip, info, Some(12)).unwrap();
+        let evaluation = Augment::evaluation(AugmentChoice::Flip, info, Some(12)).unwrap();
+        let normalise = Op::Normalise { mean: info.mean.clone(), std: info.std.clone() };
+        let resize = Op::Resize { height: 12, width: 12 };
+        assert_eq!(evaluation.ops(), [resize.clone(), normalise.clone()], "{}", info.name);
+        assert_eq!(training.ops(), [resize, Op::HorizontalFlip, normalise], "{}", info.name);
+        assert!(training.fixes_size() && evaluation.fixes_size());
+    }
+    // A wide picture: what stands at its edges is still there, and half of the pictures are mirrored.
+    let image = numbered(20, 50);
+    let ops = |choice: fn(&Info) -> Augment| choice(&sets()[3]).ops().to_vec();
+    let seen = apply(ops(|info| Augment::evaluation(AugmentChoice::Flip, info, Some(16)).unwrap()), &image, key(0, 0));
+    let mirrored: Vec<f32> =
+        seen.chunks(16 * 3).flat_map(|row| row.chunks(3).rev().flatten().copied().collect::<Vec<_>>()).collect();
+    let training = ops(|info| Augment::training(AugmentChoice::Flip, info, Some(16)).unwrap());
+    let mut turned = 0;
+    for sample in 0..200 {
+        let out = apply(training.clone(), &image, key(0, sample));
+        turned += usize::from(out == mirrored);
+        assert!(out == seen || out == mirrored, "nothing but a mirror image is made of it");
+    }
+    assert!((60..140).contains(&turned), "{turned} of 200");
 }
 
 #[test]

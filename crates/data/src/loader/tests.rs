@@ -165,7 +165,7 @@ fn first_error_of_a_hanging_set(options: LoaderOptions) -> DataError {
     let val = hanging_set(folder.path(), &Disk::hanging_while(&hold));
     let (sender, receiver) = mpsc::channel();
     threads::spawn("consumer", move || {
-        let augment = Augment::evaluation(val.info(), Some(8)).unwrap();
+        let augment = Augment::evaluation(AugmentChoice::Standard, val.info(), Some(8)).unwrap();
         let mut loader = Loader::new(val, augment, options, Clock::real()).unwrap();
         let shared = Arc::clone(&loader.shared);
         let mut epoch = loader.epoch_after(3, 0, 40);
@@ -223,7 +223,7 @@ fn a_file_that_vanishes_in_mid_run_is_a_failure_and_no_refusal() {
     let spec = Spec::Folder(Some(folder.path().into()));
     let val = Arc::new(Dataset::open(&spec, &OpenOptions::default(), &Disk::real()).unwrap().1);
     std::fs::remove_file(folder.path().join("val/a/0.jpg")).unwrap();
-    let augment = Augment::evaluation(val.info(), Some(8)).unwrap();
+    let augment = Augment::evaluation(AugmentChoice::Standard, val.info(), Some(8)).unwrap();
     let mut loader = Loader::new(val, augment, LoaderOptions::evaluation(1), Clock::real()).unwrap();
     let error = loader.epoch(0, 0).next().unwrap().unwrap_err();
     assert!(matches!(error, DataError::Reading { .. }) && !error.is_refusal(), "{error}");

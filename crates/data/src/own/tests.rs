@@ -72,7 +72,7 @@ fn numbers_are_taken_as_they_are_or_normalised() {
     let data = OwnData::values([1, 2, 1], half(), half());
     let read = |data: &OwnData| {
         let set = data.open("numbers").unwrap().1;
-        let augment = Augment::evaluation(set.info(), None).unwrap();
+        let augment = Augment::evaluation(AugmentChoice::Standard, set.info(), None).unwrap();
         let loader = Loader::new(Arc::new(Dataset::Own(set)), augment, LoaderOptions::evaluation(2), Clock::real());
         loader.unwrap().epoch(0, 0).next().unwrap().unwrap()
     };

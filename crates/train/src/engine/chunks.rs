@@ -57,8 +57,7 @@ impl CpuEngine {
     fn clip_chunks(&mut self, norm_max: f64, on: &mut dyn Listener) -> Result<(), Halt> {
         let Self { device, sums, buckets, counted, .. } = self;
         let (mut tools, mut squares) = (Tools { cpu: device, sums }, 0.0);
-        for bucket in 0..buckets.len() {
-            let start = buckets[bucket].elements.start;
+        for (bucket, start) in buckets.iter().map(|bucket| bucket.elements.start).enumerate() {
             let mut look = |range: Range<usize>, sums: &mut [f32]| {
                 let (first, end) = (start + range.start, start + range.end);
                 // What lies between tensors is zero.

@@ -26,6 +26,7 @@ use crate::checkpoint::{Card, Checkpoints, Contents, Evaluated, Label, Others, P
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::metrics::Tally;
+use crate::rehearsal::Rehearsal;
 use crate::replica::Replica;
 use crate::run::{RunDir, read_id};
 
@@ -76,6 +77,8 @@ pub(super) struct Journal {
     restarts: Restarts,
     /// Damaged samples that were told of already.
     damage_told: usize,
+    /// How long the run goes on, if it is made to be timed.
+    rehearsal: Option<Rehearsal>,
     /// How the stages or parts compute together, to be told at the beginning.
     pub pipeline: Option<Event>,
     /// The name of the GPU, and what looks at it.
@@ -91,7 +94,7 @@ impl Journal {
         (length, samples): (RunLength, u64),
     ) -> Result<Self, TrainError> {
         let rank = around.rank();
-        let Surroundings { disk, clock, stop, shard, progress, inbox, restarts, stage, part, .. } = around;
+        let Surroundings { disk, clock, stop, shard, progress, inbox, restarts, stage, part, rehearsal, .. } = around;
         let checkpoints = Checkpoints::new(&disk, run.checkpoints());
         // The folder is made, so this is no refusal any more.
         let log = EventLog::open(&disk, clock.clone(), run.path(), rank as u32).map_err(|source| {
@@ -127,6 +130,7 @@ impl Journal {
             damage_told: 0,
             gpu: None,
             pipeline: None,
+            rehearsal,
         })
     }
 
@@ -295,6 +299,9 @@ impl Journal {
         self.previous = Some(self.position.clone());
         self.position.step += 1;
         self.position.tally.merge(tally);
+        if let Some(rehearsal) = &mut self.rehearsal {
+            rehearsal.stepped(self.clock.seconds());
+        }
         if let Event::Step { seconds, phases, .. } = &event {
             self.position.epoch_s += seconds;
             self.position.data_wait_s += phases.get(Phase::Data).unwrap_or(0.0);
@@ -381,8 +388,16 @@ impl Journal {
         self.position.tally.rows > 0 && self.position.step.is_multiple_of(self.length.steps_per_epoch)
     }
 
+    /// Whether the run is made to be timed: it is neither evaluated nor saved.
+    pub fn is_rehearsal(&self) -> bool {
+        self.rehearsal.is_some()
+    }
+
     /// Whether the epoch that is trained is one after which the run is evaluated and saved.
     pub fn is_evaluation_due(&self) -> bool {
+        if self.is_rehearsal() {
+            return false;
+        }
         let step = self.position.step;
         let epoch = step / self.length.steps_per_epoch;
         epoch.is_multiple_of(self.config.evaluate_every) || step >= self.steps_total()
@@ -401,7 +416,7 @@ impl Journal {
     /// Saves the run where it stands, unless that was done already.
     pub fn save(&mut self, replica: &mut Replica, best: bool) -> Result<(), TrainError> {
         self.take_written(true)?;
-        if !self.begins_to_save(replica)? {
+        if self.is_rehearsal() || !self.begins_to_save(replica)? {
             return Ok(());
         }
         let (start, label) = (self.clock.seconds(), self.label(best));
@@ -529,7 +544,9 @@ impl Journal {
     /// What this rank would end the run for, or save it.
     pub fn votes(&self) -> Votes {
         let spent_s = self.restarts.spent_s + self.clock.seconds();
-        let over = self.config.time_limit_s.is_some_and(|seconds| spent_s >= seconds);
+        let rehearsed = |rehearsal: &Rehearsal| rehearsal.is_over(self.position.step, self.clock.seconds());
+        let over = self.config.time_limit_s.is_some_and(|seconds| spent_s >= seconds)
+            || self.rehearsal.as_ref().is_some_and(rehearsed);
         let unsaved_s = self.clock.seconds() - self.saved_at_s;
         let due = self.rank == 0 && !self.saver.is_busy() && self.save_every_s.is_some_and(|most| unsaved_s >= most);
         let interrupted = self.stop.requested();

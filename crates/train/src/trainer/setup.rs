@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use paceline_data::augment::Augment;
 use paceline_data::dataset::{Dataset, Info, OpenOptions};
+use paceline_data::far::Elsewhere;
 use paceline_data::loader::{Loader, LoaderOptions};
 use paceline_data::order::Shard;
 use paceline_nn::weights::WeightsError;
@@ -29,6 +30,7 @@ use crate::error::TrainError;
 use crate::gpus;
 use crate::micro_batch::MicroBatchSizes;
 use crate::registry::Registry;
+use crate::rehearsal::Rehearsal;
 use crate::replica::{Replica, ReplicaOptions};
 use crate::room::{Candidate, Processes};
 use crate::sizing::{self, Sizing};
@@ -50,6 +52,8 @@ pub struct Surroundings {
     pub stop: Stop,
     /// The folder in which data sets are looked for when a spec names none.
     pub data_home: Option<PathBuf>,
+    /// How data on other machines are reached.
+    pub elsewhere: Elsewhere,
     /// Which rank of how many this process is.
     pub shard: Shard,
     /// Which stage of how many of its worker's model this process computes.
@@ -74,6 +78,8 @@ pub struct Surroundings {
     pub registry: Registry,
     /// How often a launcher has started the run again by itself.
     pub restarts: Restarts,
+    /// How long a run goes on that is made to be timed.
+    pub rehearsal: Option<Rehearsal>,
 }
 
 /// Of a run that its launcher starts again after failures.
@@ -94,6 +100,7 @@ impl Default for Surroundings {
             clock: Clock::real(),
             stop: Stop::new(),
             data_home: None,
+            elsewhere: Elsewhere::default(),
             shard: Shard::WHOLE,
             stage: Shard::WHOLE,
             part: Shard::WHOLE,
@@ -106,6 +113,7 @@ impl Default for Surroundings {
             shares_memory: false,
             registry: Registry::default(),
             restarts: Restarts::default(),
+            rehearsal: None,
         }
     }
 }
@@ -243,7 +251,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
     let input = card.input()?;
     let evaluation = match input {
         Input::Image { .. } => Augment::new(card.preprocess.clone())?,
-        Input::Tokens { .. } => Augment::evaluation(val.info(), None)?,
+        Input::Tokens { .. } => Augment::evaluation(config.augment, val.info(), None)?,
     };
     let micro_batch = config.micro_batch();
     let (threads, deadline) = (config.loader_threads, config.deadlines.batch);
@@ -289,6 +297,7 @@ fn open(config: &Config, around: &Surroundings) -> Result<(Dataset, Dataset), Tr
         sequence: config.sequence,
         size: config.size,
         threads: threads::available(),
+        elsewhere: around.elsewhere.clone(),
     };
     let (train, val) = around.registry.open_data(&config.data, &options, &around.disk)?;
     let found = train.info().classes;
@@ -311,7 +320,7 @@ fn assemble(
     sizing.check(&config.model, train.info())?;
     let info = normalised(config, train.info())?;
     let training = Augment::training(config.augment, &info, sizing.resize)?;
-    let evaluation = Augment::evaluation(&info, sizing.resize)?;
+    let evaluation = Augment::evaluation(config.augment, &info, sizing.resize)?;
     let card = card(config, &info, sizing.input, &evaluation);
     let sizes = MicroBatchSizes::of(config, around.shard, Some(train.len()));
     check_smallest(model, config, sizes, (sizing.input, info.classes))?;
@@ -361,16 +370,24 @@ fn assemble(
         )));
     }
     if let Some(file) = &config.weights {
-        let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
-        let path = find_weights(&around.disk, Path::new(file))?;
-        let opened = CheckedWeights::open(&around.disk, &path)?;
-        let left_out = opened.load(&mut replica, &except).map_err(with_flag)?;
-        if !left_out.is_empty() {
-            notes.push(format!("not taken from {file}, started at random: {}", left_out.join(", ")));
-        }
+        notes.extend(take_weights(file, config, around, &mut replica)?);
     }
     notes.extend((shard.is_some() && !replica.has_shard()).then(|| ONE_COPY.to_owned()));
     Ok(Prepared { replica, train, val, card, notes })
+}
+
+/// Starts from the weights of a file; says what it does not have.
+fn take_weights(
+    file: &str,
+    config: &Config,
+    around: &Surroundings,
+    replica: &mut Replica,
+) -> Result<Option<String>, TrainError> {
+    let except: Vec<&str> = config.weights_except.iter().map(String::as_str).collect();
+    let path = find_weights(&around.disk, Path::new(file))?;
+    let left_out = CheckedWeights::open(&around.disk, &path)?.load(replica, &except).map_err(with_flag)?;
+    let sentence = || format!("not taken from {file}, started at random: {}", left_out.join(", "));
+    Ok((!left_out.is_empty()).then(sentence))
 }
 
 /// The GPU that a configuration asks for.

@@ -124,7 +124,7 @@ impl Case {
         }
         let data = world.group(&mesh.group(Axis::Data, Rank::at(rank))).unwrap();
         if parts > 1 {
-            replica.join_siblings(ReplicaLinks::Parts(PartLinks::connect(&mut world, &mesh).unwrap()));
+            replica.join_siblings(ReplicaLinks::Parts(Box::new(PartLinks::connect(&mut world, &mesh).unwrap())));
         }
         if workers > 1 {
             let (shape, roles) = (replica.shape(), Roles { workers, servers: 0 });

@@ -145,7 +145,7 @@ impl Case<'_> {
         if stages > 1 {
             replica.schedule_by(self.kind, &self.times());
             let links = StageLinks::connect(&mut world, &mesh, replica.link_shapes(), TIMEOUT).unwrap();
-            replica.join_siblings(ReplicaLinks::Stages(links));
+            replica.join_siblings(ReplicaLinks::Stages(Box::new(links)));
         }
         self.train(replica, at.data)
     }
@@ -247,11 +247,15 @@ fn follows(what: &str, case: Case<'_>, cuts: &[&str]) {
 
 fn zoo_case(name: &str, cuts: &[&str], size: usize, batch: usize) {
     let entry = zoo::find(name).unwrap();
-    let input = match entry.native {
+    follows(name, case(entry, native(entry.native, size), batch, 3), cuts);
+}
+
+/// What a model is given, of another size.
+fn native(input: Input, size: usize) -> Input {
+    match input {
         Input::Image { channels, .. } => Input::Image { size: [size, size], channels },
         Input::Tokens { .. } => Input::Tokens { sequence: size },
-    };
-    follows(name, case(entry, input, batch, 3), cuts);
+    }
 }
 
 #[test]
@@ -279,6 +283,17 @@ fn an_lstm_has_a_layer_per_stage() {
 fn vgg11_and_googlenet_are_what_they_are_whole() {
     zoo_case("vgg11", &["features.8"], 32, 6);
     zoo_case("googlenet", &["inception4a"], 64, 6);
+}
+
+#[test]
+#[ignore = "cargo x ci: pipelines"]
+fn two_workers_of_two_stages_of_every_family_are_two_workers() {
+    let models =
+        [("lenet5", "conv2", 32), ("alexnet", "features.8", 64), ("resnet20", "layer2", 16), ("lstm", "lstm.0", 12)];
+    for (name, cut, size) in models.into_iter().chain([("vgg11", "features.8", 32), ("googlenet", "inception4a", 64)]) {
+        let entry = zoo::find(name).unwrap();
+        follows(name, Case { workers: 2, ..case(entry, native(entry.native, size), 8, 2) }, &[cut]);
+    }
 }
 
 const SMALL: Input = Input::Image { size: [8, 8], channels: 3 };

@@ -2,17 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::cluster::launch::group::{self, Start};
 use crate::cluster::launch::{Ended, Output, local};
-use crate::comm::Token;
-use crate::system::disk::Disk;
-use crate::system::event::{Event, Line};
 use crate::system::phase::Phase;
 use crate::system::process;
 
 use super::Plan;
 use crate::arguments::BenchScaling;
 use crate::failure::Failure;
+use crate::run::timed::{self, Folders, Timed};
 
 /// Steps that are not counted: caches and links are warmed up and messages put in order.
 const WARM_UP: usize = 5;
@@ -79,26 +76,10 @@ impl Setup {
     }
 }
 
-/// Folders of runs, which go with this value.
-struct Runs(Vec<PathBuf>);
-
-impl Runs {
-    fn new(count: usize) -> Self {
-        let name = |number| format!("paceline-scaling-{}-{number}", std::process::id());
-        Self((0..count).map(|number| std::env::temp_dir().join(name(number))).collect())
-    }
-}
-
-impl Drop for Runs {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
-    }
-}
-
 /// Has the algorithms measured that the set-ups use, by single steps that are not counted.
 pub fn warm_up(plan: &Plan<'_>, several: &[usize]) -> Result<(), Failure> {
     for setup in std::iter::once(Setup::One).chain(several.iter().map(|&count| Setup::OneReplica(count))) {
-        let runs = Runs::new(1);
+        let runs = Folders::new("scaling", 1);
         start(plan, setup, &runs, (1, "on"))?;
     }
     Ok(())
@@ -106,12 +87,12 @@ pub fn warm_up(plan: &Plan<'_>, several: &[usize]) -> Result<(), Failure> {
 
 /// One turn.
 pub fn measure(plan: &Plan<'_>, setup: Setup) -> Result<Measured, Failure> {
-    let runs = Runs::new(if let Setup::Apart(workers) = setup { workers } else { 1 });
+    let runs = Folders::new("scaling", if let Setup::Apart(workers) = setup { workers } else { 1 });
     start(plan, setup, &runs, (plan.arguments.steps + WARM_UP, "known"))?;
     let (workers, _, batch) = setup.shape(plan);
     let batch = if let Setup::Apart(_) = setup { batch / workers } else { batch } as f64;
     let mut found = Vec::new();
-    for folder in &runs.0 {
+    for folder in runs.paths() {
         found.push(steps(folder)?);
     }
     let mean = |of: fn(&(f64, f64)) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
@@ -120,8 +101,7 @@ pub fn measure(plan: &Plan<'_>, setup: Setup) -> Result<Measured, Failure> {
 }
 
 /// Runs the processes of a set-up to their end.
-fn start(plan: &Plan<'_>, setup: Setup, runs: &Runs, (steps, calibrate): (usize, &str)) -> Result<(), Failure> {
-    let program = std::env::current_exe().map_err(Failure::failed)?;
+fn start(plan: &Plan<'_>, setup: Setup, runs: &Folders, (steps, calibrate): (usize, &str)) -> Result<(), Failure> {
     let cores = process::cores();
     // Those that train together share the cores by themselves, in the same way.
     let shares = match setup {
@@ -129,25 +109,18 @@ fn start(plan: &Plan<'_>, setup: Setup, runs: &Runs, (steps, calibrate): (usize,
         Setup::Apart(workers) => local::share(&cores, workers),
         Setup::OneReplica(_) | Setup::Replicas(_) | Setup::Together(_) => vec![Vec::new()],
     };
-    let process = |(rank, (cores, folder)): (usize, (Vec<usize>, &PathBuf))| Start {
-        rank,
-        host: "this machine".into(),
-        program: program.clone(),
-        arguments: words(plan, setup, (steps, calibrate), folder),
-        variables: Vec::new(),
-        token: Token::random(),
+    let timed = |(cores, folder): (Vec<usize>, &PathBuf)| Timed {
+        words: words(plan, setup, (steps, calibrate), folder),
         cores,
-        inherits: false,
-        signals: true,
     };
-    let starts: Vec<Start> = shares.into_iter().zip(&runs.0).enumerate().map(process).collect();
-    let ended = group::run(&starts, &plan.stop, &Output::to(std::io::stdout()), &Output::to(std::io::stderr()));
+    let all = shares.into_iter().zip(runs.paths()).map(timed).collect();
+    let ended = timed::run(all, &plan.stop, &Output::to(std::io::stderr()));
     let name = setup.name(plan);
     match ended {
         Ok(Ended::Done) => Ok(()),
         Ok(Ended::Failed { .. }) => Err(Failure::failed(format!("{name} failed; its sentence is above"))),
         Ok(Ended::Interrupted { .. }) => Err(Failure::failed(format!("interrupted while {name} was measured"))),
-        Err(error) => Err(Failure::failed(format!("{name}: {error}"))),
+        Err(failure) => Err(Failure::failed(format!("{name}: {}", failure.into_error()))),
     }
 }
 
@@ -178,19 +151,10 @@ fn words(plan: &Plan<'_>, setup: Setup, (steps, calibrate): (usize, &str), folde
 
 /// The mean step of a run, and how long it waited for others, without the first steps.
 fn steps(folder: &Path) -> Result<(f64, f64), Failure> {
-    let events = Disk::real().read_text(&folder.join("events/rank-0.jsonl"))?;
-    let found: Vec<(f64, f64)> = events
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Line>(line).ok())
-        .filter_map(|line| match line.event {
-            Event::Step { seconds, phases, .. } => Some((seconds, phases.get(Phase::Exchange).unwrap_or(0.0))),
-            _ => None,
-        })
-        .skip(WARM_UP)
+    let found: Vec<(f64, f64)> = timed::steps(folder, WARM_UP)?
+        .iter()
+        .map(|step| (step.seconds, step.phases.get(Phase::Exchange).unwrap_or(0.0)))
         .collect();
-    if found.is_empty() {
-        return Err(Failure::failed("the run logged no steps"));
-    }
     let mean = |of: fn(&(f64, f64)) -> f64| found.iter().map(of).sum::<f64>() / found.len() as f64;
     Ok((mean(|step| step.0), mean(|step| step.1)))
 }

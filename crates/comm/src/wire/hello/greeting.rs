@@ -29,6 +29,8 @@ pub enum Purpose {
     Data = 2,
     /// Handing over shared memory.
     Memory = 3,
+    /// Handing out samples, to whoever trains on them.
+    Samples = 4,
 }
 
 impl Purpose {
@@ -37,6 +39,7 @@ impl Purpose {
             1 => Some(Self::Control),
             2 => Some(Self::Data),
             3 => Some(Self::Memory),
+            4 => Some(Self::Samples),
             _ => None,
         }
     }
@@ -48,6 +51,7 @@ impl fmt::Display for Purpose {
             Self::Control => "control",
             Self::Data => "data",
             Self::Memory => "memory",
+            Self::Samples => "samples",
         })
     }
 }
