@@ -19,6 +19,7 @@ use paceline_parallel::siblings::ReplicaLinks;
 use paceline_system::clock::Clock;
 use paceline_system::random::Random;
 use paceline_tensor::device::cpu::Cpu;
+use paceline_tensor::part::Piece;
 use paceline_tensor::{MemoryUse, Precision};
 use paceline_train::Config;
 use paceline_train::engine::Place;
@@ -55,6 +56,7 @@ fn case(model: &'static str, side: usize, batch: usize, split: &'static str) -> 
 /// Pieces of whole tensors by name, and the losses.
 struct Trained {
     tensors: BTreeMap<String, Vec<f32>>,
+    momentum: BTreeMap<String, Vec<f32>>,
     losses: Vec<f64>,
     evaluated: f64,
 }
@@ -149,7 +151,8 @@ impl Case {
         replica.settle().unwrap().unwrap();
         let tally = replica.evaluate(&first(&self.batch(0, worker), replica.options().micro_batch)).unwrap().1;
         let evaluated = replica.total(tally).unwrap().mean_loss();
-        Trained { tensors: tensors(&replica), losses, evaluated }
+        let (tensors, momentum) = tensors(&replica);
+        Trained { tensors, momentum, losses, evaluated }
     }
 
     /// All parts of all workers; the tensors of the first worker put together.
@@ -164,11 +167,11 @@ impl Case {
         let mut whole = all.remove(0);
         for (number, other) in all.iter().enumerate() {
             assert_eq!((&whole.losses, whole.evaluated), (&other.losses, other.evaluated), "all hear the same");
-            for (name, numbers) in other.tensors.iter().filter(|_| number + 1 < parts) {
-                let held = whole.tensors.entry(name.clone()).or_insert_with(|| vec![f32::NAN; numbers.len()]);
-                for (one, other) in held.iter_mut().zip(numbers).filter(|(_, other)| !other.is_nan()) {
-                    assert!(one.is_nan() || *one == *other, "{name}: what several parts have is the same");
-                    *one = *other;
+            if number + 1 < parts {
+                put_together(&mut whole.tensors, &other.tensors);
+                // Of a divided optimizer, each worker has its chunks.
+                if self.config.workers == 1 {
+                    put_together(&mut whole.momentum, &other.momentum);
                 }
             }
         }
@@ -191,31 +194,42 @@ impl Case {
     }
 }
 
-/// Trains in parts and whole: parts are within 1e-5, or hardly farther than whole models are whose weights begin with other last bits.
-/// Batch-norms over few numbers magnify rounding from layer to layer, and a maximum that is nearly two can fall either way.
+/// Trains in parts and whole, in steps so small that all gradients are those of the first weights: batch-norms over few numbers magnify
+/// rounding from layer to layer, and step by step that would grow without bound. What ten steps have gathered of gradients (the optimizer's
+/// momentum), weights with statistics, and losses are within 1e-5, or hardly farther than those of a whole model whose weights begin with
+/// other last bits.
 fn as_near_as_rounding(case: &Case, splits: &[&'static str]) {
     let with = |split: &str| Config { split: split.parse().unwrap(), ..case.config.clone() };
     let whole = Case { config: with("replicate"), ..case.clone() };
     let expected = whole.run();
-    let rounding = [1, 2].map(|nudge| far(&Case { nudge, ..whole.clone() }.run(), &expected));
-    let rounding = rounding[0].max(rounding[1]);
+    let rounding = far(&Case { nudge: 1, ..whole }.run(), &expected);
     for split in splits {
         let found = far(&Case { config: with(split), ..case.clone() }.run(), &expected);
-        println!("{} {split}: {found:.1e}, rounding {rounding:.1e}", case.model);
-        assert!(found <= (4.0 * rounding).max(1e-5), "{} {split}: {found:e}, rounding {rounding:e}", case.model);
+        println!("{} {split}: gradients, tensors and losses {found:?}, rounding {rounding:?}", case.model);
+        for (found, rounding) in found.into_iter().zip(rounding) {
+            assert!(
+                found <= (4.0 * rounding).max(1e-5) && found < 0.7,
+                "{} {split}: {found:e} {rounding:e}",
+                case.model
+            );
+        }
     }
 }
 
-/// The largest distance of a tensor, in parts of its length.
-fn far(one: &Trained, other: &Trained) -> f64 {
+/// The largest distance of a tensor of the optimizer, and of weights and statistics, in parts of its length; and of a loss.
+fn far(one: &Trained, other: &Trained) -> [f64; 3] {
     let norm = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
-    let of = |(name, a): (&String, &Vec<f32>)| {
-        let b = &other.tensors[name];
-        let apart = norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied()).max(1e-2);
-        assert!(apart.is_finite(), "{name}: all parts together have it");
-        apart
+    let of = |one: &BTreeMap<String, Vec<f32>>, other: &BTreeMap<String, Vec<f32>>| {
+        let apart = |(name, a): (&String, &Vec<f32>)| {
+            let b = &other[name];
+            let apart = norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied()).max(1e-3);
+            assert!(apart.is_finite(), "{name}: all parts together have it");
+            apart
+        };
+        one.iter().map(apart).fold(0.0, f64::max)
     };
-    one.tensors.iter().map(of).fold(0.0, f64::max)
+    let losses = one.losses.iter().zip(&other.losses).map(|(a, b)| (a - b).abs() / b).fold(0.0, f64::max);
+    [of(&one.momentum, &other.momentum), of(&one.tensors, &other.tensors), losses]
 }
 
 /// As many of the first samples of a batch.
@@ -230,26 +244,43 @@ fn first(batch: &Batch, most: usize) -> Batch {
     }
 }
 
-/// All parameters and states as they are in the whole model, with no number where another part has it.
-fn tensors(replica: &Replica) -> BTreeMap<String, Vec<f32>> {
-    let store = replica.store();
-    let Some(whole) = &replica.whole else {
-        let parameters =
-            replica.parameters.iter().enumerate().map(|(i, p)| (p.name.clone(), store.parameter(i).to_vec()));
-        let states = replica.states.iter().enumerate().map(|(i, s)| (s.name.clone(), store.state(i).to_vec()));
-        return parameters.chain(states).collect();
-    };
-    let put = |name: &String, tensor: Tensor| {
-        let mut all = vec![f32::NAN; whole.elements(tensor)];
-        if let Some((number, piece)) = whole.own(tensor) {
-            let own = if let Tensor::State(_) = tensor { store.state(*number) } else { store.parameter(*number) };
-            piece.put(own, &mut all);
+/// Fills in what another part has.
+fn put_together(whole: &mut BTreeMap<String, Vec<f32>>, part: &BTreeMap<String, Vec<f32>>) {
+    for (name, numbers) in part {
+        let held = whole.entry(name.clone()).or_insert_with(|| vec![f32::NAN; numbers.len()]);
+        for (one, other) in held.iter_mut().zip(numbers).filter(|(_, other)| !other.is_nan()) {
+            assert!(one.is_nan() || *one == *other, "{name}: what several parts have is the same");
+            *one = *other;
         }
+    }
+}
+
+/// All parameters and states as they are in the whole model, and the optimizer's buffer, with no number where another part has it.
+fn tensors(replica: &Replica) -> (BTreeMap<String, Vec<f32>>, BTreeMap<String, Vec<f32>>) {
+    let (store, whole) = (replica.store(), replica.whole.as_ref());
+    let put = |name: &String, tensor: Tensor, number: usize| {
+        let (number, piece) = match whole {
+            Some(whole) => whole.own(tensor).cloned().unwrap_or((0, Piece::Absent)),
+            None => (number, Piece::Whole),
+        };
+        let own = match tensor {
+            _ if piece == Piece::Absent => &[],
+            Tensor::State(_) => store.state(number),
+            Tensor::Parameter(_) => store.parameter(number),
+            Tensor::Optimizer { .. } if replica.has_shard() => return (name.clone(), Vec::new()),
+            Tensor::Optimizer { slot, .. } => &replica.engine.weights().optimizer[slot][store.layout().range(number)],
+        };
+        let mut all = vec![f32::NAN; whole.map_or(own.len(), |whole| whole.elements(tensor))];
+        piece.put(own, &mut all);
         (name.clone(), all)
     };
-    let parameters = whole.parameters.iter().enumerate().map(|(index, one)| put(&one.name, Tensor::Parameter(index)));
-    let states = whole.states.iter().enumerate().map(|(index, one)| put(&one.name, Tensor::State(index)));
-    parameters.chain(states).collect()
+    let (parameters, states) =
+        whole.map_or((&replica.parameters, &replica.states), |whole| (&whole.parameters, &whole.states));
+    let weights = parameters.iter().enumerate().map(|(index, one)| put(&one.name, Tensor::Parameter(index), index));
+    let kept = states.iter().enumerate().map(|(index, one)| put(&one.name, Tensor::State(index), index));
+    let momentum =
+        parameters.iter().enumerate().map(|(index, one)| put(&one.name, Tensor::Optimizer { slot: 0, index }, index));
+    (weights.chain(kept).collect(), momentum.collect())
 }
 
 fn close(one: &Trained, other: &Trained, what: &str) {
@@ -309,24 +340,27 @@ fn alexnet_with_its_dropout_is_alexnet() {
     case("alexnet", 64, 2, "channel:2").follow_all(&["channel:2", hybrid]);
 }
 
-fn slowly(model: &'static str, side: usize) -> Case {
-    Case { learning_rate: 0.001, ..case(model, side, 4, "channel:2") }
+fn slowly(model: &'static str, side: usize, batch: usize) -> Case {
+    Case { learning_rate: 1e-7, ..case(model, side, batch, "channel:2") }
 }
 
 #[test]
 #[ignore = "cargo x ci: parts"]
 fn vgg11_in_parts_is_vgg11() {
-    as_near_as_rounding(&slowly("vgg11", 32), &["channel:2", "features=replicate,classifier=channel:2"]);
+    as_near_as_rounding(&slowly("vgg11", 32, 4), &["channel:2", "features=replicate,classifier=channel:2"]);
 }
 
 #[test]
 #[ignore = "cargo x ci: parts"]
 fn googlenet_in_parts_is_googlenet() {
-    as_near_as_rounding(&slowly("googlenet", 64), &["channel:2", "branch:2", "branch,conv1=channel,conv2=channel:2"]);
+    as_near_as_rounding(
+        &slowly("googlenet", 64, 6),
+        &["channel:2", "branch:2", "branch,conv1=channel,conv2=channel:2"],
+    );
 }
 
 #[test]
 #[ignore = "cargo x ci: parts"]
 fn inceptionv3_in_parts_is_inceptionv3() {
-    as_near_as_rounding(&slowly("inceptionv3", 75), &["channel:2", "branch:2"]);
+    as_near_as_rounding(&slowly("inceptionv3", 75, 12), &["channel:2", "branch:2"]);
 }
