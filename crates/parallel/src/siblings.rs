@@ -33,10 +33,11 @@ impl ReplicaLinks {
         match self {
             // The last stage has an answer, and all have votes.
             Self::Stages(links) => links.siblings().sum_report(own),
-            // All parts have the same answers.
+            // All parts have answers, which rounding may tell apart: those of the first are everybody's.
             Self::Parts(links) => {
                 let votes = StepReport { votes: own.votes, ..StepReport::default() };
-                Ok(StepReport { votes: links.siblings().sum_report(votes)?.votes, ..own })
+                let is_first = links.siblings().number() == 0;
+                links.siblings().sum_report(if is_first { own } else { votes })
             }
         }
     }
@@ -74,6 +75,14 @@ impl Siblings {
         let mut words = own.to_words();
         self.0.all_reduce(&mut words)?;
         Ok(StepReport::from_words(words))
+    }
+
+    /// Replaces numbers by those of the first.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn follow_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        self.0.broadcast(Rank(0), numbers)
     }
 
     /// Adds up a number: everybody gets the same sum.

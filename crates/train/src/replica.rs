@@ -1,6 +1,7 @@
 //! One copy of a model, ready to be trained and evaluated: what its tensors are, the engine that computes,
 //! and how its steps are made together with others'. It knows nothing of data and files.
 
+mod parts;
 mod pipeline;
 mod rescue;
 mod shard;
@@ -452,7 +453,7 @@ impl Replica {
     pub fn settle(&mut self) -> Result<Result<(), NotFinite>, TrainError> {
         self.mark_boundary();
         match self.exchange.settle(&mut self.engine) {
-            Ok(()) => Ok(Ok(())),
+            Ok(()) => self.follow_first_part().map(Ok),
             Err(halt) => self.not_finite(halt).map(Err),
         }
     }

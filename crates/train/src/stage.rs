@@ -122,17 +122,20 @@ pub struct WholeTensor {
     pub own: Option<(usize, Piece)>,
     /// The pieces that make it, each with the rank that gives it to a file: the first that has all of it, or all that have some.
     pub sources: Vec<(usize, Piece)>,
+    /// Whether all ranks have all of it.
+    is_everybodys: bool,
 }
 
 impl WholeTensor {
     /// Given what each rank has of it, and which rank this is, with the number that the tensor would have there.
     fn of(pieces: Vec<Piece>, (own, number): (usize, usize)) -> Self {
+        let is_everybodys = pieces.iter().all(|piece| *piece == Piece::Whole);
         let held = Some(pieces[own].clone()).filter(|piece| *piece != Piece::Absent);
         let mut sources: Vec<_> = pieces.into_iter().enumerate().filter(|(_, piece)| *piece != Piece::Absent).collect();
         if let Some(whole) = sources.iter().position(|(_, piece)| *piece == Piece::Whole) {
             sources = vec![sources.swap_remove(whole)];
         }
-        Self { own: held.map(|piece| (number, piece)), sources }
+        Self { own: held.map(|piece| (number, piece)), sources, is_everybodys }
     }
 }
 
@@ -177,6 +180,13 @@ impl WholeModel {
     /// Whether this rank gives a tensor, or what it has of it, to files: where several have it, one does.
     pub fn gives(&self, tensor: Tensor) -> bool {
         self.tensor(tensor).sources.iter().any(|(rank, _)| *rank == self.own_rank)
+    }
+
+    /// The parameters and states of which all ranks have all, in the order of files.
+    pub fn everybodys(&self) -> Vec<Tensor> {
+        let parameters = (0..self.parameters.len()).map(Tensor::Parameter);
+        let all = parameters.chain((0..self.states.len()).map(Tensor::State));
+        all.filter(|&tensor| self.tensor(tensor).is_everybodys).collect()
     }
 
     /// Which of this replica's parameters it counts where all ranks together count each once.

@@ -177,10 +177,13 @@ impl Trainer {
         self.replica.begin_together(step, identity)
     }
 
-    /// Computes together with the other stages or parts of its worker from now on.
-    pub fn join_siblings(&mut self, links: ReplicaLinks) {
+    /// Computes together with the other stages or parts of its worker from now on, which all call this at the same point.
+    ///
+    /// # Errors
+    /// When another of them, or the way to it, has failed.
+    pub fn join_siblings(&mut self, links: ReplicaLinks) -> Result<(), TrainError> {
         self.replica.report_to(&self.journal.progress);
-        self.replica.join_siblings(links);
+        self.replica.join_siblings(links)
     }
 
     /// Measures what a micro-batch takes in every stage, and makes the order of a step from it; what a step is expected to take then. Parts
