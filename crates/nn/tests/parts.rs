@@ -204,5 +204,6 @@ fn what_cannot_be_is_refused_with_what_can() {
     let error = refused("cnn5", "block7=channel", 4);
     assert!(error.contains("block7") && error.contains("there are conv1, bn1"), "{error}");
     let error = refused("vgg11", "replicate", 1);
-    assert!(error.contains("features.0") && error.contains("too few"), "{error}");
+    assert!(error.contains("features.0") && error.contains("1 sample at once is too few for 2 parts"), "{error}");
+    assert!(error.contains("type --last-batch drop, or a --batch that divides"), "{error}");
 }

@@ -138,11 +138,18 @@ fn check(facts: &Facts<'_>, forms: &[Option<Form>], trains: bool) -> Result<(), 
             return refuse(&node.layer, message.into());
         }
         if trains && facts.batch < facts.parts {
-            let message = format!("{} samples are too few for {} parts to have some each", facts.batch, facts.parts);
-            return refuse(&node.layer, message);
+            return refuse(&node.layer, too_few(facts.batch, facts.parts));
         }
     }
     Ok(())
+}
+
+fn too_few(samples: usize, parts: usize) -> String {
+    let are = if samples == 1 { "sample at once is" } else { "samples at once are" };
+    format!(
+        "{samples} {are} too few for {parts} parts to have some each; if an epoch's last batch is that small, type --last-batch drop, or a \
+         --batch that divides the training samples; if every batch is, a larger --batch, or a smaller --accumulate; or channel for the layer"
+    )
 }
 
 /// The graph of one part.
