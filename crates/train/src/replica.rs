@@ -518,15 +518,16 @@ impl Replica {
     }
 
     /// Where a step went wrong, as layer and operation: the first result that is not finite for this batch.
-    /// Where later layers have changed since, there may be none any more; then it is the gradient that was
-    /// seen.
+    /// Where later layers have changed since, there may be none any more; then, and of a part of every layer, it
+    /// is the gradient that was seen.
     ///
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64, seen: NotFinite) -> (String, &'static str) {
         let moment = Moment { step, learning_rate: 0.0 };
-        // Others may still change weights that are everybody's; then it is not computed again.
-        let parts = if self.exchange.freeze() { self.micro_batches(batch) } else { 0 };
+        // Others may still change weights that are everybody's, and a part cannot compute by itself; then it is not computed again.
+        let again = self.exchange.freeze() && !self.exchange.has_parts();
+        let parts = if again { self.micro_batches(batch) } else { 0 };
         let found = (0..parts).find_map(|part| {
             let inputs = Inputs { seed: 1.0, ..self.inputs(batch, part, moment) };
             self.engine.find_non_finite(&inputs)

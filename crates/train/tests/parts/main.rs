@@ -25,7 +25,7 @@ use paceline_train::Config;
 use paceline_train::engine::Place;
 use paceline_train::micro_batch::MicroBatchSizes;
 use paceline_train::phases::Phases;
-use paceline_train::replica::{Replica, ReplicaOptions};
+use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
 use paceline_train::serve::{ServerOptions, fingerprint};
 use paceline_train::stage::{ModelStage, Tensor};
 use world::{Carry, TIMEOUT, communicators};
@@ -108,8 +108,8 @@ impl Case {
         Batch { size: own.len(), images, targets: targets[own].to_vec(), share, ..Batch::default() }
     }
 
-    /// One part of one worker.
-    fn part(&self, rank: usize, mut world: Communicator) -> Trained {
+    /// One part of one worker, which has met the others.
+    fn joined(&self, rank: usize, mut world: Communicator) -> Replica {
         let (workers, parts) = (self.config.workers, self.config.parts());
         let mesh = Mesh::on_one_node(Extent { workers, stages: 1, parts, servers: 0 });
         let at = mesh.coordinates(Rank::at(rank)).unwrap();
@@ -117,9 +117,8 @@ impl Case {
         let model = ModelStage::whole(zoo::find(self.model).unwrap()).in_parts(form.as_ref());
         let place = Place::Cpu(Arc::new(Cpu::new(1)));
         let mut replica = Replica::stage(model, self.options(at.data), &place).unwrap();
-        let apart = if self.apart { at.part as u64 } else { 0 };
         if self.nudge > 0 {
-            nudge(&mut replica, &[self.nudge, apart]);
+            nudge(&mut replica, &[self.nudge, if self.apart { at.part as u64 } else { 0 }]);
         }
         let data = world.group(&mesh.group(Axis::Data, Rank::at(rank))).unwrap();
         if parts > 1 {
@@ -136,11 +135,17 @@ impl Case {
             let known = ServerOptions { step: 0, steps_per_epoch: STEPS, input, classes: 10, shape };
             replica.begin_together(0, known.identity()).unwrap();
         }
+        replica
+    }
+
+    /// What it has trained.
+    fn part(&self, rank: usize, world: Communicator) -> Trained {
+        let (mut replica, parts) = (self.joined(rank, world), self.config.parts());
         let begun = tensors(&replica).0;
-        if apart > 0 {
-            nudge(&mut replica, &[self.nudge, apart]);
+        if self.apart {
+            nudge(&mut replica, &[self.nudge, (rank % parts) as u64]);
         }
-        Trained { begun, ..self.train(replica, at.data) }
+        Trained { begun, ..self.train(replica, rank / parts) }
     }
 
     fn train(&self, mut replica: Replica, worker: usize) -> Trained {
@@ -355,6 +360,27 @@ fn parts_that_rounding_has_told_apart_hear_the_same_and_come_together() {
         apart.run();
         Case { config: Config { workers: 2, ..apart.config.clone() }, ..apart }.run();
     }
+}
+
+#[test]
+fn a_part_says_what_it_has_seen_and_computes_nothing_again_without_the_others() {
+    let case = case("lenet5", 32, 6, "channel:2");
+    let find = &|(rank, world)| {
+        let mut replica = case.joined(rank, world);
+        let bias = replica.parameters.iter().position(|one| one.name == "fc3.bias").unwrap();
+        replica.store_mut().parameter_mut(bias).fill(f32::NAN);
+        let (batch, moment) = (case.batch(0, 0), Moment { step: 0, learning_rate: 0.1 });
+        let output = replica.step(&batch, moment, &mut Phases::start(&Clock::real())).unwrap();
+        assert_eq!(output.updated, Err(NotFinite::Loss));
+        replica.find_non_finite(&batch, 0, NotFinite::Loss)
+    };
+    std::thread::scope(|scope| {
+        let ranks = communicators(Carry::Thread, 2).into_iter().enumerate();
+        let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || find(rank))).collect();
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), ("loss".to_owned(), "cross_entropy"));
+        }
+    });
 }
 
 #[test]
