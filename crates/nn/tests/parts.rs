@@ -154,6 +154,9 @@ fn tensors_stand_alike_in_training_and_in_evaluation() {
             let [train, eval, rest] = [of(Mode::Train, 6), of(Mode::Eval, 6), of(Mode::Eval, 1)];
             assert_eq!(train.pieces, eval.pieces, "{name} {split}");
             assert_eq!(train.pieces, rest.pieces, "{name} {split}");
+            for batch in (parts..2 * parts).chain([7, 13, 100]) {
+                assert_eq!(train.pieces, of(Mode::Train, batch).pieces, "{name} {split}, {batch} samples");
+            }
             let has = |pieces: &[Piece], own: &[PartTensor]| {
                 let own: Vec<_> = own.iter().map(|own| (own.whole, own.piece.clone())).collect();
                 let listed = pieces.iter().cloned().enumerate().filter(|(_, piece)| *piece != Piece::Absent);

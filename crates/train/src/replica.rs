@@ -212,6 +212,7 @@ impl Replica {
         let on_gpu = place.is_gpu();
         let eval = stage.network(Mode::Eval, micro_batch, &options)?;
         let (whole, pieces) = (stage.inventory(&options)?, eval.pieces.clone());
+        whole.iter().zip(&pieces).for_each(|(whole, pieces)| whole.check_own(pieces));
         let (parameters, states) = tensors(&eval);
         let sizes = [&[micro_batch], &options.other_sizes[..]].concat();
         let plan_for = |samples: usize| {

@@ -5,10 +5,10 @@ pub mod plan;
 
 use std::ops::Range;
 
-use paceline_nn::{Mode, Model, Network, Parameter, PartForm, PartPieces, StageNetwork, State};
+use paceline_nn::{Mode, Model, Network, Parameter, PartForm, PartPieces, StageNetwork, StagePieces, State};
 use paceline_parallel::split::StageTimes;
 use paceline_tensor::execute::Profile;
-use paceline_tensor::part::Piece;
+use paceline_tensor::part::{PartTensor, Piece};
 use paceline_tensor::{GraphError, Plan, Store, Value};
 
 use crate::replica::ReplicaOptions;
@@ -180,6 +180,19 @@ impl WholeModel {
     /// Whether this rank gives a tensor, or what it has of it, to files: where several have it, one does.
     pub fn gives(&self, tensor: Tensor) -> bool {
         self.tensor(tensor).sources.iter().any(|(rank, _)| *rank == self.own_rank)
+    }
+
+    /// Holds what this rank has to what its network has.
+    ///
+    /// # Panics
+    /// When they differ: a bug.
+    pub fn check_own(&self, pieces: &StagePieces) {
+        let of = |tensors: &[WholeTensor]| {
+            let own = tensors.iter().enumerate().filter_map(|(whole, tensor)| Some((whole, tensor.own.clone()?.1)));
+            own.map(|(whole, piece)| PartTensor { whole, piece }).collect()
+        };
+        let own = StagePieces { parameters: of(&self.parameter_tensors), states: of(&self.state_tensors) };
+        assert_eq!(own, *pieces, "a part has what its worker's inventory says");
     }
 
     /// The parameters and states of which all ranks have all, in the order of files.
