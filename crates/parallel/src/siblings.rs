@@ -3,6 +3,7 @@
 
 use paceline_comm::{CommError, Communicator, Rank};
 
+use crate::agree::identity::{RunIdentity, compare};
 use crate::agree::StepReport;
 use crate::part::PartLinks;
 use crate::stage::StageLinks;
@@ -75,6 +76,15 @@ impl Siblings {
         let mut words = own.to_words();
         self.0.all_reduce(&mut words)?;
         Ok(StepReport::from_words(words))
+    }
+
+    /// All know the same of the run; before anything else that they tell each other.
+    ///
+    /// # Errors
+    /// When this one knows something else than the first, and as above.
+    pub fn identify(&mut self, own: RunIdentity) -> Result<(), CommError> {
+        let ranks = [self.0.rank(), Rank(0)].map(|rank| self.0.world_rank(rank));
+        compare(own, ranks, |words| self.follow_first(words))
     }
 
     /// Replaces numbers by those of the first.
