@@ -3,8 +3,8 @@
 
 use paceline_comm::{CommError, Communicator, Rank};
 
-use crate::agree::identity::{RunIdentity, compare};
 use crate::agree::StepReport;
+use crate::agree::identity::{RunIdentity, compare};
 use crate::part::PartLinks;
 use crate::stage::StageLinks;
 

@@ -127,12 +127,10 @@ fn stands(facts: &Facts<'_>, index: usize, way: &Way, pieces: &[Piece]) -> bool 
 
 /// Refuses what a form cannot be.
 fn check(facts: &Facts<'_>, forms: &[Option<Form>]) -> Result<(), GraphError> {
-    let is_wrong = |(node, form): &(&Node, &Option<Form>)| {
-        **form == Some(Form::Replicate) && matches!(node.op, Op::BatchNorm(_))
-    };
+    let is_wrong =
+        |(node, form): &(&Node, &Option<Form>)| **form == Some(Form::Replicate) && matches!(node.op, Op::BatchNorm(_));
     let Some((node, _)) = facts.graph.nodes().iter().zip(forms).find(is_wrong) else { return Ok(()) };
-    let message =
-        "a batch-norm takes its statistics over all samples, and here a part has its share of them; type channel for it";
+    let message = "a batch-norm takes its statistics over all samples, and here a part has its share of them; type channel for it";
     Err(refusal(node, message.into()))
 }
 
