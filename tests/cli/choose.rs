@@ -90,6 +90,27 @@ fn an_automatic_split_measures_where_nothing_is_kept_and_keeps_to_what_was_said(
 }
 
 #[test]
+fn workers_that_were_typed_are_those_that_are_chosen_whatever_carries_them() {
+    for (typed, flag) in
+        [("-w2 --carry thread --schedule cosine", "--replicas 2"), ("--workers=2 --carry tcp", "--workers 2")]
+    {
+        let place = Place::new();
+        let line = format!("{LENET} {typed} --choose-budget 3s");
+        let found = place.json(&format!("choose {line} --json"));
+        let command = found["command"].as_str().unwrap().strip_prefix("paceline ").unwrap();
+        assert!(
+            command.contains(flag) && command.matches("=2").count() + command.matches("-w2").count() == 0,
+            "{command}"
+        );
+        place.run(&format!("{command} --max-steps 2 --run typed"));
+        place.run(&format!("train {line} --split auto --max-steps 2 --run run"));
+        for run in ["typed", "run"] {
+            assert!(place.read_text(&format!("{run}/config.toml")).contains("workers = 2"), "{run}: {command}");
+        }
+    }
+}
+
+#[test]
 fn what_does_not_fit_the_memory_is_no_answer() {
     let place = Place::new();
     let line = "--model lenet5 --data synthetic:32x32x1/10/1024 --batch 512 --calibrate off --choose-budget 4s";
