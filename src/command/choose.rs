@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::train::resolve;
-use between::{Decided, Nodes};
+use between::{Compared, Decided, Nodes};
 
 use super::{Outcome, note, print, print_json, team};
 use crate::arguments::{Choose, Schedules, Train, chosen_instead, without};
@@ -48,7 +48,11 @@ pub fn run(arguments: &Choose, registry: &Registry) -> Outcome {
         Answer::Interrupted => Ok(stop.signal().exit_code().into()),
         Answer::NothingApplies(rows) => Err(nothing_applies(&rows)),
         Answer::Found(found) => {
-            let decided = nodes.map(|nodes| between::decide(&request, &found, nodes)).transpose()?.flatten();
+            let decided = match nodes.map(|nodes| between::decide(&request, &found, nodes)).transpose()? {
+                Some(Compared::Decided(decided)) => Some(decided),
+                Some(Compared::Unknown) | None => None,
+                Some(Compared::Interrupted) => return Ok(stop.signal().exit_code().into()),
+            };
             show(train, (&config, registry), &found, decided.as_ref());
             Ok(ExitCode::SUCCESS)
         }
@@ -175,7 +179,11 @@ pub fn for_training(train: &Train, config: &Config, registry: &Registry) -> Resu
         Answer::NothingApplies(_) => Ok(Auto::NotAsked),
         Answer::Found(found) => {
             if let Some(nodes) = nodes {
-                let Some(decided) = between::decide(&request, &found, nodes)? else { return Ok(Auto::NotAsked) };
+                let decided = match between::decide(&request, &found, nodes)? {
+                    Compared::Decided(decided) => decided,
+                    Compared::Unknown => return Ok(Auto::NotAsked),
+                    Compared::Interrupted => return Ok(Auto::Interrupted(stop.signal().exit_code().into())),
+                };
                 let told =
                     if decided.distributes() { "" } else { "; so this host trains alone (--distribute for all)" };
                 note(&format!("{}{told}", decided.text()));

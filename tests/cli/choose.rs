@@ -181,3 +181,19 @@ fn a_search_that_is_interrupted_ends_at_once_and_leaves_nothing() {
     assert_eq!(running.ends(PATIENCE).code(), Some(130), "{}", running.said());
     assert!(!left_behind(pid) && !place.cache().exists(), "{}", running.said());
 }
+
+#[test]
+fn an_interruption_while_the_share_of_a_node_is_measured_is_one() {
+    if !has("kill", "an_interruption_while_the_share_of_a_node_is_measured_is_one") {
+        return;
+    }
+    let place = Place::new();
+    place.run(&format!("choose {LENET} --choose-budget 2s"));
+    // What is kept answers for the whole batch, so that what is measured is the share.
+    let mut running = Running::start(&place, &format!("choose {LENET} --nodes 2 --choose-budget 4s"));
+    let pid = running.pid();
+    within(PATIENCE, "a set-up is measured", || left_behind(pid), || running.said());
+    let told = Command::new("kill").args(["-INT", &pid.to_string()]).stdout(Stdio::null()).status().unwrap();
+    assert!(told.success());
+    assert_eq!(running.ends(PATIENCE).code(), Some(130), "{}", running.said());
+}
