@@ -70,7 +70,7 @@ pub fn measure(
     length: Length,
     stop: &Stop,
 ) -> Result<Measured, Unmeasured> {
-    let folders = Folders::new("choose", 1);
+    let folders = Folders::new("choose", 1)?;
     let place = &folders.paths()[0];
     let (file, run) = (place.join("set-up.toml"), place.join("run"));
     let disk = Disk::real();

@@ -1,8 +1,10 @@
 //! The measured choice: every set-up of this node by a few steps of the real command, kept, and used by `--split auto`.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use paceline::system::process::{Tell, tell};
 use serde_json::Value;
 
 use crate::place::{Place, has, text};
@@ -25,6 +27,15 @@ fn left_behind(pid: u32) -> bool {
     let prefix = format!("paceline-choose-{pid}-");
     let names = std::fs::read_dir(std::env::temp_dir()).unwrap().flatten().map(|entry| entry.file_name());
     names.into_iter().any(|name| name.to_string_lossy().starts_with(&prefix))
+}
+
+/// The processes of runs that a search times now.
+fn timed_by(pid: u32) -> Vec<u32> {
+    let wanted = format!("paceline-choose-{pid}-");
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let words = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    pids.filter(|pid| text(&words(pid)).contains(&wanted)).collect()
 }
 
 #[test]
@@ -198,4 +209,31 @@ fn an_interruption_while_the_share_of_a_node_is_measured_is_one() {
     let told = Command::new("kill").args(["-INT", &pid.to_string()]).stdout(Stdio::null()).status().unwrap();
     assert!(told.success());
     assert_eq!(running.ends(PATIENCE).code(), Some(130), "{}", running.said());
+}
+
+#[test]
+fn runs_that_are_timed_end_with_a_search_that_is_killed() {
+    let place = Place::new();
+    let mut running = Running::start(&place, &format!("choose {LENET} --workers 2 --carry tcp"));
+    let pid = running.pid();
+    // A launcher and its two workers, which stand still so that they do not end by themselves.
+    within(PATIENCE, "processes are timed", || timed_by(pid).len() > 2, || running.said());
+    let timed = timed_by(pid);
+    timed.iter().for_each(|timed| tell(*timed, Tell::Stop));
+    tell(pid, Tell::Kill);
+    running.ends(PATIENCE);
+    let until = Instant::now() + Duration::from_secs(10);
+    while !timed_by(pid).is_empty() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let left = timed_by(pid);
+    left.iter().for_each(|left| tell(*left, Tell::Kill));
+    let folders = std::fs::read_dir(std::env::temp_dir()).unwrap().flatten().map(|entry| entry.path());
+    let own = format!("paceline-choose-{pid}-");
+    for folder in folders.filter(|path| path.to_string_lossy().contains(&own)) {
+        let mode = folder.metadata().unwrap().permissions().mode();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(mode & 0o777, 0o700, "{}", folder.display());
+    }
+    assert!(left.is_empty(), "{left:?} of {timed:?} go on");
 }
