@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::cluster::ClusterError;
 use crate::cluster::launch::child::PARENT;
@@ -40,6 +41,9 @@ impl Folders {
     }
 }
 
+/// After it was asked to end, a run that is timed may finish a step; it has nothing to save, so it is not waited for any longer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// One that is to be started: its words behind the name of the program, and the cores it stays on, or all.
 pub struct Timed {
     /// What it is started with, `train` first.
@@ -63,7 +67,7 @@ pub fn run(all: Vec<Timed>, stop: &Stop, said: &Output) -> Result<Ended, Failure
         signals: true,
     };
     let starts: Vec<Start> = all.into_iter().enumerate().map(start).collect();
-    group::run(&starts, stop, said, said).map_err(|error: ClusterError| error.into())
+    group::run_obeying(&starts, (stop, PATIENCE), said, said).map_err(|error: ClusterError| error.into())
 }
 
 /// Keeps the last words of a run, to be told where it fails.
