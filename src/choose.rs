@@ -53,6 +53,8 @@ pub struct Request<'a> {
     pub registry: &'a Registry,
     /// How algorithms are chosen.
     pub calibrate: Calibrate,
+    /// Whether, and by which files, what processes send each other is encrypted.
+    pub tls: Option<&'a str>,
     /// Seconds that it may take.
     pub budget_s: f64,
     /// Whether it is measured although something is kept.
@@ -141,7 +143,9 @@ pub fn choose(request: &Request<'_>) -> Result<Answer, Failure> {
     let node = Node::look(&config);
     let (disk, folder, host) = (Disk::real(), calibrate::folder(), Host::look());
     let own = request.registry.fingerprint(&config.data);
-    let key = kept::key(&config, &request.said, node, &host) + &own + &format!("{:?}", request.calibrate);
+    let key = kept::key(&config, &request.said, node, &host)
+        + &own
+        + &format!("{:?}, {:?}", request.calibrate, request.tls.is_some());
     if let (Some(folder), false) = (&folder, request.again) {
         match kept::load(&disk, folder, &host, (&key, request.budget_s)) {
             Ok(Some(kept)) => {

@@ -60,13 +60,23 @@ pub fn run(arguments: &Choose, registry: &Registry) -> Outcome {
 }
 
 fn request<'a>(
-    (train, config): (&Train, &'a Config),
+    (train, config): (&'a Train, &'a Config),
     registry: &'a Registry,
     stop: &'a Stop,
     style: Style,
 ) -> Request<'a> {
     let (calibrate, budget_s) = (train.calibrate, train.choose_budget.unwrap_or(BUDGET_S));
-    Request { config, said: said(train, config), registry, calibrate, budget_s, again: false, stop, style }
+    Request {
+        config,
+        said: said(train, config),
+        registry,
+        calibrate,
+        tls: train.tls.as_deref(),
+        budget_s,
+        again: false,
+        stop,
+        style,
+    }
 }
 
 fn refuse_what_is_not_for_one_node(train: &Train) -> Result<(), Failure> {
