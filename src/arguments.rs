@@ -18,7 +18,7 @@ use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
 use crate::train::together::{self, Agree, Overlap, Sharding, Split, Squeeze, Staleness};
 pub use bench::*;
-pub use choose::{Choose, without};
+pub use choose::{Choose, chosen_instead, without};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 pub use parse::Schedules;
 

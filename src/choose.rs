@@ -53,6 +53,8 @@ pub struct Request<'a> {
     pub registry: &'a Registry,
     /// How algorithms are chosen.
     pub calibrate: Calibrate,
+    /// Whether, and by which files, what processes send each other is encrypted.
+    pub tls: Option<&'a str>,
     /// Seconds that it may take.
     pub budget_s: f64,
     /// Whether it is measured although something is kept.
@@ -141,9 +143,11 @@ pub fn choose(request: &Request<'_>) -> Result<Answer, Failure> {
     let node = Node::look(&config);
     let (disk, folder, host) = (Disk::real(), calibrate::folder(), Host::look());
     let own = request.registry.fingerprint(&config.data);
-    let key = kept::key(&config, &request.said, node, &host) + &own + &format!("{:?}", request.calibrate);
+    let key = kept::key(&config, &request.said, node, &host)
+        + &own
+        + &format!("{:?}, {:?}", request.calibrate, request.tls.is_some());
     if let (Some(folder), false) = (&folder, request.again) {
-        match kept::load(&disk, folder, &host, &key) {
+        match kept::load(&disk, folder, &host, (&key, request.budget_s)) {
             Ok(Some(kept)) => {
                 if let Some(found) = found_again(kept) {
                     return Ok(Answer::Found(found));
@@ -158,7 +162,7 @@ pub fn choose(request: &Request<'_>) -> Result<Answer, Failure> {
     if let (Answer::Found(found), Some(folder)) = (&answer, &folder) {
         let Found { rows, seconds, .. } = found.clone();
         let chosen = found.choice().setup.clone();
-        let kept = Kept { key, rows, chosen, seconds, unix_s: unix_seconds() };
+        let kept = Kept { key, rows, chosen, seconds, budget_s: request.budget_s, unix_s: unix_seconds() };
         if let Err(error) = kept::save(&disk, folder, &host, kept) {
             note(&format!("warning: what was chosen is not kept: {error}"));
         }

@@ -42,10 +42,36 @@ pub fn without(words: impl Iterator<Item = String>, flags: &[&str]) -> Vec<Strin
     let stays = |word: &String| {
         let belongs = std::mem::take(&mut is_value);
         is_value = !belongs && flags.contains(&word.as_str());
-        let is_joined = word.split_once('=').is_some_and(|(flag, _)| flags.contains(&flag));
+        // A value may be joined to its flag: --workers=2, -w=2, -w2.
+        let is_joined = flags.iter().any(|flag| match word.strip_prefix(flag) {
+            Some(value) => value.starts_with('=') || !value.is_empty() && !flag.starts_with("--"),
+            None => false,
+        });
         !belongs && !is_value && !is_joined
     };
-    words.filter(stays).collect()
+    words.flat_map(apart).filter(stays).collect()
+}
+
+/// `-qw2` is `-q` and `-w2`: of the flags with one letter, -q alone has no value.
+fn apart(word: String) -> Vec<String> {
+    let rest = word.trim_start_matches(['q', '-']);
+    if word.starts_with("-q") && !rest.is_empty() { vec!["-q".into(), format!("-{rest}")] } else { vec![word] }
+}
+
+/// The words of a training with those of a choice behind them, in place of whatever was typed of the same.
+pub fn chosen_instead(own: impl Iterator<Item = String>, chosen: &[String]) -> Vec<String> {
+    let mut replaced = Vec::new();
+    for flag in chosen.iter().step_by(2) {
+        match flag.as_str() {
+            "--workers" => replaced.extend(["--workers", "-w", "--replicas"]),
+            "--replicas" => replaced.extend(["--workers", "-w", "--replicas", "--carry"]),
+            "--micro-batches" => replaced.extend(["--micro-batches", "--accumulate"]),
+            // Of a pipeline or of the learning rate: each has its last word.
+            "--schedule" => {}
+            other => replaced.push(other),
+        }
+    }
+    without(own, &replaced).into_iter().chain(chosen.iter().cloned()).collect()
 }
 
 impl Train {
@@ -55,7 +81,7 @@ impl Train {
         if self.chosen.is_empty() {
             return own.collect();
         }
-        without(own, &["--hosts"]).into_iter().chain(self.chosen.iter().cloned()).collect()
+        chosen_instead(without(own, &["--hosts"]).into_iter(), &self.chosen)
     }
 
     /// This process's own words with what `--split auto` has come to, on this machine.
@@ -64,7 +90,7 @@ impl Train {
     /// When they contradict each other.
     pub fn with(&self, chosen: Vec<String>) -> Result<Self, Failure> {
         let own = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
-        let all = without(own, &["--hosts"]).into_iter().chain(chosen.iter().cloned());
+        let all = chosen_instead(without(own, &["--hosts"]).into_iter(), &chosen);
         match Cli::try_parse_from(all).map_err(Failure::refused)?.command {
             Command::Train(train) => Ok(Self { chosen, ..*train }),
             _ => unreachable!("only a training is given more words"),
@@ -78,11 +104,43 @@ mod tests {
 
     #[test]
     fn flags_are_taken_out_with_their_values() {
-        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
         let left = without(
             words("train --hosts a,b --batch 8 --split=auto --hosts=c -q").into_iter(),
             &["--hosts", "--split"],
         );
         assert_eq!(left, words("train --batch 8 -q"));
+    }
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn what_is_chosen_stands_in_place_of_what_was_typed_of_the_same() {
+        let threads = words("--split replicate --replicas 2 --threads 1");
+        let processes = words("--split replicate --workers 2 --threads 1");
+        for typed in ["--workers 2", "--workers=2", "-w 2", "-w2", "-w=2", "-qw2", "--replicas 2", "-w2 --carry thread"]
+        {
+            for chosen in [&threads, &processes] {
+                let line = format!("paceline train --split auto {typed} --threads=1 --batch 8");
+                let all = chosen_instead(words(&line).into_iter(), chosen).join(" ");
+                let quiet = if typed.starts_with("-q") { "-q " } else { "" };
+                let carry = if typed.contains("carry") && chosen == &processes { "--carry thread " } else { "" };
+                assert_eq!(all, format!("paceline train {quiet}{carry}--batch 8 {}", chosen.join(" ")));
+            }
+        }
+    }
+
+    #[test]
+    fn a_schedule_of_the_learning_rate_stays_beside_that_of_the_pipeline() {
+        let chosen = words("--split pipeline:2 --workers 1 --micro-batches 4 --schedule zero-bubble");
+        let typed = words("paceline train --split auto --accumulate 4 --schedule cosine --schedule 1f1b").into_iter();
+        let cli = Cli::try_parse_from(chosen_instead(typed, &chosen)).unwrap();
+        let Command::Train(train) = cli.command else { panic!("it is a training") };
+        assert_eq!(
+            format!("{:?}", train.schedule),
+            "[LearningRate(Cosine { end: 0.0 }), Pipeline(OneForwardOneBackward), Pipeline(ZeroBubble)]"
+        );
+        assert_eq!((train.micro_batches, train.accumulate), (Some(4), None));
     }
 }

@@ -15,7 +15,7 @@ use super::apply::{Node, Said};
 use super::table::Row;
 
 /// Raised when set-ups are measured or compared in another way, so that old entries mislead.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// An entry has some kilobytes.
 const BYTES_MAX: u64 = 16 << 20;
@@ -34,6 +34,8 @@ pub struct Kept {
     pub chosen: String,
     /// Seconds that finding it took.
     pub seconds: f64,
+    /// Seconds that finding it could have taken.
+    pub budget_s: f64,
     /// When, in seconds since 1970.
     pub unix_s: u64,
 }
@@ -75,9 +77,9 @@ fn path(folder: &Path, host: &Host) -> PathBuf {
     folder.join(format!("set-ups-{}.json", if words.is_empty() { "unknown".into() } else { words.join("-") }))
 }
 
-/// The entry of a key, if there is one; a file that cannot be used is told of in a sentence.
-pub fn load(disk: &Disk, folder: &Path, host: &Host, key: &str) -> Result<Option<Kept>, String> {
-    Ok(entries(disk, folder, host)?.into_iter().rev().find(|kept| kept.key == key))
+/// The entry of a key that was found with so many seconds or more, if there is one; a file that cannot be used is told of in a sentence.
+pub fn load(disk: &Disk, folder: &Path, host: &Host, (key, budget_s): (&str, f64)) -> Result<Option<Kept>, String> {
+    Ok(entries(disk, folder, host)?.into_iter().rev().find(|kept| kept.key == key && kept.budget_s >= budget_s))
 }
 
 fn entries(disk: &Disk, folder: &Path, host: &Host) -> Result<Vec<Kept>, String> {
@@ -142,15 +144,22 @@ mod tests {
             rows: Vec::new(),
             chosen: chosen.into(),
             seconds: 1.0,
+            budget_s: 6.0,
             unix_s: 5,
         };
         for (key, chosen) in [("a", "one"), ("b", "two"), ("a", "three")] {
             save(&disk, folder.path(), &host, entry(key, chosen)).unwrap();
         }
-        let found = |key: &str| load(&disk, folder.path(), &host, key).unwrap().map(|kept| kept.chosen);
+        let found = |key: &str| load(&disk, folder.path(), &host, (key, 6.0)).unwrap().map(|kept| kept.chosen);
         assert_eq!((found("a"), found("b"), found("c")), (Some("three".into()), Some("two".into()), None));
+        assert!(load(&disk, folder.path(), &host, ("a", 0.0)).unwrap().is_some());
+        assert_eq!(
+            load(&disk, folder.path(), &host, ("a", 60.0)),
+            Ok(None),
+            "it was found with less time than there is now"
+        );
         std::fs::write(path(folder.path(), &host), "{").unwrap();
-        assert!(load(&disk, folder.path(), &host, "a").unwrap_err().contains("damaged"));
+        assert!(load(&disk, folder.path(), &host, ("a", 0.0)).unwrap_err().contains("damaged"));
         save(&disk, folder.path(), &host, entry("d", "four")).unwrap();
         assert_eq!(found("d"), Some("four".into()), "a damaged file is replaced");
     }

@@ -16,9 +16,9 @@ use crate::system::signal::Stop;
 use crate::system::threads;
 use crate::train::Config;
 
+use super::Request;
 use super::setup::Setup;
 use crate::failure::Failure;
-use crate::run::calibrate::Calibrate;
 use crate::run::timed::{self, Folders, Timed, TimedStep, Words};
 
 /// How long a set-up is measured.
@@ -66,24 +66,23 @@ impl From<Failure> for Unmeasured {
 /// Measures a set-up once.
 pub fn measure(
     setup: &Setup,
-    (config, calibrate): (&Config, Calibrate),
+    (request, config): (&Request<'_>, &Config),
     length: Length,
-    stop: &Stop,
 ) -> Result<Measured, Unmeasured> {
-    let folders = Folders::new("choose", 1);
+    let folders = Folders::new("choose", 1)?;
     let place = &folders.paths()[0];
     let (file, run) = (place.join("set-up.toml"), place.join("run"));
     let disk = Disk::real();
     let written =
         disk.create_dir(place).and_then(|()| disk.write(&file, to_be_timed(setup, config).to_toml().as_bytes()));
     written.map_err(Failure::from)?;
-    let words = words(setup, calibrate, length, (&file, &run));
+    let words = words(setup, request, length, (&file, &run));
     let (clock, said) = (Clock::real(), Words::default());
-    let ending = Ending::after(length.most_s, stop)?;
+    let ending = Ending::after(length.most_s, request.stop)?;
     let ended = timed::run(vec![Timed { words, cores: Vec::new() }], &ending.stop, &Output::to(said.clone()))?;
     let took_s = clock.seconds();
     match ended {
-        _ if stop.requested() => return Err(Unmeasured::Interrupted),
+        _ if request.stop.requested() => return Err(Unmeasured::Interrupted),
         Ended::Done => {}
         Ended::Interrupted { .. } => {
             return Err(Unmeasured::Failed(format!("it took more than {:.0} s", length.most_s)));
@@ -131,12 +130,14 @@ fn to_be_timed(setup: &Setup, config: &Config) -> Config {
     timed
 }
 
-fn words(setup: &Setup, calibrate: Calibrate, length: Length, (file, run): (&Path, &Path)) -> Vec<String> {
+fn words(setup: &Setup, request: &Request<'_>, length: Length, (file, run): (&Path, &Path)) -> Vec<String> {
     let steps = length.warm_up + length.steps;
     let mut words = vec!["train".to_owned(), file.display().to_string(), "--run".into(), run.display().to_string()];
-    let calibrate = calibrate.to_possible_value().map(|value| format!("--calibrate={}", value.get_name()));
+    let calibrate = request.calibrate.to_possible_value().map(|value| format!("--calibrate={}", value.get_name()));
     words.extend(calibrate);
     words.extend([format!("--rehearse={steps}:{}", length.seconds), "--quiet".into()]);
+    let tls = request.tls.map(|files| if files.is_empty() { "--tls".into() } else { format!("--tls={files}") });
+    words.extend(tls);
     // A file cannot say that one part is what was meant.
     words.extend(setup.turns.as_ref().map(|turns| format!("--micro-batches={}", turns.micro_batches)));
     words
@@ -174,7 +175,11 @@ impl Drop for Ending {
 
 #[cfg(test)]
 mod tests {
+    use crate::choose::apply::Said;
+    use crate::run::calibrate::Calibrate;
     use crate::system::phase::PhaseTimes;
+    use crate::terminal::Style;
+    use crate::train::Registry;
 
     use super::*;
 
@@ -184,6 +189,28 @@ mod tests {
         let few: Vec<TimedStep> = [9.0, 8.0, 1.0, 3.0, 2.0].into_iter().map(step).collect();
         assert_eq!(medians(&few, 2).step_s, 2.0);
         assert_eq!(medians(&few[..1], 2).step_s, 9.0, "one step is better than none");
+    }
+
+    #[test]
+    fn what_encrypts_a_run_encrypts_it_while_it_is_timed() {
+        let (config, registry, stop) = (Config::default(), Registry::new(), Stop::new());
+        let request = |tls| Request {
+            config: &config,
+            said: Said::default(),
+            registry: &registry,
+            calibrate: Calibrate::Off,
+            tls,
+            budget_s: 1.0,
+            again: false,
+            stop: &stop,
+            style: Style::Quiet,
+        };
+        let length = Length { warm_up: 1, steps: 1, seconds: 0.1, most_s: 1.0 };
+        let said = |tls, word: &str| {
+            let words = words(&Setup::threads(1), &request(tls), length, (Path::new("file"), Path::new("run")));
+            words.iter().any(|said| said == word)
+        };
+        assert!(said(Some(""), "--tls") && said(Some("a,b,c"), "--tls=a,b,c") && !said(None, "--tls"));
     }
 
     #[test]

@@ -177,8 +177,7 @@ impl<'a> Search<'a> {
         self.progress.at(self.clock.seconds(), &setup.name());
         let forecast_s = self.known.forecast(&setup);
         let length = Length { most_s: self.left_s().max(1.0), ..self.length };
-        let calibrate = self.request.calibrate;
-        let found = measure(&setup, (self.config, calibrate), length, self.request.stop);
+        let found = measure(&setup, (self.request, self.config), length);
         let contender = &mut self.all[index];
         let measured = match found {
             Ok(measured) => measured,

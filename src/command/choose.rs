@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::train::resolve;
-use between::{Decided, Nodes};
+use between::{Compared, Decided, Nodes};
 
 use super::{Outcome, note, print, print_json, team};
-use crate::arguments::{Choose, Train, without};
+use crate::arguments::{Choose, Schedules, Train, chosen_instead, without};
 use crate::choose::apply::Said;
 use crate::choose::table::{self, Row};
 use crate::choose::{Answer, Found, Request, choose};
@@ -48,7 +48,11 @@ pub fn run(arguments: &Choose, registry: &Registry) -> Outcome {
         Answer::Interrupted => Ok(stop.signal().exit_code().into()),
         Answer::NothingApplies(rows) => Err(nothing_applies(&rows)),
         Answer::Found(found) => {
-            let decided = nodes.map(|nodes| between::decide(&request, &found, nodes)).transpose()?.flatten();
+            let decided = match nodes.map(|nodes| between::decide(&request, &found, nodes)).transpose()? {
+                Some(Compared::Decided(decided)) => Some(decided),
+                Some(Compared::Unknown) | None => None,
+                Some(Compared::Interrupted) => return Ok(stop.signal().exit_code().into()),
+            };
             show(train, (&config, registry), &found, decided.as_ref());
             Ok(ExitCode::SUCCESS)
         }
@@ -56,13 +60,23 @@ pub fn run(arguments: &Choose, registry: &Registry) -> Outcome {
 }
 
 fn request<'a>(
-    (train, config): (&Train, &'a Config),
+    (train, config): (&'a Train, &'a Config),
     registry: &'a Registry,
     stop: &'a Stop,
     style: Style,
 ) -> Request<'a> {
     let (calibrate, budget_s) = (train.calibrate, train.choose_budget.unwrap_or(BUDGET_S));
-    Request { config, said: said(train, config), registry, calibrate, budget_s, again: false, stop, style }
+    Request {
+        config,
+        said: said(train, config),
+        registry,
+        calibrate,
+        tls: train.tls.as_deref(),
+        budget_s,
+        again: false,
+        stop,
+        style,
+    }
 }
 
 fn refuse_what_is_not_for_one_node(train: &Train) -> Result<(), Failure> {
@@ -84,13 +98,17 @@ fn refuse_what_is_not_for_one_node(train: &Train) -> Result<(), Failure> {
 /// What was said of the answer already: whatever is not as usual.
 fn said(train: &Train, config: &Config) -> Said {
     let usual = Config::default();
+    let mut pipelines = train.schedule.iter().filter_map(|schedule| match schedule {
+        Schedules::Pipeline(kind) => Some(*kind),
+        Schedules::LearningRate(_) => None,
+    });
     let typed = |value: bool, told: Option<usize>, found: usize| told.or(value.then_some(found));
     Said {
         workers: typed(config.workers != usual.workers, train.workers.or(train.replicas), config.workers),
         threads: config.threads,
         carry: (config.carry != Carry::AUTO).then_some(config.carry),
         parts: typed(config.accumulate != 1, train.accumulate.or(train.micro_batches), config.accumulate),
-        schedule: (config.schedule != usual.schedule).then_some(config.schedule),
+        schedule: pipelines.next_back().or((config.schedule != usual.schedule).then_some(config.schedule)),
         shard: (config.shard != Sharding::None).then_some(config.shard),
     }
 }
@@ -140,26 +158,13 @@ fn show(train: &Train, (config, registry): (&Config, &Registry), found: &Found, 
 /// What is typed for a choice, and not for the training on one node that follows from it.
 const LEFT_OUT: [&str; 6] = ["--choose-budget", "--split", "--nodes", "--link-bandwidth", "--link-latency", "--hosts"];
 
-/// What was typed, as a training, with what to add.
+/// What was typed, as a training, with what was chosen.
 fn command_line(choice: &Row) -> String {
     let own = without(std::env::args().skip(2), &LEFT_OUT).into_iter();
     let own = own.filter(|word| !["--again", "--json", "--quiet", "-q"].contains(&word.as_str()));
-    let start = ["paceline", "train"].map(str::to_owned);
-    let mut line: Vec<String> = start.into_iter().chain(own.map(|word| quote(&word))).collect();
-    let typed = |flag: &str| line.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")));
-    let added: Vec<String> = not_typed(&choice.flags, &typed);
-    line.extend(added.iter().map(|word| quote(word)));
+    let line = ["paceline", "train"].map(str::to_owned).into_iter().chain(own);
+    let line: Vec<String> = chosen_instead(line, &choice.flags).iter().map(|word| quote(word)).collect();
     line.join(" ")
-}
-
-/// The flags without those that are there already: a set-up that says otherwise does not apply.
-fn not_typed(flags: &[String], typed: &dyn Fn(&str) -> bool) -> Vec<String> {
-    let aliases = |flag: &str| match flag {
-        "--micro-batches" => typed(flag) || typed("--accumulate"),
-        "--workers" => typed(flag) || typed("-w"),
-        _ => typed(flag),
-    };
-    flags.chunks(2).filter(|pair| !aliases(&pair[0])).flatten().cloned().collect()
 }
 
 /// What the other processes of a run are started with, and this one goes on with, if the way to split is to be found out here; none if
@@ -184,7 +189,11 @@ pub fn for_training(train: &Train, config: &Config, registry: &Registry) -> Resu
         Answer::NothingApplies(_) => Ok(Auto::NotAsked),
         Answer::Found(found) => {
             if let Some(nodes) = nodes {
-                let Some(decided) = between::decide(&request, &found, nodes)? else { return Ok(Auto::NotAsked) };
+                let decided = match between::decide(&request, &found, nodes)? {
+                    Compared::Decided(decided) => decided,
+                    Compared::Unknown => return Ok(Auto::NotAsked),
+                    Compared::Interrupted => return Ok(Auto::Interrupted(stop.signal().exit_code().into())),
+                };
                 let told =
                     if decided.distributes() { "" } else { "; so this host trains alone (--distribute for all)" };
                 note(&format!("{}{told}", decided.text()));
@@ -199,11 +208,7 @@ pub fn for_training(train: &Train, config: &Config, registry: &Registry) -> Resu
                 };
                 note(&format!("{} ({took}; paceline choose shows the table)", found.reason()));
             }
-            let typed: Vec<String> = std::env::args().skip(1).collect();
-            let typed = |flag: &str| {
-                flag != "--split" && typed.iter().any(|word| word == flag || word.starts_with(&format!("{flag}=")))
-            };
-            Ok(Auto::Words(not_typed(&found.choice().flags, &typed)))
+            Ok(Auto::Words(found.choice().flags.clone()))
         }
     }
 }

@@ -28,6 +28,8 @@ use crate::terminal::Style;
 /// Runs the command: alone, as the launcher of others, or as one of several.
 pub fn run(arguments: Train, registry: &Registry) -> Outcome {
     let variables = team::variables();
+    // One that is timed, and no member of a run, ends with whoever times it.
+    child::tie(&variables)?;
     let arguments = restart::resumed(arguments, &variables)?;
     let requeue = Requeue::find(&arguments, &variables)?;
     let is_restarted = arguments.restarted.is_some();

@@ -1,15 +1,16 @@
 //! Data on other machines: `data` says what is asked for, `cluster` carries it, and here they meet.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::team::{secrecy, variables};
-use crate::cluster::samples::{Answer, Client, LISTING_BYTES_MAX, Question, ServerOptions, What};
+use crate::cluster::samples::{ANSWER_BYTES_MAX, Answer, Client, LISTING_BYTES_MAX, Question, ServerOptions, What};
 use crate::cluster::spec::Address;
 use crate::cluster::token;
 use crate::comm::Stop;
 use crate::data::far::{Elsewhere, Far, Lender, Listing};
 use crate::data::{DataError, Split};
 use crate::failure::Failure;
+use crate::system::checksum::Checksum;
 
 /// The way to those who lend samples; `tls` is what a run says of its connections.
 pub fn elsewhere(tls: Option<String>) -> Elsewhere {
@@ -17,7 +18,8 @@ pub fn elsewhere(tls: Option<String>) -> Elsewhere {
         let refused = |error: &dyn std::fmt::Display| DataError::Refused(format!("remote:{address}: {error}"));
         let place = Address::parse(address).map_err(|error| refused(&error))?;
         let options = options(tls.as_deref()).map_err(|failure| refused(&failure.into_error()))?;
-        Ok(Arc::new(Remote(Client::new(place, options.token, options.tls, Stop::new()))))
+        let client = Client::new(place, options.token, options.tls, Stop::new());
+        Ok(Arc::new(Remote { client, list: OnceLock::new() }))
     })
 }
 
@@ -35,6 +37,11 @@ pub fn answer(lender: &Lender, listing: &[u8], question: &Question) -> Answer {
         What::Train(number) => (Split::Train, number),
         What::Val(number) => (Split::Val, number),
     };
+    if question.list != Checksum::of(listing).crc32c {
+        return Answer::Failed(
+            "its files are others than this run was told of; start the run again, with --resume".into(),
+        );
+    }
     match lender.read(half, number, question.bytes_max) {
         Ok(Ok(bytes)) => Answer::Bytes(bytes),
         Ok(Err(problem)) => Answer::Damaged(problem),
@@ -44,26 +51,36 @@ pub fn answer(lender: &Lender, listing: &[u8], question: &Question) -> Answer {
 
 /// Somebody who lends samples, at the other end of connections.
 #[derive(Debug)]
-struct Remote(Client);
+struct Remote {
+    client: Client,
+    /// The checksum of the listing that was read: numbers mean nothing in another.
+    list: OnceLock<u32>,
+}
 
 impl Remote {
     fn failed(&self, problem: impl ToString) -> DataError {
-        DataError::Far { place: self.0.address().to_string(), problem: problem.to_string() }
+        DataError::Far { place: self.client.address().to_string(), problem: problem.to_string() }
     }
 }
 
 impl Far for Remote {
     fn listing(&self) -> Result<Listing, DataError> {
         let refused = |problem: String| {
-            let place = self.0.address();
+            let place = self.client.address();
             DataError::Refused(format!(
-                "no data can be had from {place}: {problem}; start `paceline data serve folder:DIR --listen {place}` there, \
-                 with the same token file"
+                "no data can be had from {place}: {problem}; start `paceline data serve folder:DIR --listen ADDRESS:{port}` there, \
+                 with the same token file, and with --tls on both sides or on none",
+                port = place.port
             ))
         };
-        let question = Question { what: What::Listing, bytes_max: LISTING_BYTES_MAX };
-        match self.0.ask(&question).map_err(|error| refused(error.to_string()))? {
-            Answer::Bytes(bytes) => Listing::decode(&bytes).map_err(refused),
+        let question = Question { what: What::Listing, bytes_max: LISTING_BYTES_MAX, list: 0 };
+        match self.client.ask(&question).map_err(|error| refused(error.to_string()))? {
+            Answer::Bytes(bytes) => {
+                let listing = Listing::decode(&bytes).map_err(refused)?;
+                // Whoever lists again gets what was listed first, or nothing.
+                self.list.get_or_init(|| Checksum::of(&bytes).crc32c);
+                Ok(listing)
+            }
             Answer::Damaged(problem) | Answer::Failed(problem) => Err(refused(problem)),
         }
     }
@@ -71,7 +88,8 @@ impl Far for Remote {
     fn read(&self, half: Split, number: usize, bytes_max: u64) -> Result<Result<Vec<u8>, String>, DataError> {
         let number = number as u64;
         let what = if half == Split::Train { What::Train(number) } else { What::Val(number) };
-        match self.0.ask(&Question { what, bytes_max }).map_err(|error| self.failed(error))? {
+        let (list, bytes_max) = (self.list.get().copied().unwrap_or(0), bytes_max.min(ANSWER_BYTES_MAX));
+        match self.client.ask(&Question { what, bytes_max, list }).map_err(|error| self.failed(error))? {
             Answer::Bytes(bytes) => Ok(Ok(bytes)),
             Answer::Damaged(problem) => Ok(Err(problem)),
             Answer::Failed(problem) => Err(self.failed(problem)),

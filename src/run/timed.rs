@@ -3,8 +3,10 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::cluster::ClusterError;
+use crate::cluster::launch::child::PARENT;
 use crate::cluster::launch::group::{self, Start};
 use crate::cluster::launch::{Ended, Output};
 use crate::comm::Token;
@@ -12,31 +14,35 @@ use crate::system::disk::Disk;
 use crate::system::event::{Event, Line};
 use crate::system::host;
 use crate::system::phase::PhaseTimes;
+use crate::system::secret;
 use crate::system::signal::Stop;
 
 use crate::failure::Failure;
 
-/// Folders of runs, which go with this value.
-pub struct Folders(Vec<PathBuf>);
+/// Folders of runs, which go with this value: inside one that nobody else can read or has made.
+pub struct Folders {
+    _private: secret::Folder,
+    paths: Vec<PathBuf>,
+}
 
 impl Folders {
     /// So many, named after what they are for.
-    pub fn new(what: &str, count: usize) -> Self {
-        let name = |number| format!("paceline-{what}-{}-{number}", std::process::id());
-        Self((0..count).map(|number| std::env::temp_dir().join(name(number))).collect())
+    pub fn new(what: &str, count: usize) -> Result<Self, Failure> {
+        let private = secret::Folder::new(&format!("paceline-{what}-{}", std::process::id()));
+        let private =
+            private.map_err(|error| Failure::failed(format!("no folder for runs that are timed: {error}")))?;
+        let paths = (0..count).map(|number| private.path().join(number.to_string())).collect();
+        Ok(Self { _private: private, paths })
     }
 
-    /// Their paths.
+    /// Their paths, where nothing is yet.
     pub fn paths(&self) -> &[PathBuf] {
-        &self.0
+        &self.paths
     }
 }
 
-impl Drop for Folders {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
-    }
-}
+/// After it was asked to end, a run that is timed may finish a step; it has nothing to save, so it is not waited for any longer.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One that is to be started: its words behind the name of the program, and the cores it stays on, or all.
 pub struct Timed {
@@ -46,7 +52,7 @@ pub struct Timed {
     pub cores: Vec<usize>,
 }
 
-/// Runs them at the same time, to their end; what they say goes where it is told.
+/// Runs them at the same time, to their end, or that of this process, however it ends; what they say goes where it is told.
 pub fn run(all: Vec<Timed>, stop: &Stop, said: &Output) -> Result<Ended, Failure> {
     let program = host::own_program().map_err(Failure::failed)?;
     let start = |(rank, timed): (usize, Timed)| Start {
@@ -54,14 +60,14 @@ pub fn run(all: Vec<Timed>, stop: &Stop, said: &Output) -> Result<Ended, Failure
         host: "this machine".into(),
         program: program.clone(),
         arguments: timed.words,
-        variables: Vec::new(),
+        variables: vec![(PARENT.into(), std::process::id().to_string())],
         token: Token::random(),
         cores: timed.cores,
         inherits: false,
         signals: true,
     };
     let starts: Vec<Start> = all.into_iter().enumerate().map(start).collect();
-    group::run(&starts, stop, said, said).map_err(|error: ClusterError| error.into())
+    group::run_obeying(&starts, (stop, PATIENCE), said, said).map_err(|error: ClusterError| error.into())
 }
 
 /// Keeps the last words of a run, to be told where it fails.

@@ -1,8 +1,10 @@
 //! The measured choice: every set-up of this node by a few steps of the real command, kept, and used by `--split auto`.
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use paceline::system::process::{Tell, tell};
 use serde_json::Value;
 
 use crate::place::{Place, has, text};
@@ -27,6 +29,15 @@ fn left_behind(pid: u32) -> bool {
     names.into_iter().any(|name| name.to_string_lossy().starts_with(&prefix))
 }
 
+/// The processes of runs that a search times now.
+fn timed_by(pid: u32) -> Vec<u32> {
+    let wanted = format!("paceline-choose-{pid}-");
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let words = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    pids.filter(|pid| text(&words(pid)).contains(&wanted)).collect()
+}
+
 #[test]
 fn what_is_measured_is_chosen_kept_and_used() {
     for model in [LENET, CNN] {
@@ -49,9 +60,9 @@ fn what_is_measured_is_chosen_kept_and_used() {
             assert!(step_s(setup).is_some() != setup["why_not"].is_string(), "measured, or why not: {setup}");
         }
         // It is kept, and used.
-        let kept = place.json(&format!("choose {model} --json"));
+        let kept = place.json(&format!("choose {model} --choose-budget 5s --json"));
         assert!(kept["kept_unix_s"].is_u64() && kept["setups"] == found["setups"], "{kept}");
-        let output = place.output(&format!("train {model} --split auto --max-steps 2 --run run"));
+        let output = place.output(&format!("train {model} --split auto --choose-budget 6s --max-steps 2 --run run"));
         assert!(output.status.success(), "{}", text(&output.stderr));
         assert!(text(&output.stderr).contains(found["chosen"].as_str().unwrap()), "{}", text(&output.stderr));
         assert_eq!(text(&output.stderr).matches("paceline choose shows the table").count(), 1);
@@ -80,13 +91,36 @@ fn an_automatic_split_measures_where_nothing_is_kept_and_keeps_to_what_was_said(
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("measured in "), "{}", text(&output.stderr));
     assert!(place.read_text("run/config.toml").contains("workers = 2"));
-    let table = place.run(&format!("choose {LENET} --workers 2"));
+    let table = place.run(&format!("choose {LENET} --workers 2 --choose-budget 3s"));
     for words in ["▸ 2 ", "2 workers were asked for", "--again measures anew", "more threads than this node has cores"]
     {
         assert!(table.contains(words), "`{words}` is missing:\n{table}");
     }
-    let anew = place.run(&format!("choose {LENET} --workers 2 --choose-budget 3s --again"));
-    assert!(anew.contains("and kept") && !anew.contains("--again"), "{anew}");
+    for more in ["3s --again", "3.5s"] {
+        let anew = place.run(&format!("choose {LENET} --workers 2 --choose-budget {more}"));
+        assert!(anew.contains("and kept") && !anew.contains("--again"), "{more}: {anew}");
+    }
+}
+
+#[test]
+fn workers_that_were_typed_are_those_that_are_chosen_whatever_carries_them() {
+    for (typed, flag) in
+        [("-w2 --carry thread --schedule cosine", "--replicas 2"), ("--workers=2 --carry tcp", "--workers 2")]
+    {
+        let place = Place::new();
+        let line = format!("{LENET} {typed} --choose-budget 3s");
+        let found = place.json(&format!("choose {line} --json"));
+        let command = found["command"].as_str().unwrap().strip_prefix("paceline ").unwrap();
+        assert!(
+            command.contains(flag) && command.matches("=2").count() + command.matches("-w2").count() == 0,
+            "{command}"
+        );
+        place.run(&format!("{command} --max-steps 2 --run typed"));
+        place.run(&format!("train {line} --split auto --max-steps 2 --run run"));
+        for run in ["typed", "run"] {
+            assert!(place.read_text(&format!("{run}/config.toml")).contains("workers = 2"), "{run}: {command}");
+        }
+    }
 }
 
 #[test]
@@ -159,4 +193,47 @@ fn a_search_that_is_interrupted_ends_at_once_and_leaves_nothing() {
     assert!(told.success());
     assert_eq!(running.ends(PATIENCE).code(), Some(130), "{}", running.said());
     assert!(!left_behind(pid) && !place.cache().exists(), "{}", running.said());
+}
+
+#[test]
+fn an_interruption_while_the_share_of_a_node_is_measured_is_one() {
+    if !has("kill", "an_interruption_while_the_share_of_a_node_is_measured_is_one") {
+        return;
+    }
+    let place = Place::new();
+    place.run(&format!("choose {LENET} --choose-budget 2s"));
+    // What is kept answers for the whole batch, so that what is measured is the share.
+    let mut running = Running::start(&place, &format!("choose {LENET} --nodes 2 --choose-budget 4s"));
+    let pid = running.pid();
+    within(PATIENCE, "a set-up is measured", || left_behind(pid), || running.said());
+    let told = Command::new("kill").args(["-INT", &pid.to_string()]).stdout(Stdio::null()).status().unwrap();
+    assert!(told.success());
+    assert_eq!(running.ends(PATIENCE).code(), Some(130), "{}", running.said());
+}
+
+#[test]
+fn runs_that_are_timed_end_with_a_search_that_is_killed() {
+    let place = Place::new();
+    let mut running = Running::start(&place, &format!("choose {LENET} --workers 2 --carry tcp"));
+    let pid = running.pid();
+    // A launcher and its two workers, which stand still so that they do not end by themselves.
+    within(PATIENCE, "processes are timed", || timed_by(pid).len() > 2, || running.said());
+    let timed = timed_by(pid);
+    timed.iter().for_each(|timed| tell(*timed, Tell::Stop));
+    tell(pid, Tell::Kill);
+    running.ends(PATIENCE);
+    let until = Instant::now() + Duration::from_secs(10);
+    while !timed_by(pid).is_empty() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let left = timed_by(pid);
+    left.iter().for_each(|left| tell(*left, Tell::Kill));
+    let folders = std::fs::read_dir(std::env::temp_dir()).unwrap().flatten().map(|entry| entry.path());
+    let own = format!("paceline-choose-{pid}-");
+    for folder in folders.filter(|path| path.to_string_lossy().contains(&own)) {
+        let mode = folder.metadata().unwrap().permissions().mode();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(mode & 0o777, 0o700, "{}", folder.display());
+    }
+    assert!(left.is_empty(), "{left:?} of {timed:?} go on");
 }

@@ -160,6 +160,7 @@ fn what_cannot_be_computed_in_parts_is_refused_with_what_to_type() {
         ("--split channel:2 --shard optimizer", "type --workers 2 or more"),
         ("--split conv1=channel,conv9=channel:2", "conv9"),
         ("--split conv1=replicate,bn1=replicate:2", "bn1"),
+        ("--split conv1=replicate:2 --accumulate 16", "1 sample at once is too few for 2 parts"),
     ] {
         let output = place.output(&format!("{line} {flags}"));
         let wrong = String::from_utf8(output.stderr).unwrap();

@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
+use paceline::system::process::{Tell, tell};
+
 use crate::place::{Place, text};
 use crate::ranks::TOKEN;
 
@@ -33,12 +35,17 @@ struct Lender(Child, String);
 
 impl Lender {
     fn start(place: &Place, arguments: &str) -> Self {
-        let line = format!("data serve folder:photos --listen 127.0.0.1:0 {arguments}");
+        Self::at(place, "127.0.0.1:0", 28, arguments)
+    }
+
+    fn at(place: &Place, address: &str, files: usize, arguments: &str) -> Self {
+        let line = format!("data serve folder:photos --listen {address} {arguments}");
         let mut child = command(place, &line).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut said = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        assert!(said.starts_with("lending 28 files of photos at 127.0.0.1:"), "{said}");
-        Self(child, said.trim().rsplit_once(' ').unwrap().1.to_owned())
+        assert!(said.starts_with(&format!("lending {files} files of photos at 127.0.0.1:")), "{said}");
+        let typed = said.split_whitespace().find(|word| word.starts_with("remote:"));
+        Self(child, typed.unwrap().to_owned())
     }
 }
 
@@ -95,7 +102,7 @@ fn who_is_not_there_has_another_token_or_dies_is_named() {
     };
     let free = paceline::cluster::launch::local::free_port().unwrap();
     let nobody = command(&place, &format!("{train} --data remote:127.0.0.1:{free}"));
-    fails(nobody, 2, &["paceline data serve folder:DIR --listen 127.0.0.1:", "same token file"]);
+    fails(nobody, 2, &[&format!("paceline data serve folder:DIR --listen ADDRESS:{free}"), "same token file"]);
     place.write("other", format!("{}\n", TOKEN.replace('5', "6")));
     std::fs::set_permissions(place.path("other"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let mut stranger = command(&place, &format!("{train} --data {}", lender.1));
@@ -104,6 +111,27 @@ fn who_is_not_there_has_another_token_or_dies_is_named() {
     place.refuses("train --data remote:somewhere --model lenet5", &["--data remote:10.0.0.1:29410"]);
     place.refuses("data serve shapes", &["data serve folder:DIR"]);
     place.refuses("data serve folder:photos --listen here", &["--listen such as"]);
+
+    // Another one is there meanwhile, with other files: numbers would be other photographs.
+    let port = lender.1.rsplit_once(':').unwrap().1.to_owned();
+    let line = format!("{train} --data {} --epochs 100000 --run changed", lender.1);
+    let child = command(&place, &line).stderr(Stdio::piped()).spawn().unwrap();
+    crate::ranks::until("some steps", || {
+        let events = std::fs::read_to_string(place.path("changed/events/rank-0.jsonl")).unwrap_or_default();
+        events.contains("\"epoch\"").then_some(())
+    });
+    tell(child.id(), Tell::Stop);
+    drop(lender);
+    place.write_png("photos/train/left/00.png", 20, 0, 3);
+    let other = Lender::at(&place, &format!("127.0.0.1:{port}"), 29, "");
+    tell(child.id(), Tell::Continue);
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert!(
+        output.status.code() == Some(1) && said.contains("its files are others than this run was told of"),
+        "{said}"
+    );
+    let lender = other;
 
     // It ends in the middle of a run: the run says where its data were, and ends.
     let line = format!("{train} --data {} --epochs 100000 --run run", lender.1);

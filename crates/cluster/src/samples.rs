@@ -20,6 +20,9 @@ use paceline_comm::{Rank, Token};
 /// The most bytes of a listing: two million names of thirty letters.
 pub const LISTING_BYTES_MAX: u64 = 64 << 20;
 
+/// The most bytes of any answer: a server holds one for each connection.
+pub const ANSWER_BYTES_MAX: u64 = 1 << 30;
+
 /// How long a greeting and how long each piece of an answer may take.
 const GREETING_MAX: Duration = Duration::from_secs(10);
 const PIECE_MAX: Duration = Duration::from_secs(60);

@@ -41,7 +41,7 @@ impl PartForm {
     /// # Errors
     /// As [`StageNetwork::part`].
     pub fn pieces(&self, model: &dyn Model, input: Input, classes: usize) -> Result<Vec<PartPieces>, GraphError> {
-        let whole = Network::without_gradients(model, Mode::Train, self.parts, input, classes, 0.0)?;
+        let whole = self.standard(model, input, classes)?;
         let ways = part::ways(&whole.graph, &self.forms, self.parts)?;
         let of = |own| {
             let (parameters, states) = part::pieces(&whole.graph, &ways, self.parts, own);
@@ -50,11 +50,16 @@ impl PartForm {
         Ok((0..self.parts).map(of).collect())
     }
 
-    /// The ways of a network's nodes: in an evaluation, tensors stand as in training.
-    fn ways(&self, whole: &Network, trained: Option<&Network>) -> Result<Vec<Way>, GraphError> {
-        let Some(trained) = trained else { return part::ways(&whole.graph, &self.forms, self.parts) };
-        let ways = part::ways(&trained.graph, &self.forms, self.parts)?;
-        part::ways_like(&whole.graph, &self.forms, self.parts, (&trained.graph, &ways))
+    /// The network that says how tensors stand: for training, of a sample for each part.
+    fn standard(&self, model: &dyn Model, input: Input, classes: usize) -> Result<Network, GraphError> {
+        Network::without_gradients(model, Mode::Train, self.parts, input, classes, 0.0)
+    }
+
+    /// The ways of a network's nodes, for whatever number of samples and whatever it is for: tensors stand as in the one standard network, since
+    /// costs that are equal but for rounding could decide otherwise for every number of samples.
+    fn ways(&self, whole: &Network, standard: &Network) -> Result<Vec<Way>, GraphError> {
+        let ways = part::ways(&standard.graph, &self.forms, self.parts)?;
+        part::ways_like(&whole.graph, &self.forms, self.parts, (&standard.graph, &ways))
     }
 }
 
@@ -70,10 +75,11 @@ impl StageNetwork {
         (input, classes, smoothing): (Input, usize, f32),
         form: &PartForm,
     ) -> Result<Self, GraphError> {
-        let network = |mode, batch| Network::without_gradients(model, mode, batch, input, classes, smoothing);
-        let whole = network(mode, batch)?;
-        let trained = if mode == Mode::Eval { Some(network(Mode::Train, batch.max(form.parts))?) } else { None };
-        let ways = form.ways(&whole, trained.as_ref())?;
+        let whole = Network::without_gradients(model, mode, batch, input, classes, smoothing)?;
+        if mode == Mode::Train {
+            part::check_samples(&whole.graph, &form.forms, form.parts)?;
+        }
+        let ways = form.ways(&whole, &form.standard(model, input, classes)?)?;
         let part = part::part(&whole.graph, &ways, form.parts, form.own)?;
         let here = |value: Value| part.value(value).expect("inputs, logits and loss are in every part");
         let head = Head { targets: here(whole.targets), logits: here(whole.logits), loss: here(whole.loss) };

@@ -154,6 +154,9 @@ fn tensors_stand_alike_in_training_and_in_evaluation() {
             let [train, eval, rest] = [of(Mode::Train, 6), of(Mode::Eval, 6), of(Mode::Eval, 1)];
             assert_eq!(train.pieces, eval.pieces, "{name} {split}");
             assert_eq!(train.pieces, rest.pieces, "{name} {split}");
+            for batch in (parts..2 * parts).chain([7, 13, 100]) {
+                assert_eq!(train.pieces, of(Mode::Train, batch).pieces, "{name} {split}, {batch} samples");
+            }
             let has = |pieces: &[Piece], own: &[PartTensor]| {
                 let own: Vec<_> = own.iter().map(|own| (own.whole, own.piece.clone())).collect();
                 let listed = pieces.iter().cloned().enumerate().filter(|(_, piece)| *piece != Piece::Absent);
@@ -204,5 +207,6 @@ fn what_cannot_be_is_refused_with_what_can() {
     let error = refused("cnn5", "block7=channel", 4);
     assert!(error.contains("block7") && error.contains("there are conv1, bn1"), "{error}");
     let error = refused("vgg11", "replicate", 1);
-    assert!(error.contains("features.0") && error.contains("too few"), "{error}");
+    assert!(error.contains("features.0") && error.contains("1 sample at once is too few for 2 parts"), "{error}");
+    assert!(error.contains("type --last-batch drop, or a --batch that divides"), "{error}");
 }

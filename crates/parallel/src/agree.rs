@@ -8,7 +8,7 @@
 
 mod alone;
 mod courier;
-mod identity;
+pub(crate) mod identity;
 mod protocol;
 mod report;
 mod sharded;
@@ -395,13 +395,7 @@ pub trait Agreement: Debug + Send {
 /// # Errors
 /// When this rank knows something else than rank 0, and when another rank, or the way to it, has failed.
 pub fn identify(agreement: &mut dyn Agreement, own: RunIdentity) -> Result<(), CommError> {
-    let mut words = identity::to_words(own);
-    agreement.broadcast_from_root(&mut words)?;
-    if identity::from_words(words) == own {
-        return Ok(());
-    }
-    let what = "another step, other data or another model than this rank has".to_owned();
-    Err(CommError::Protocol { rank: agreement.rank(), peer: Rank(0).into(), phase: "begin", what })
+    identity::compare(own, [agreement.rank(), Rank(0)], |words| agreement.broadcast_from_root(words))
 }
 
 /// Adds up reports over all workers, between steps.

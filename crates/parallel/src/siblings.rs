@@ -4,6 +4,7 @@
 use paceline_comm::{CommError, Communicator, Rank};
 
 use crate::agree::StepReport;
+use crate::agree::identity::{RunIdentity, compare};
 use crate::part::PartLinks;
 use crate::stage::StageLinks;
 
@@ -33,10 +34,11 @@ impl ReplicaLinks {
         match self {
             // The last stage has an answer, and all have votes.
             Self::Stages(links) => links.siblings().sum_report(own),
-            // All parts have the same answers.
+            // All parts have answers, which rounding may tell apart: those of the first are everybody's.
             Self::Parts(links) => {
                 let votes = StepReport { votes: own.votes, ..StepReport::default() };
-                Ok(StepReport { votes: links.siblings().sum_report(votes)?.votes, ..own })
+                let is_first = links.siblings().number() == 0;
+                links.siblings().sum_report(if is_first { own } else { votes })
             }
         }
     }
@@ -74,6 +76,23 @@ impl Siblings {
         let mut words = own.to_words();
         self.0.all_reduce(&mut words)?;
         Ok(StepReport::from_words(words))
+    }
+
+    /// All know the same of the run; before anything else that they tell each other.
+    ///
+    /// # Errors
+    /// When this one knows something else than the first, and as above.
+    pub fn identify(&mut self, own: RunIdentity) -> Result<(), CommError> {
+        let ranks = [self.0.rank(), Rank(0)].map(|rank| self.0.world_rank(rank));
+        compare(own, ranks, |words| self.follow_first(words))
+    }
+
+    /// Replaces numbers by those of the first.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn follow_first(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        self.0.broadcast(Rank(0), numbers)
     }
 
     /// Adds up a number: everybody gets the same sum.

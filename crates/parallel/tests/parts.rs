@@ -7,8 +7,10 @@ mod world;
 use std::ops::Range;
 
 use paceline_comm::Rank;
+use paceline_parallel::agree::{StepReport, Votes};
 use paceline_parallel::mesh::{Extent, Mesh};
 use paceline_parallel::part::PartLinks;
+use paceline_parallel::siblings::ReplicaLinks;
 use proptest::prelude::*;
 use world::{Carry, TIMEOUT, communicators_for, on_all, options};
 
@@ -76,6 +78,52 @@ proptest! {
     #[test]
     fn pieces_of_any_lengths_come_to_all(lengths in prop::collection::vec(0usize..40, 2..5), sum in 0usize..60) {
         check(Carry::Thread, &lengths, sum);
+    }
+}
+
+#[test]
+fn a_part_that_begins_elsewhere_or_with_other_data_is_refused() {
+    for (carry, field) in CARRIES.into_iter().zip([0, 1, 7]) {
+        let mesh = mesh(2, 2);
+        let mut ranks = communicators_for(carry, &options(4, None, TIMEOUT), PartLinks::GROUPS);
+        on_all(&mut ranks, |world| {
+            let rank = world.rank();
+            let mut links = PartLinks::connect(world, &mesh).unwrap();
+            let mut identity = [3, 40, 0, 32, 32, 3, 10, 1280];
+            // Other workers compare theirs along the data; here rank 3 is the second part of the second worker.
+            identity[field] += u64::from(rank == Rank(3));
+            match (rank, links.siblings().identify(identity)) {
+                (Rank(3), Err(error)) => {
+                    assert_eq!(error.peer(), Some(Rank(2)), "{carry:?}");
+                    assert!(error.to_string().contains("another step, other data or another model"), "{error}");
+                }
+                (Rank(3), Ok(())) => panic!("{carry:?}: something else is known"),
+                (_, found) => found.unwrap(),
+            }
+        });
+    }
+}
+
+#[test]
+fn the_first_parts_report_is_everybodys_and_votes_are_all_counted() {
+    for carry in CARRIES {
+        let mesh = mesh(1, 3);
+        let mut ranks = communicators_for(carry, &options(3, None, TIMEOUT), PartLinks::GROUPS);
+        let found = on_all(&mut ranks, |world| {
+            let part = world.rank().index();
+            let mut links = ReplicaLinks::Parts(Box::new(PartLinks::connect(world, &mesh).unwrap()));
+            let votes = Votes { interrupted: u32::from(part == 2), ..Votes::default() };
+            let loss = 2.5 + 1e-6 * part as f64;
+            let total = links.sum_report(StepReport { rows: 8, loss, top1: 3 + part as u64, top5: 5, votes }).unwrap();
+            let mut followed = [1.0 + part as f32; 3];
+            links.siblings().follow_first(&mut followed).unwrap();
+            assert_eq!(followed, [1.0; 3]);
+            total
+        });
+        assert!(found.iter().all(|report| *report == found[0]), "{carry:?}: {found:?}");
+        let StepReport { rows, loss, top1, top5, votes } = found[0];
+        assert_eq!((rows, top1, top5, votes.interrupted), (8, 3, 5, 1), "{carry:?}");
+        assert!((loss - 2.5).abs() < 1e-9, "{carry:?}: {loss}");
     }
 }
 

@@ -1,11 +1,11 @@
-//! Files that only their owner can read: for tokens.
+//! Files that only their owner can read: for tokens; and folders for what goes again, in a place where everybody may write.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Error, ErrorKind, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
-use crate::regular;
+use crate::{entropy, regular};
 
 /// More than any secret; a file that is longer is something else.
 const BYTES_MAX: u64 = 4096;
@@ -55,6 +55,34 @@ pub fn create(path: &Path, text: &str) -> io::Result<()> {
     done
 }
 
+/// A folder among those for temporary files, which goes with this value. Nobody can guess its name, so nobody else has put anything there.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// A new one, whose name begins with what it is for.
+    ///
+    /// # Errors
+    /// When the disk refuses, or something is there already.
+    pub fn new(what: &str) -> io::Result<Self> {
+        let number = u128::from_le_bytes(entropy::bytes());
+        let path = std::env::temp_dir().join(format!("{what}-{number:032x}"));
+        DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self(path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,5 +99,16 @@ mod tests {
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "no part is left behind");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("chmod 600"));
+    }
+
+    #[test]
+    fn a_folder_is_new_private_and_goes_with_what_is_in_it() {
+        let (one, other) = (Folder::new("paceline-test").unwrap(), Folder::new("paceline-test").unwrap());
+        assert_ne!(one.path(), other.path());
+        assert_eq!(fs::metadata(one.path()).unwrap().permissions().mode() & 0o777, 0o700);
+        let path = one.path().to_owned();
+        fs::write(path.join("file"), "text").unwrap();
+        drop(one);
+        assert!(!path.exists() && other.path().exists());
     }
 }

@@ -28,7 +28,7 @@ pub use rule::{Way, share};
 pub use search::{Proposal, search};
 pub use traffic::{Exchange, ExchangeKind, Traffic, traffic};
 
-use crate::graph::{Graph, GraphError, Source, Value};
+use crate::graph::{Graph, GraphError, Node, Source, Value};
 use crate::op::Op;
 use rule::Facts;
 
@@ -84,7 +84,7 @@ fn ways_with(
 ) -> Result<Vec<Way>, GraphError> {
     let facts = Facts::new(graph, parts);
     let forms = form::of_nodes(graph, forms)?;
-    check(&facts, &forms, pieces.is_none())?;
+    check(&facts, &forms)?;
     let branches = branch::ways(&facts, &forms);
     let stands = |index: usize, way: &Way| pieces.is_none_or(|pieces| stands(&facts, index, way, pieces));
     let options = |index: usize, unit: usize| match (&branches[index], forms[index]) {
@@ -126,23 +126,37 @@ fn stands(facts: &Facts<'_>, index: usize, way: &Way, pieces: &[Piece]) -> bool 
 }
 
 /// Refuses what a form cannot be.
-fn check(facts: &Facts<'_>, forms: &[Option<Form>], trains: bool) -> Result<(), GraphError> {
-    let refuse =
-        |layer: &str, message: String| Err(GraphError { layer: layer.to_owned(), op: "split".to_owned(), message });
-    for (node, form) in facts.graph.nodes().iter().zip(forms) {
-        if *form != Some(Form::Replicate) {
-            continue;
-        }
-        if matches!(node.op, Op::BatchNorm(_)) {
-            let message = "a batch-norm takes its statistics over all samples, and here a part has its share of them; type channel for it";
-            return refuse(&node.layer, message.into());
-        }
-        if trains && facts.batch < facts.parts {
-            let message = format!("{} samples are too few for {} parts to have some each", facts.batch, facts.parts);
-            return refuse(&node.layer, message);
-        }
+fn check(facts: &Facts<'_>, forms: &[Option<Form>]) -> Result<(), GraphError> {
+    let is_wrong =
+        |(node, form): &(&Node, &Option<Form>)| **form == Some(Form::Replicate) && matches!(node.op, Op::BatchNorm(_));
+    let Some((node, _)) = facts.graph.nodes().iter().zip(forms).find(is_wrong) else { return Ok(()) };
+    let message = "a batch-norm takes its statistics over all samples, and here a part has its share of them; type channel for it";
+    Err(refusal(node, message.into()))
+}
+
+/// Refuses a batch to train with that has too few samples for every part to have some, where a layer's form is by samples.
+///
+/// # Errors
+/// Then, and as [`ways`]; the error names the layer.
+pub fn check_samples(graph: &Graph, forms: &[(String, Form)], parts: usize) -> Result<(), GraphError> {
+    let (facts, forms) = (Facts::new(graph, parts), form::of_nodes(graph, forms)?);
+    let by_samples = graph.nodes().iter().zip(forms).find(|(_, form)| *form == Some(Form::Replicate));
+    match by_samples {
+        Some((node, _)) if facts.batch < parts => Err(refusal(node, too_few(facts.batch, parts))),
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+fn refusal(node: &Node, message: String) -> GraphError {
+    GraphError { layer: node.layer.clone(), op: "split".to_owned(), message }
+}
+
+fn too_few(samples: usize, parts: usize) -> String {
+    let are = if samples == 1 { "sample at once is" } else { "samples at once are" };
+    format!(
+        "{samples} {are} too few for {parts} parts to have some each; if an epoch's last batch is that small, type --last-batch drop, or a \
+         --batch that divides the training samples; if every batch is, a larger --batch, or a smaller --accumulate; or channel for the layer"
+    )
 }
 
 /// The graph of one part.

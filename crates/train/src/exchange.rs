@@ -95,6 +95,11 @@ impl Exchange {
         self.workers() == 1 && self.siblings.is_none()
     }
 
+    /// Whether it computes a part of every layer, together with others.
+    pub fn has_parts(&self) -> bool {
+        matches!(self.siblings, Some(ReplicaLinks::Parts(_)))
+    }
+
     fn links(&mut self) -> Result<&mut StageLinks, TrainError> {
         match &mut self.siblings {
             Some(ReplicaLinks::Stages(links)) => Ok(links),
@@ -110,6 +115,14 @@ impl Exchange {
         self.waited_s += self.clock.seconds() - start;
         self.progress.set(before);
         Ok(done?)
+    }
+
+    /// Replaces numbers by those of the first part.
+    ///
+    /// # Errors
+    /// When another part, or the way to it, has failed.
+    pub fn follow_first_part(&mut self, numbers: &mut [f32]) -> Result<(), TrainError> {
+        self.with_parts(|parts| parts.siblings().follow_first(numbers))
     }
 
     /// Whether all parts wish what this one does.

@@ -1,6 +1,7 @@
 //! One copy of a model, ready to be trained and evaluated: what its tensors are, the engine that computes,
 //! and how its steps are made together with others'. It knows nothing of data and files.
 
+mod parts;
 mod pipeline;
 mod rescue;
 mod shard;
@@ -211,6 +212,7 @@ impl Replica {
         let on_gpu = place.is_gpu();
         let eval = stage.network(Mode::Eval, micro_batch, &options)?;
         let (whole, pieces) = (stage.inventory(&options)?, eval.pieces.clone());
+        whole.iter().zip(&pieces).for_each(|(whole, pieces)| whole.check_own(pieces));
         let (parameters, states) = tensors(&eval);
         let sizes = [&[micro_batch], &options.other_sizes[..]].concat();
         let plan_for = |samples: usize| {
@@ -452,7 +454,7 @@ impl Replica {
     pub fn settle(&mut self) -> Result<Result<(), NotFinite>, TrainError> {
         self.mark_boundary();
         match self.exchange.settle(&mut self.engine) {
-            Ok(()) => Ok(Ok(())),
+            Ok(()) => self.follow_first_part().map(Ok),
             Err(halt) => self.not_finite(halt).map(Err),
         }
     }
@@ -517,15 +519,16 @@ impl Replica {
     }
 
     /// Where a step went wrong, as layer and operation: the first result that is not finite for this batch.
-    /// Where later layers have changed since, there may be none any more; then it is the gradient that was
-    /// seen.
+    /// Where later layers have changed since, there may be none any more; then, and of a part of every layer, it
+    /// is the gradient that was seen.
     ///
     /// # Panics
     /// When the replica was built for evaluation.
     pub fn find_non_finite(&mut self, batch: &Batch, step: u64, seen: NotFinite) -> (String, &'static str) {
         let moment = Moment { step, learning_rate: 0.0 };
-        // Others may still change weights that are everybody's; then it is not computed again.
-        let parts = if self.exchange.freeze() { self.micro_batches(batch) } else { 0 };
+        // Others may still change weights that are everybody's, and a part cannot compute by itself; then it is not computed again.
+        let again = self.exchange.freeze() && !self.exchange.has_parts();
+        let parts = if again { self.micro_batches(batch) } else { 0 };
         let found = (0..parts).find_map(|part| {
             let inputs = Inputs { seed: 1.0, ..self.inputs(batch, part, moment) };
             self.engine.find_non_finite(&inputs)

@@ -5,10 +5,10 @@ pub mod plan;
 
 use std::ops::Range;
 
-use paceline_nn::{Mode, Model, Network, Parameter, PartForm, PartPieces, StageNetwork, State};
+use paceline_nn::{Mode, Model, Network, Parameter, PartForm, PartPieces, StageNetwork, StagePieces, State};
 use paceline_parallel::split::StageTimes;
 use paceline_tensor::execute::Profile;
-use paceline_tensor::part::Piece;
+use paceline_tensor::part::{PartTensor, Piece};
 use paceline_tensor::{GraphError, Plan, Store, Value};
 
 use crate::replica::ReplicaOptions;
@@ -122,17 +122,20 @@ pub struct WholeTensor {
     pub own: Option<(usize, Piece)>,
     /// The pieces that make it, each with the rank that gives it to a file: the first that has all of it, or all that have some.
     pub sources: Vec<(usize, Piece)>,
+    /// Whether all ranks have all of it.
+    is_everybodys: bool,
 }
 
 impl WholeTensor {
     /// Given what each rank has of it, and which rank this is, with the number that the tensor would have there.
     fn of(pieces: Vec<Piece>, (own, number): (usize, usize)) -> Self {
+        let is_everybodys = pieces.iter().all(|piece| *piece == Piece::Whole);
         let held = Some(pieces[own].clone()).filter(|piece| *piece != Piece::Absent);
         let mut sources: Vec<_> = pieces.into_iter().enumerate().filter(|(_, piece)| *piece != Piece::Absent).collect();
         if let Some(whole) = sources.iter().position(|(_, piece)| *piece == Piece::Whole) {
             sources = vec![sources.swap_remove(whole)];
         }
-        Self { own: held.map(|piece| (number, piece)), sources }
+        Self { own: held.map(|piece| (number, piece)), sources, is_everybodys }
     }
 }
 
@@ -177,6 +180,26 @@ impl WholeModel {
     /// Whether this rank gives a tensor, or what it has of it, to files: where several have it, one does.
     pub fn gives(&self, tensor: Tensor) -> bool {
         self.tensor(tensor).sources.iter().any(|(rank, _)| *rank == self.own_rank)
+    }
+
+    /// Holds what this rank has to what its network has.
+    ///
+    /// # Panics
+    /// When they differ: a bug.
+    pub fn check_own(&self, pieces: &StagePieces) {
+        let of = |tensors: &[WholeTensor]| {
+            let own = tensors.iter().enumerate().filter_map(|(whole, tensor)| Some((whole, tensor.own.clone()?.1)));
+            own.map(|(whole, piece)| PartTensor { whole, piece }).collect()
+        };
+        let own = StagePieces { parameters: of(&self.parameter_tensors), states: of(&self.state_tensors) };
+        assert_eq!(own, *pieces, "a part has what its worker's inventory says");
+    }
+
+    /// The parameters and states of which all ranks have all, in the order of files.
+    pub fn everybodys(&self) -> Vec<Tensor> {
+        let parameters = (0..self.parameters.len()).map(Tensor::Parameter);
+        let all = parameters.chain((0..self.states.len()).map(Tensor::State));
+        all.filter(|&tensor| self.tensor(tensor).is_everybodys).collect()
     }
 
     /// Which of this replica's parameters it counts where all ranks together count each once.

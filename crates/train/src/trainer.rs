@@ -17,6 +17,7 @@ use paceline_data::loader::Loader;
 use paceline_nn::Model;
 use paceline_nn::schedule::RunLength;
 use paceline_parallel::Agreement;
+use paceline_parallel::agree::RunIdentity;
 use paceline_parallel::siblings::ReplicaLinks;
 use paceline_system::disk::DiskError;
 use paceline_system::event::Line;
@@ -168,19 +169,28 @@ impl Trainer {
     /// # Errors
     /// When another rank, or the way to it, has failed.
     pub fn agree(&mut self, agreement: Box<dyn Agreement>) -> Result<(), TrainError> {
-        let (step, steps_per_epoch) = (self.journal.position.step, self.journal.length.steps_per_epoch);
-        let ReplicaOptions { input, classes, .. } = *self.replica.options();
-        let shape = fingerprint(&self.replica.shape());
-        let identity = ServerOptions { step, steps_per_epoch, input, classes, shape }.identity();
+        let (step, identity) = (self.journal.position.step, self.identity(fingerprint(&self.replica.shape())));
         self.replica.agree(agreement, &self.journal.clock)?;
         self.replica.report_to(&self.journal.progress);
         self.replica.begin_together(step, identity)
     }
 
-    /// Computes together with the other stages or parts of its worker from now on.
-    pub fn join_siblings(&mut self, links: ReplicaLinks) {
+    /// What all ranks have to know of the run, with a number that tells what they exchange.
+    fn identity(&self, shape: u64) -> RunIdentity {
+        let (step, steps_per_epoch) = (self.journal.position.step, self.journal.length.steps_per_epoch);
+        let ReplicaOptions { input, classes, .. } = *self.replica.options();
+        ServerOptions { step, steps_per_epoch, input, classes, shape }.identity()
+    }
+
+    /// Computes together with the other stages or parts of its worker from now on, which all call this at the same point.
+    ///
+    /// # Errors
+    /// When another of them, or the way to it, has failed, or begins with another step, other data or another model.
+    pub fn join_siblings(&mut self, mut links: ReplicaLinks) -> Result<(), TrainError> {
         self.replica.report_to(&self.journal.progress);
-        self.replica.join_siblings(links);
+        // They have different tensors, and the same samples.
+        links.siblings().identify(self.identity(self.journal.position.samples))?;
+        self.replica.join_siblings(links)
     }
 
     /// Measures what a micro-batch takes in every stage, and makes the order of a step from it; what a step is expected to take then. Parts

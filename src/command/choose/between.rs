@@ -80,18 +80,29 @@ pub struct Decided {
     share: String,
 }
 
-/// Whether these nodes together are faster than this one; `whole` is what this node's search for the whole batch has found. None where the
-/// share could not be measured, or the user has asked for the end.
-pub fn decide(request: &Request<'_>, whole: &Found, nodes: Nodes) -> Result<Option<Decided>, Failure> {
+/// What comparing nodes comes to.
+pub enum Compared {
+    /// There is an answer.
+    Decided(Decided),
+    /// The share could not be measured.
+    Unknown,
+    /// The user has asked for the end.
+    Interrupted,
+}
+
+/// Whether these nodes together are faster than this one; `whole` is what this node's search for the whole batch has found.
+pub fn decide(request: &Request<'_>, whole: &Found, nodes: Nodes) -> Result<Compared, Failure> {
     let config = Config { batch: request.config.batch.div_ceil(nodes.count), ..request.config.clone() };
-    let Answer::Found(share) = choose(&Request { config: &config, said: request.said.clone(), ..*request })? else {
-        return Ok(None);
+    let share = match choose(&Request { config: &config, said: request.said.clone(), ..*request })? {
+        Answer::Found(share) => share,
+        Answer::NothingApplies(_) => return Ok(Compared::Unknown),
+        Answer::Interrupted => return Ok(Compared::Interrupted),
     };
     let row = one_task(&share);
-    let (Some(alone_s), Some(share_s)) = (whole.choice().step_s, row.step_s) else { return Ok(None) };
-    let Some(gradients): Option<Gradients> = gradients(&config, request.registry) else { return Ok(None) };
+    let (Some(alone_s), Some(share_s)) = (whole.choice().step_s, row.step_s) else { return Ok(Compared::Unknown) };
+    let Some(gradients): Option<Gradients> = gradients(&config, request.registry) else { return Ok(Compared::Unknown) };
     let decision = Decision::new(&vec![Node { alone_s, share_s }; nodes.count], gradients, nodes.link);
-    Ok(Some(Decided { nodes, decision, share: row.setup.clone() }))
+    Ok(Compared::Decided(Decided { nodes, decision, share: row.setup.clone() }))
 }
 
 /// The row of one process with all threads, which is what a node runs of several; else the choice.

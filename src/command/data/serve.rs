@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use crate::cluster::samples::{LISTING_BYTES_MAX, Server};
 use crate::data::OpenOptions;
 use crate::data::far::Lender;
+use crate::system::host::Host;
 use crate::system::printable::printable;
 use crate::system::signal::Stop;
 use crate::train::Registry;
@@ -33,7 +34,13 @@ pub fn run(arguments: &Serve, registry: &Registry) -> Outcome {
     let stop = Stop::on_signals().map_err(Failure::failed)?;
     let address = server.address()?;
     let (files, name) = (grouped(files as u64), printable(&name));
-    print(&format!("lending {files} files of {name} at {address}; others type --data remote:{address}\n"));
+    // At all addresses of this machine is at its name, for others.
+    let typed = match address.ip().is_unspecified() {
+        true => format!("{}:{}", printable(&Host::look().name), address.port()),
+        false => address.to_string(),
+    };
+    let tls = if arguments.tls.is_some() { " --tls" } else { "" };
+    print(&format!("lending {files} files of {name} at {address}; others type --data remote:{typed}{tls}\n"));
     server.serve(&stop, &mut |sentence| note(sentence));
     Ok(ExitCode::SUCCESS)
 }

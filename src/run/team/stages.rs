@@ -68,7 +68,7 @@ impl Team {
             Ok((data, links))
         });
         let (data, links) = self.guard(connected.map_err(TrainError::from))?;
-        trainer.join_siblings(links);
+        self.guard(trainer.join_siblings(links))?;
         self.communicator.set(Some(world));
         Ok(data)
     }

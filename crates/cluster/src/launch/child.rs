@@ -20,12 +20,11 @@ pub const PARENT: &str = "PACELINE_PARENT";
 /// How long the launcher may take to send the token.
 const TOKEN_MAX: Duration = Duration::from_secs(30);
 
-/// Ties this process to its launcher, if it has one, and finds the token ([`token::find`]). The line `stop` on standard
-/// input, or its end, asks for a stop from then on.
+/// Ties this process to its launcher, if it has one on this machine: it ends when that ends, however that ends.
 ///
 /// # Errors
-/// When the launcher has ended already, or there is no token.
-pub fn begin(variables: &Variables, stop: &signal::Stop) -> Result<Token, ClusterError> {
+/// When the launcher has ended already.
+pub fn tie(variables: &Variables) -> Result<(), ClusterError> {
     if let Some(parent) = variables.get(PARENT).and_then(|text| text.parse().ok()) {
         let alive = process::end_with(parent)
             .map_err(|error| ClusterError::Failed(format!("cannot be tied to its launcher: {error}")))?;
@@ -33,6 +32,16 @@ pub fn begin(variables: &Variables, stop: &signal::Stop) -> Result<Token, Cluste
             return Err(ClusterError::Failed("its launcher has ended".into()));
         }
     }
+    Ok(())
+}
+
+/// Ties this process to its launcher ([`tie`]), and finds the token ([`token::find`]). The line `stop` on standard
+/// input, or its end, asks for a stop from then on.
+///
+/// # Errors
+/// When the launcher has ended already, or there is no token.
+pub fn begin(variables: &Variables, stop: &signal::Stop) -> Result<Token, ClusterError> {
+    tie(variables)?;
     if variables.get(token::VARIABLE).is_none_or(|value| value != "stdin") {
         return token::find(variables);
     }

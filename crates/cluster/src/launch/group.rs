@@ -97,6 +97,19 @@ pub fn run(starts: &[Start], stop: &signal::Stop, out: &Output, err: &Output) ->
     run_beside(starts, (stop, &signal::Stop::new()), out, err)
 }
 
+/// As [`run`], of processes that have nothing to save: those that have not ended so long after they were told to are killed.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_obeying(
+    starts: &[Start],
+    (stop, patience): (&signal::Stop, Duration),
+    out: &Output,
+    err: &Output,
+) -> Result<Ended, ClusterError> {
+    start_and_supervise(starts, (stop, &signal::Stop::new(), Some(patience)), out, err)
+}
+
 /// As [`run`], beside a rank that is no process of the group: `failed` says that it has failed.
 ///
 /// # Errors
@@ -104,6 +117,18 @@ pub fn run(starts: &[Start], stop: &signal::Stop, out: &Output, err: &Output) ->
 pub fn run_beside(
     starts: &[Start],
     (stop, failed): (&signal::Stop, &signal::Stop),
+    out: &Output,
+    err: &Output,
+) -> Result<Ended, ClusterError> {
+    start_and_supervise(starts, (stop, failed, None), out, err)
+}
+
+/// What asks a group to end, what says that it has failed, and how long it may take to end after it was asked, if that has a limit.
+type Wishes<'a> = (&'a signal::Stop, &'a signal::Stop, Option<Duration>);
+
+fn start_and_supervise(
+    starts: &[Start],
+    wishes: Wishes<'_>,
     out: &Output,
     err: &Output,
 ) -> Result<Ended, ClusterError> {
@@ -118,7 +143,7 @@ pub fn run_beside(
         }
     }
     drop(sender);
-    supervise(starts, &mut watched, (stop, failed), &news)
+    supervise(starts, &mut watched, wishes, &news)
 }
 
 /// The thread of one process.
@@ -168,14 +193,19 @@ fn begin(start: &Start) -> Result<Child, String> {
 fn supervise(
     starts: &[Start],
     watched: &mut [Watched],
-    (stop, failed): (&signal::Stop, &signal::Stop),
+    (stop, failed, patience): Wishes<'_>,
     news: &Receiver<News>,
 ) -> Result<Ended, ClusterError> {
     let clock = Clock::real();
-    let (mut passed_on, mut failed_at, mut first) = (false, None, None);
+    let (mut asked_at, mut failed_at, mut first) = (None, None, None);
     while watched.iter().any(|process| process.status.is_none()) {
         match news.recv_timeout(Duration::from_millis(50)) {
-            Ok(News::Started { index, pid, stdin }) => watched[index].running = Some((pid, stdin)),
+            Ok(News::Started { index, pid, stdin }) => {
+                watched[index].running = Some((pid, stdin));
+                if asked_at.is_some() {
+                    pass_on(&starts[index], &mut watched[index], stop.signal());
+                }
+            }
             Ok(News::Ended { index, status }) => {
                 if !status.as_ref().is_ok_and(ExitStatus::success) {
                     failed_at.get_or_insert(clock.now());
@@ -187,8 +217,12 @@ fn supervise(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => break,
         }
-        if stop.requested() && !std::mem::replace(&mut passed_on, true) {
-            pass_on(starts, watched, stop.signal());
+        if stop.requested() && asked_at.is_none() {
+            asked_at = Some(clock.now());
+            starts.iter().zip(&mut *watched).for_each(|(start, process)| pass_on(start, process, stop.signal()));
+        }
+        if asked_at.zip(patience).is_some_and(|(since, patience)| clock.now() - since > patience) {
+            watched.iter().flat_map(|process| &process.running).for_each(|(pid, _)| process::tell(*pid, Tell::Kill));
         }
         if failed.requested() {
             failed_at.get_or_insert(clock.now());
@@ -197,23 +231,21 @@ fn supervise(
             end_the_rest(watched, clock.now() - since);
         }
     }
-    conclude(starts, watched, first, passed_on)
+    conclude(starts, watched, first, asked_at.is_some())
 }
 
-fn pass_on(starts: &[Start], watched: &mut [Watched], signal: signal::Signal) {
+fn pass_on(start: &Start, process: &mut Watched, signal: signal::Signal) {
     let what = match signal {
         signal::Signal::Interrupt => Tell::Interrupt,
         signal::Signal::Terminate => Tell::Terminate,
         signal::Signal::HangUp => Tell::HangUp,
     };
-    for (start, process) in starts.iter().zip(watched) {
-        match &mut process.running {
-            Some((pid, _)) if start.signals => process::tell(*pid, what),
-            Some((_, stdin)) => {
-                let _ = stdin.write_all(b"stop\n").and_then(|()| stdin.flush());
-            }
-            None => {}
+    match &mut process.running {
+        Some((pid, _)) if start.signals => process::tell(*pid, what),
+        Some((_, stdin)) => {
+            let _ = stdin.write_all(b"stop\n").and_then(|()| stdin.flush());
         }
+        None => {}
     }
 }
 
@@ -278,4 +310,50 @@ fn conclude(
     let rest =
         if told.is_empty() { String::new() } else { format!("; {} did not end and had to be ended", told.join(", ")) };
     Err(ClusterError::Failed(format!("rank {rank} on {host} {how}{rest}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(rank: usize, script: &str) -> Start {
+        Start {
+            rank,
+            host: "this machine".into(),
+            program: "/bin/sh".into(),
+            arguments: vec!["-c".into(), script.into()],
+            variables: Vec::new(),
+            token: Token::random(),
+            cores: Vec::new(),
+            inherits: false,
+            signals: true,
+        }
+    }
+
+    #[test]
+    fn a_process_that_does_not_obey_is_killed_after_a_while() {
+        let (stop, clock) = (signal::Stop::new(), Clock::real());
+        let asks = stop.clone();
+        threads::spawn("asks", move || {
+            paceline_system::clock::sleep(Duration::from_millis(500));
+            asks.request();
+        })
+        .unwrap();
+        let deaf = "trap '' INT; while :; do sleep 0.1; done";
+        let starts = [shell(0, deaf), shell(1, "exec sleep 60")];
+        let output = Output::to(std::io::sink());
+        let ended = run_obeying(&starts, (&stop, Duration::from_millis(500)), &output, &output).unwrap();
+        assert_eq!(ended, Ended::Interrupted { in_order: false });
+        assert!(clock.now() < Duration::from_secs(20), "{:?}", clock.now());
+    }
+
+    #[test]
+    fn a_process_that_starts_after_the_wish_is_told_too() {
+        let (stop, clock) = (signal::Stop::new(), Clock::real());
+        stop.request();
+        let starts: Vec<Start> = (0..4).map(|rank| shell(rank, "exec sleep 60")).collect();
+        let output = Output::to(std::io::sink());
+        assert_eq!(run(&starts, &stop, &output, &output).unwrap(), Ended::Interrupted { in_order: true });
+        assert!(clock.now() < Duration::from_secs(20), "{:?}", clock.now());
+    }
 }

@@ -134,9 +134,8 @@ impl Server {
     /// Gives a connection a thread.
     fn begin(&self, socket: Socket) -> Result<(), String> {
         socket.tcp().set_nonblocking(false).map_err(|error| error.to_string())?;
-        let connections = Arc::clone(&self.connections);
-        if connections.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS_MAX {
-            connections.fetch_sub(1, Ordering::SeqCst);
+        let place = Connection::new(&self.connections);
+        if self.connections.load(Ordering::SeqCst) > CONNECTIONS_MAX {
             return Err(format!("{CONNECTIONS_MAX} connections are open already; one more was closed"));
         }
         let answers = Arc::clone(&self.answers);
@@ -145,12 +144,25 @@ impl Server {
         let work = move || {
             // Whoever asked is gone, was silent for too long, or talks nonsense: the connection ends, and nobody else minds.
             let _ = answer(line, &*answers);
-            connections.fetch_sub(1, Ordering::SeqCst);
+            drop(place);
         };
-        threads::spawn("samples", work).map(drop).map_err(|error| {
-            self.connections.fetch_sub(1, Ordering::SeqCst);
-            format!("no thread for a connection: {error}")
-        })
+        threads::spawn("samples", work).map(drop).map_err(|error| format!("no thread for a connection: {error}"))
+    }
+}
+
+/// A connection that is counted until it ends, however it does.
+struct Connection(Arc<AtomicUsize>);
+
+impl Connection {
+    fn new(open: &Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(open))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

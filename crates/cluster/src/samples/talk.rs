@@ -9,7 +9,7 @@ use paceline_comm::wire::{Framed, Socket};
 use paceline_comm::{Stop, Wait};
 use paceline_system::printable::printable;
 
-use super::PIECE_MAX;
+use super::{ANSWER_BYTES_MAX, PIECE_MAX};
 
 /// The longest frame of an answer.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
@@ -40,6 +40,9 @@ pub struct Question {
     pub what: What,
     /// A longer answer is none.
     pub bytes_max: u64,
+    /// The checksum of the listing that numbers are of: whoever lends something else by now does not answer. 0 where the listing is asked
+    /// for.
+    pub list: u32,
 }
 
 /// What comes back.
@@ -55,9 +58,9 @@ pub enum Answer {
 
 impl Question {
     /// Bytes of one.
-    pub const BYTES: usize = 17;
+    pub const BYTES: usize = 21;
 
-    /// As it travels: what (0, 1, 2), number (8), most bytes (8).
+    /// As it travels: what (0, 1, 2), number (8), most bytes (8), checksum (4).
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let (what, number) = match self.what {
             What::Listing => (0, 0),
@@ -67,7 +70,8 @@ impl Question {
         let mut bytes = [0; Self::BYTES];
         bytes[0] = what;
         bytes[1..9].copy_from_slice(&number.to_le_bytes());
-        bytes[9..].copy_from_slice(&self.bytes_max.to_le_bytes());
+        bytes[9..17].copy_from_slice(&self.bytes_max.to_le_bytes());
+        bytes[17..].copy_from_slice(&self.list.to_le_bytes());
         bytes
     }
 
@@ -76,23 +80,26 @@ impl Question {
     /// # Errors
     /// What is wrong with them, in words.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let (&[what], Some((number, most))) = (bytes.first_chunk::<1>().unwrap_or(&[u8::MAX]), words(bytes)) else {
+        let Some((what, number, bytes_max, list)) = words(bytes) else {
             return Err(format!("a question of {} bytes", bytes.len()));
         };
+        if bytes_max > ANSWER_BYTES_MAX {
+            return Err(format!("a question for {bytes_max} bytes, where at most {ANSWER_BYTES_MAX} are given"));
+        }
         let what = match (what, number) {
             (0, 0) => What::Listing,
             (1, number) => What::Train(number),
             (2, number) => What::Val(number),
             _ => return Err("a question for something unknown".into()),
         };
-        Ok(Self { what, bytes_max: most })
+        Ok(Self { what, bytes_max, list })
     }
 }
 
-fn words(bytes: &[u8]) -> Option<(u64, u64)> {
+fn words(bytes: &[u8]) -> Option<(u8, u64, u64, u32)> {
     let bytes: &[u8; Question::BYTES] = bytes.try_into().ok()?;
     let word = |at: usize| Some(u64::from_le_bytes(*bytes[at..].first_chunk()?));
-    Some((word(1)?, word(9)?))
+    Some((bytes[0], word(1)?, word(9)?, u32::from_le_bytes(*bytes.last_chunk()?)))
 }
 
 /// What an answer begins with.
@@ -230,9 +237,11 @@ mod tests {
     #[test]
     fn questions_survive_the_wire_and_others_are_refused() {
         for what in [What::Listing, What::Train(7), What::Val(u64::MAX)] {
-            let question = Question { what, bytes_max: 1 << 30 };
+            let question = Question { what, bytes_max: 1 << 28, list: 0xfeed };
             assert_eq!(Question::decode(&question.encode()), Ok(question));
         }
+        let greedy = Question { what: What::Train(1), bytes_max: u64::MAX, list: 1 };
+        assert!(Question::decode(&greedy.encode()).unwrap_err().contains("at most"));
         for bytes in [&[][..], &[3; Question::BYTES], &[0; Question::BYTES - 1], &[0; Question::BYTES + 1]] {
             assert!(Question::decode(bytes).is_err(), "{bytes:?}");
         }

@@ -44,6 +44,21 @@ pub fn receive(communicator: &mut Communicator) -> Result<RunIdentity, CommError
     Ok(from_words(words))
 }
 
+/// Holds what this rank knows of the run to what the first one does, which `broadcast` gives to all.
+pub(crate) fn compare(
+    own: RunIdentity,
+    [rank, first]: [Rank; 2],
+    broadcast: impl FnOnce(&mut [f32]) -> Result<(), CommError>,
+) -> Result<(), CommError> {
+    let mut words = to_words(own);
+    broadcast(&mut words)?;
+    if from_words(words) == own {
+        return Ok(());
+    }
+    let what = "another step, other data or another model than this rank has".to_owned();
+    Err(CommError::Protocol { rank, peer: first.into(), phase: "begin", what })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -59,9 +59,13 @@ impl Replica {
         self.pipeline.schedules.clear();
     }
 
-    /// Computes together with other stages or parts from now on.
-    pub fn join_siblings(&mut self, links: ReplicaLinks) {
+    /// Computes together with other stages or parts from now on, which all call this at the same point.
+    ///
+    /// # Errors
+    /// When another of them, or the way to it, has failed.
+    pub fn join_siblings(&mut self, links: ReplicaLinks) -> Result<(), TrainError> {
         self.exchange.join_siblings(links);
+        self.follow_first_part()
     }
 
     /// Does something with the other stages or parts, if there are any, and all else that is here.

@@ -25,7 +25,7 @@ use paceline_train::Config;
 use paceline_train::engine::Place;
 use paceline_train::micro_batch::MicroBatchSizes;
 use paceline_train::phases::Phases;
-use paceline_train::replica::{Replica, ReplicaOptions};
+use paceline_train::replica::{NotFinite, Replica, ReplicaOptions};
 use paceline_train::serve::{ServerOptions, fingerprint};
 use paceline_train::stage::{ModelStage, Tensor};
 use world::{Carry, TIMEOUT, communicators};
@@ -46,16 +46,20 @@ struct Case {
     learning_rate: f32,
     /// Decides which weights begin with another last bit; none if it is 0.
     nudge: u64,
+    /// Whether they begin with others in every part, and others again when parts have met.
+    apart: bool,
 }
 
 fn case(model: &'static str, side: usize, batch: usize, split: &'static str) -> Case {
     let config = Config { batch, split: split.parse().unwrap(), ..Config::default() };
-    Case { model, side, split, config, rest: 0, carry: Carry::Thread, learning_rate: 0.005, nudge: 0 }
+    Case { model, side, split, config, rest: 0, carry: Carry::Thread, learning_rate: 0.005, nudge: 0, apart: false }
 }
 
 /// Pieces of whole tensors by name, and the losses.
 struct Trained {
     tensors: BTreeMap<String, Vec<f32>>,
+    /// As they were when parts had met.
+    begun: BTreeMap<String, Vec<f32>>,
     momentum: BTreeMap<String, Vec<f32>>,
     losses: Vec<f64>,
     evaluated: f64,
@@ -104,8 +108,8 @@ impl Case {
         Batch { size: own.len(), images, targets: targets[own].to_vec(), share, ..Batch::default() }
     }
 
-    /// One part of one worker.
-    fn part(&self, rank: usize, mut world: Communicator) -> Trained {
+    /// One part of one worker, which has met the others.
+    fn joined(&self, rank: usize, mut world: Communicator) -> Replica {
         let (workers, parts) = (self.config.workers, self.config.parts());
         let mesh = Mesh::on_one_node(Extent { workers, stages: 1, parts, servers: 0 });
         let at = mesh.coordinates(Rank::at(rank)).unwrap();
@@ -114,17 +118,12 @@ impl Case {
         let place = Place::Cpu(Arc::new(Cpu::new(1)));
         let mut replica = Replica::stage(model, self.options(at.data), &place).unwrap();
         if self.nudge > 0 {
-            let mut random = Random::new(&[self.nudge]);
-            replica
-                .store_mut()
-                .parameters
-                .iter_mut()
-                .for_each(|x| *x = f32::from_bits(x.to_bits() ^ random.below(2) as u32));
-            replica.engine.load();
+            nudge(&mut replica, &[self.nudge, if self.apart { at.part as u64 } else { 0 }]);
         }
         let data = world.group(&mesh.group(Axis::Data, Rank::at(rank))).unwrap();
         if parts > 1 {
-            replica.join_siblings(ReplicaLinks::Parts(Box::new(PartLinks::connect(&mut world, &mesh).unwrap())));
+            let links = ReplicaLinks::Parts(Box::new(PartLinks::connect(&mut world, &mesh).unwrap()));
+            replica.join_siblings(links).unwrap();
         }
         if workers > 1 {
             let (shape, roles) = (replica.shape(), Roles { workers, servers: 0 });
@@ -136,7 +135,17 @@ impl Case {
             let known = ServerOptions { step: 0, steps_per_epoch: STEPS, input, classes: 10, shape };
             replica.begin_together(0, known.identity()).unwrap();
         }
-        self.train(replica, at.data)
+        replica
+    }
+
+    /// What it has trained.
+    fn part(&self, rank: usize, world: Communicator) -> Trained {
+        let (mut replica, parts) = (self.joined(rank, world), self.config.parts());
+        let begun = tensors(&replica).0;
+        if self.apart {
+            nudge(&mut replica, &[self.nudge, (rank % parts) as u64]);
+        }
+        Trained { begun, ..self.train(replica, rank / parts) }
     }
 
     fn train(&self, mut replica: Replica, worker: usize) -> Trained {
@@ -152,7 +161,7 @@ impl Case {
         let tally = replica.evaluate(&first(&self.batch(0, worker), replica.options().micro_batch)).unwrap().1;
         let evaluated = replica.total(tally).unwrap().mean_loss();
         let (tensors, momentum) = tensors(&replica);
-        Trained { tensors, momentum, losses, evaluated }
+        Trained { tensors, begun: BTreeMap::new(), momentum, losses, evaluated }
     }
 
     /// All parts of all workers; the tensors of the first worker put together.
@@ -168,6 +177,7 @@ impl Case {
         for (number, other) in all.iter().enumerate() {
             assert_eq!((&whole.losses, whole.evaluated), (&other.losses, other.evaluated), "all hear the same");
             if number + 1 < parts {
+                put_together(&mut whole.begun, &other.begun);
                 put_together(&mut whole.tensors, &other.tensors);
                 // Of a divided optimizer, each worker has its chunks.
                 if self.config.workers == 1 {
@@ -242,6 +252,14 @@ fn first(batch: &Batch, most: usize) -> Batch {
         targets: batch.targets[..size].to_vec(),
         ..Batch::default()
     }
+}
+
+/// Changes the last bits of weights.
+fn nudge(replica: &mut Replica, seed: &[u64]) {
+    let mut random = Random::new(seed);
+    let parameters = &mut replica.store_mut().parameters;
+    parameters.iter_mut().for_each(|x| *x = f32::from_bits(x.to_bits() ^ random.below(2) as u32));
+    replica.engine.load();
 }
 
 /// Fills in what another part has.
@@ -332,6 +350,37 @@ fn two_workers_of_two_parts_are_two_workers() {
         let sharded = Config { shard: "optimizer".parse().unwrap(), ..clipped };
         Case { carry, config: sharded, ..base }.follows();
     }
+}
+
+#[test]
+fn parts_that_rounding_has_told_apart_hear_the_same_and_come_together() {
+    let hybrid = "conv1=replicate,conv2=replicate,fc1=channel,fc2=channel:2";
+    for base in [case("lenet5", 32, 6, hybrid), case("cnn5", 16, 6, "channel:3")] {
+        let apart = Case { nudge: 1, apart: true, ..base };
+        apart.run();
+        Case { config: Config { workers: 2, ..apart.config.clone() }, ..apart }.run();
+    }
+}
+
+#[test]
+fn a_part_says_what_it_has_seen_and_computes_nothing_again_without_the_others() {
+    let case = case("lenet5", 32, 6, "channel:2");
+    let find = &|(rank, world)| {
+        let mut replica = case.joined(rank, world);
+        let bias = replica.parameters.iter().position(|one| one.name == "fc3.bias").unwrap();
+        replica.store_mut().parameter_mut(bias).fill(f32::NAN);
+        let (batch, moment) = (case.batch(0, 0), Moment { step: 0, learning_rate: 0.1 });
+        let output = replica.step(&batch, moment, &mut Phases::start(&Clock::real())).unwrap();
+        assert_eq!(output.updated, Err(NotFinite::Loss));
+        replica.find_non_finite(&batch, 0, NotFinite::Loss)
+    };
+    std::thread::scope(|scope| {
+        let ranks = communicators(Carry::Thread, 2).into_iter().enumerate();
+        let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || find(rank))).collect();
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), ("loss".to_owned(), "cross_entropy"));
+        }
+    });
 }
 
 #[test]

@@ -145,7 +145,7 @@ impl Case<'_> {
         if stages > 1 {
             replica.schedule_by(self.kind, &self.times());
             let links = StageLinks::connect(&mut world, &mesh, replica.link_shapes(), TIMEOUT).unwrap();
-            replica.join_siblings(ReplicaLinks::Stages(Box::new(links)));
+            replica.join_siblings(ReplicaLinks::Stages(Box::new(links))).unwrap();
         }
         self.train(replica, at.data)
     }

@@ -79,7 +79,7 @@ impl Setup {
 /// Has the algorithms measured that the set-ups use, by single steps that are not counted.
 pub fn warm_up(plan: &Plan<'_>, several: &[usize]) -> Result<(), Failure> {
     for setup in std::iter::once(Setup::One).chain(several.iter().map(|&count| Setup::OneReplica(count))) {
-        let runs = Folders::new("scaling", 1);
+        let runs = Folders::new("scaling", 1)?;
         start(plan, setup, &runs, (1, "on"))?;
     }
     Ok(())
@@ -87,7 +87,7 @@ pub fn warm_up(plan: &Plan<'_>, several: &[usize]) -> Result<(), Failure> {
 
 /// One turn.
 pub fn measure(plan: &Plan<'_>, setup: Setup) -> Result<Measured, Failure> {
-    let runs = Folders::new("scaling", if let Setup::Apart(workers) = setup { workers } else { 1 });
+    let runs = Folders::new("scaling", if let Setup::Apart(workers) = setup { workers } else { 1 })?;
     start(plan, setup, &runs, (plan.arguments.steps + WARM_UP, "known"))?;
     let (workers, _, batch) = setup.shape(plan);
     let batch = if let Setup::Apart(_) = setup { batch / workers } else { batch } as f64;

@@ -40,7 +40,7 @@ fn client(address: &Address, token: &Token, tls: bool) -> Client {
 }
 
 fn question(what: What) -> Question {
-    Question { what, bytes_max: 8 << 20 }
+    Question { what, bytes_max: 8 << 20, list: 0 }
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn several_threads_ask_at_once_plain_and_secret() {
                     });
                 }
             });
-            let asked = Question { what: What::Val(1), bytes_max: 10 };
+            let asked = Question { what: What::Val(1), bytes_max: 10, list: 0 };
             let Answer::Failed(why) = client.ask(&asked).unwrap() else { panic!("too long") };
             assert!(why.contains("10 may come"), "{why}");
         });
