@@ -167,6 +167,8 @@ fn what_cannot_be_computed_in_parts_is_refused_with_what_to_type() {
         assert_eq!(output.status.code(), Some(2), "{flags}: {wrong}");
         assert!(wrong.contains(words), "{flags}: {wrong}");
     }
+    let rest = "train --model lenet5 --data synthetic:32x32x1/10/33 --batch 16 --epochs 1 --run run --split conv1=replicate,fc1=channel:2";
+    place.fails(rest, 2, &["some batches have 1", "type --last-batch drop"]);
     assert!(!place.path("run").exists());
 }
 

@@ -21,6 +21,7 @@ use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::device::cuda::kept::Kept;
 use paceline_tensor::device::cuda::session::Album;
 use paceline_tensor::device::cuda::{self, Cuda, CudaError, Options};
+use paceline_tensor::part::Form;
 
 use crate::checkpoint::{Card, CheckedWeights, find_weights};
 use crate::compute::Compute;
@@ -35,7 +36,7 @@ use crate::replica::{Replica, ReplicaOptions};
 use crate::room::{Candidate, Processes};
 use crate::sizing::{self, Sizing};
 use crate::stage::ModelStage;
-use crate::together::Overlap;
+use crate::together::{Overlap, PartSplit, Split};
 
 /// What is said where the optimizer's state is to be divided, and is there once.
 const ONE_COPY: &str = "all workers map one copy of the weights and of the optimizer's state, which is less than a part \
@@ -324,6 +325,7 @@ fn assemble(
     let card = card(config, &info, sizing.input, &evaluation);
     let sizes = MicroBatchSizes::of(config, around.shard, Some(train.len()));
     check_smallest(model, config, sizes, (sizing.input, info.classes))?;
+    check_shares(config, sizes)?;
     let shard = config.optimizer_shard(around.shard, around.shares_memory);
     let options = own_options(config, sizes, around, (sizing.input, info.classes))?;
     let form = config.part_form(around.part.rank);
@@ -464,6 +466,21 @@ fn check_smallest(
         Network::new(model, Mode::Train, sizes.evaluation, input, classes, 0.0)?.check_statistics()?;
     }
     Ok(())
+}
+
+/// Whether every part has a sample of every micro-batch, where layers are computed by samples.
+fn check_shares(config: &Config, sizes: MicroBatchSizes) -> Result<(), TrainError> {
+    let Split::Parts(PartSplit { forms, parts }) = &config.split else { return Ok(()) };
+    let others = sizes.others.into_iter().filter(|&size| size > 0);
+    let least = others.chain([sizes.largest]).min().unwrap_or(0);
+    if least >= *parts || forms.iter().all(|(_, form)| *form != Form::Replicate) {
+        return Ok(());
+    }
+    Err(TrainError::Refused(format!(
+        "--split {} gives each of {parts} parts its share of the samples, and some batches have {least}; type --last-batch drop, \
+         a larger --batch, or channel for all layers",
+        config.split
+    )))
 }
 
 /// How the replica of this process is built.
