@@ -54,7 +54,7 @@ pub fn without(words: impl Iterator<Item = String>, flags: &[&str]) -> Vec<Strin
 
 /// `-qw2` is `-q` and `-w2`: of the flags with one letter, -q alone has no value.
 fn apart(word: String) -> Vec<String> {
-    let rest = word.trim_start_matches(|letter| letter == 'q' || letter == '-');
+    let rest = word.trim_start_matches(['q', '-']);
     if word.starts_with("-q") && !rest.is_empty() { vec!["-q".into(), format!("-{rest}")] } else { vec![word] }
 }
 
