@@ -98,7 +98,7 @@ fn refuse_what_is_not_for_one_node(train: &Train) -> Result<(), Failure> {
 /// What was said of the answer already: whatever is not as usual.
 fn said(train: &Train, config: &Config) -> Said {
     let usual = Config::default();
-    let mut pipelines = train.schedule.iter().filter_map(|schedule| match schedule {
+    let schedule = train.schedule.iter().rev().find_map(|schedule| match schedule {
         Schedules::Pipeline(kind) => Some(*kind),
         Schedules::LearningRate(_) => None,
     });
@@ -108,7 +108,7 @@ fn said(train: &Train, config: &Config) -> Said {
         threads: config.threads,
         carry: (config.carry != Carry::AUTO).then_some(config.carry),
         parts: typed(config.accumulate != 1, train.accumulate.or(train.micro_batches), config.accumulate),
-        schedule: pipelines.next_back().or((config.schedule != usual.schedule).then_some(config.schedule)),
+        schedule: schedule.or((config.schedule != usual.schedule).then_some(config.schedule)),
         shard: (config.shard != Sharding::None).then_some(config.shard),
     }
 }
