@@ -126,7 +126,7 @@ fn workers_that_were_typed_are_those_that_are_chosen_whatever_carries_them() {
 #[test]
 fn what_does_not_fit_the_memory_is_no_answer() {
     let place = Place::new();
-    let line = "--model lenet5 --data synthetic:32x32x1/10/1024 --batch 512 --calibrate off --choose-budget 4s";
+    let line = "--model lenet5 --data synthetic:32x32x1/10/1024 --batch 512 --calibrate off --choose-budget 15s";
     place.refuses(
         &format!("choose {line} --memory-limit 20MB"),
         &[
