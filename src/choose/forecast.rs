@@ -4,8 +4,9 @@
 //! A step is both passes, the update, and what it waits for data. The baseline tells the last two, and by how much a real pass takes longer
 //! than a profiled one. Of other set-ups the passes are profiled: by as many threads, or by as many workers at the same time with their
 //! shares of the batch; of stages the passes over a micro-batch, which a schedule puts in order. How well several threads share a pass, or a
-//! node its memory, is not computed from anything: it is in what was profiled. Once a set-up was measured, others of its family are
-//! forecast by as much more or less.
+//! node its memory, is not computed from anything: it is in what was profiled. An update takes as long as its traffic with the memory, which
+//! several cores share: how much faster they stream together than one alone is profiled too. Once a set-up was measured, others of its family
+//! are forecast by as much more or less.
 
 use crate::nn::optim::Optimizer;
 use crate::parallel::split::{Schedule, StageTimes};
@@ -72,6 +73,10 @@ pub struct Known {
     pub passes: Vec<Passes>,
     /// By how much a pass takes longer while all cores have one.
     pub crowd: f64,
+    /// What so many threads together take to stream through memory, as a part of what one takes for the same.
+    pub streaming: Vec<(usize, f64)>,
+    /// What taking a micro-batch over from another stage costs beside its pass.
+    pub hand_off_s: f64,
     /// Passes of stages, each of two sizes of micro-batch.
     pub stages: Vec<StagePasses>,
     /// Passes of parts.
@@ -129,10 +134,24 @@ impl Known {
         let threads = setup.threads?;
         let same = |passes: &&Passes| (passes.workers, passes.threads) == (setup.workers, threads);
         let passes = self.passes.iter().find(same)?;
-        // All cores change weights together: one copy's pieces, or a pool's. Workers read each other's gradients for it.
-        let streams = (self.update_streams + setup.workers as f64 - 1.0) / self.update_streams.max(1.0);
-        let update_s = self.base.update_s * streams / (setup.workers * threads) as f64;
+        // All cores change weights together: one copy's pieces, or a pool's. A worker writes its gradients to where the others read them, and
+        // memory reads what it is about to write.
+        let workers = setup.workers as f64;
+        let exchanged = if setup.workers > 1 { 3.0 * workers - 1.0 } else { 0.0 };
+        let streams = 1.0 + exchanged / self.update_streams.max(1.0);
+        let update_s = self.base.update_s * streams * self.streaming_by(setup.workers * threads);
         Some(self.real() * passes.seconds + update_s + self.rest_s())
+    }
+
+    /// What so many threads take to stream through memory, as a part of what one takes: their share, where nothing was profiled.
+    fn streaming_by(&self, threads: usize) -> f64 {
+        let found = self.streaming.iter().find(|(known, _)| *known == threads);
+        found.map_or(1.0 / threads as f64, |(_, part)| *part)
+    }
+
+    /// By how much passes take longer of which a part of the time others are under way beside them.
+    fn crowded(&self, part: f64) -> f64 {
+        1.0 + (self.crowd.max(1.0) - 1.0) * part.clamp(0.0, 1.0)
     }
 
     fn of_stages(&self, setup: &Setup) -> Option<f64> {
@@ -142,18 +161,26 @@ impl Known {
         };
         let stages = *stages;
         let samples = self.batch as f64 / (micro_batches * setup.workers) as f64;
-        let slower = self.real() * if self.crowd > 0.0 { self.crowd } else { 1.0 };
         let (times, parameters) = self.stage_times(stages, samples)?;
         // Gradients of micro-batches are added up: two numbers are read and one is written.
         let update_s: Vec<f64> = parameters.iter().map(|part| self.base.update_s * part).collect();
         let adding = if *micro_batches > 1 { 3.0 / self.update_streams.max(1.0) } else { 0.0 };
-        let real = |(times, update_s): (&StageTimes, &f64)| StageTimes {
-            forward_s: times.forward_s * slower,
-            inputs_s: times.inputs_s * slower,
-            weights_s: times.weights_s * slower + update_s * adding,
+        let at_pace = |slower: f64| -> Vec<StageTimes> {
+            let real = |(times, update_s): (&StageTimes, &f64)| StageTimes {
+                forward_s: times.forward_s * slower + self.hand_off_s,
+                inputs_s: times.inputs_s * slower + self.hand_off_s,
+                weights_s: times.weights_s * slower + update_s * adding,
+            };
+            times.iter().zip(&update_s).map(real).collect()
         };
-        let times: Vec<StageTimes> = times.iter().zip(&update_s).map(real).collect();
-        let forecast = Schedule::new(*schedule, *micro_batches, &times).forecast(&times, &vec![0.0; stages - 1]);
+        let ordered = |times: &[StageTimes]| {
+            Schedule::new(*schedule, *micro_batches, times).forecast(times, &vec![0.0; stages - 1])
+        };
+        let alone = ordered(&at_pace(self.real()));
+        let busy_s: f64 = alone.busy_s.iter().sum();
+        // Of the time that stages compute, the part in which others do.
+        let together = (busy_s - alone.seconds) / (busy_s * (1.0 - 1.0 / stages as f64)).max(1e-12);
+        let forecast = ordered(&at_pace(self.real() * self.crowded(together)));
         let ends = forecast.spans.iter().map(|spans| spans.last().map_or(0.0, |span| span.end_s));
         let step_s = ends.zip(&update_s).map(|(end_s, update_s)| end_s + update_s).fold(0.0, f64::max);
         Some(step_s + self.rest_s())
@@ -161,8 +188,13 @@ impl Known {
 
     fn of_parts(&self, setup: &Setup) -> Option<f64> {
         let passes = self.parts.iter().find(|passes| passes.split == setup.split)?;
-        let slower = self.real() * if self.crowd > 0.0 { self.crowd } else { 1.0 };
-        let update_s = self.base.update_s * passes.parameters;
+        let slower = self.real() * self.crowded(1.0);
+        // All change what they have at the same time.
+        let ranks = match &setup.split {
+            Split::Parts(split) => split.parts,
+            _ => 1,
+        };
+        let update_s = self.base.update_s * passes.parameters * ranks as f64 * self.streaming_by(ranks);
         Some(slower * passes.seconds + passes.exchange_s + update_s + self.rest_s())
     }
 

@@ -3,6 +3,7 @@
 //! that are measured afterwards.
 
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 
 use crate::comm::{Choice, Link, Links};
 use crate::nn::Mode;
@@ -20,9 +21,13 @@ use super::setup::Setup;
 use crate::failure::Failure;
 use crate::parallel::split::{Kind, StageTimes};
 use crate::run::calibrate::{Calibrate, calibrate};
+use crate::system::clock::Clock;
 
-/// Passes of which the fastest of each node counts, behind one that does not.
-const REPEATS: usize = 2;
+/// Seconds within which passes of a plan begin, beyond the first ones.
+const REPEATED_S: f64 = 0.15;
+
+/// Numbers that are streamed, in each of two buffers: more than the caches of a processor hold.
+const STREAMED: usize = 16 << 20;
 
 /// The batch of the first look, as a part of the whole: how long anything takes is not known before.
 const LOOK: usize = 8;
@@ -80,14 +85,15 @@ impl Profiler<'_> {
         Ok(Passes { workers, threads, seconds: seconds * passes })
     }
 
-    /// By how much a pass takes longer while all cores have one.
+    /// By how much a pass takes longer while so many cores have one each.
     pub fn crowd(&self, cores: usize) -> Result<f64, Failure> {
-        let batch = (self.config.batch / LOOK).max(1);
-        let config = Config { batch, accumulate: 1, ..Setup::threads(1).change(self.config) };
+        let whole = Setup { workers: cores, ..Setup::threads(1) }.change(self.config);
+        let batch = (whole.batch / self.smaller / whole.accumulate).max(cores);
+        let config = Config { batch, accumulate: 1, ..whole };
         let plan = self.subject.candidate(&config).plan(Mode::Train)?;
-        let by_rule = Profiler { calibrate: Calibrate::Off, ..*self };
-        let cpus = |count: usize| (0..count).map(|_| by_rule.cpu(1, &plan)).collect();
-        let (alone_s, all_s) = (together(cpus(1), &plan, batch)?, together(cpus(cores), &plan, batch)?);
+        let cpus = |count: usize| (0..count).map(|_| self.cpu(1, &plan)).collect();
+        let samples = batch.div_ceil(cores);
+        let (alone_s, all_s) = (together(cpus(1), &plan, samples)?, together(cpus(cores), &plan, samples)?);
         Ok((all_s / alone_s.max(1e-9)).max(1.0))
     }
 
@@ -167,11 +173,53 @@ impl Profiler<'_> {
     }
 }
 
+/// What it takes until a thread that sleeps goes on with what another has for it: each message of a pipeline costs about that.
+pub fn hand_off_s() -> f64 {
+    const TRIPS: usize = 400;
+    let ((there, here), (back, home)) = (sync_channel::<()>(0), sync_channel::<()>(0));
+    let mut took = Vec::with_capacity(TRIPS);
+    std::thread::scope(|scope| {
+        scope.spawn(move || while here.recv().is_ok() && back.send(()).is_ok() {});
+        for _ in 0..TRIPS {
+            let clock = Clock::real();
+            if there.send(()).is_err() || home.recv().is_err() {
+                break;
+            }
+            took.push(clock.seconds() / 2.0);
+        }
+        drop(there);
+    });
+    super::median(&mut took)
+}
+
+/// What several threads together take to stream through memory as an update of weights does, each its share, as a part of what one takes.
+pub fn streaming(threads: usize) -> f64 {
+    const TURNS: usize = 3;
+    let (mut weights, gradients) = (vec![1.0f32; STREAMED], vec![1.0f32; STREAMED]);
+    let mut least = |threads: usize| {
+        let mut turn = || {
+            let share = STREAMED.div_ceil(threads);
+            let clock = Clock::real();
+            std::thread::scope(|scope| {
+                for (weights, gradients) in weights.chunks_mut(share).zip(gradients.chunks(share)) {
+                    scope.spawn(move || {
+                        weights.iter_mut().zip(gradients).for_each(|(weight, gradient)| *weight -= 1e-3 * gradient);
+                    });
+                }
+            });
+            clock.seconds()
+        };
+        (0..TURNS).map(|_| turn()).fold(f64::INFINITY, f64::min)
+    };
+    let alone_s = least(1);
+    (least(threads) / alone_s.max(1e-9)).clamp(1.0 / threads as f64, 1.0)
+}
+
 /// Seconds of the slowest, where each device makes the same passes at the same time.
 fn together(cpus: Vec<Arc<Cpu>>, plan: &Plan, samples: usize) -> Result<f64, Failure> {
     let each = |cpu: Arc<Cpu>| {
         let plan = plan.clone();
-        move || pass_s(plan, samples, REPEATS, &Device::Cpu(cpu))
+        move || pass_s(plan, samples, REPEATED_S, &Device::Cpu(cpu))
     };
     let found: Vec<Result<f64, TrainError>> = std::thread::scope(|scope| {
         let threads: Vec<_> = cpus.into_iter().map(|cpu| scope.spawn(each(cpu))).collect();

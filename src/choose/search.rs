@@ -1,10 +1,12 @@
 //! The search: which set-ups are measured in which order, for as long as there is time. The baseline first, then whatever is forecast to be
 //! fastest; what is forecast to take twice as long as the best is not. Those that came out close to the best are measured again in turns.
 
+use std::collections::BTreeSet;
+
 use super::apply::Listed;
 use super::forecast::{Base, Known, update_streams};
 use super::measure::{Length, Measured, Unmeasured, measure};
-use super::profile::Profiler;
+use super::profile::{Profiler, hand_off_s, streaming};
 use super::progress::Progress;
 use super::setup::{Family, Setup};
 use super::table::Row;
@@ -51,6 +53,13 @@ impl Contender {
     pub fn step_s(&self) -> Option<f64> {
         let mut turns: Vec<f64> = self.turns.iter().map(|turn| turn.step_s).collect();
         (!turns.is_empty()).then(|| median(&mut turns))
+    }
+
+    /// The least of its turns; of one turn alone, what was expected of it if that is less.
+    fn could_be_s(&self) -> Option<f64> {
+        let least_s = self.turns.iter().map(|turn| turn.step_s).min_by(f64::total_cmp)?;
+        let expected_s = self.forecast_s.filter(|_| self.turns.len() == 1);
+        Some(expected_s.map_or(least_s, |expected_s| expected_s.min(least_s)))
     }
 
     fn is_open(&self) -> bool {
@@ -225,6 +234,11 @@ impl<'a> Search<'a> {
                 self.known.passes.push(passes);
             }
         }
+        let busy = setups.iter().map(|setup| setup.threads.unwrap_or(1) * setup.ranks(self.config));
+        for threads in busy.filter(|threads| *threads > 1).collect::<BTreeSet<_>>() {
+            let part = self.profiled("memory", || Ok(streaming(threads)))?;
+            self.known.streaming.push((threads, part));
+        }
         let mut cuts: Vec<(Vec<String>, usize)> = Vec::new();
         for setup in &setups {
             let (Split::Pipeline(_), Some(turns)) = (&setup.split, &setup.turns) else { continue };
@@ -249,6 +263,7 @@ impl<'a> Search<'a> {
             let passes = self.profiled("stages", || Ok(profiler.stages(&cuts, threads)?))?;
             self.known.stages.extend(passes);
         }
+        self.known.hand_off_s = self.profiled("hand-offs", || Ok(hand_off_s()))?;
         Ok(())
     }
 
@@ -260,7 +275,8 @@ impl<'a> Search<'a> {
         Ok(take()?)
     }
 
-    /// Measures those again that came out close to the best, in turns, there and back.
+    /// Measures those again that came out close to the best, or were expected to, in turns, there and back: a machine that was slow for a
+    /// while has been slow for one of them alone.
     fn repeat_close_ones(&mut self) -> Result<(), Ended> {
         for (turn, close_to) in CLOSE.into_iter().enumerate() {
             let Some(best_s) = self.best_s() else { return Ok(()) };
@@ -268,7 +284,7 @@ impl<'a> Search<'a> {
                 .all
                 .iter()
                 .enumerate()
-                .filter_map(|(index, one)| Some((index, one.step_s()?)))
+                .filter_map(|(index, one)| Some((index, one.could_be_s()?)))
                 .filter(|(_, step_s)| *step_s <= close_to * best_s)
                 .collect();
             close.sort_by(|(_, one), (_, other)| one.total_cmp(other));

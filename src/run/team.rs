@@ -14,7 +14,7 @@ use std::sync::Arc;
 use crate::cluster::launch::Output;
 use crate::cluster::launch::group::{self, Ended, Start};
 use crate::cluster::launch::{child, local, ssh};
-use crate::cluster::speaker::{shares_output, speaker};
+use crate::cluster::speaker::{ends_with_the_first, shares_output, speaker};
 use crate::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
 use crate::cluster::{ClusterError, Control, Folder, Job, JoinOptions, Log, Member, Verdict, join};
 use crate::cluster::{Limits as ClusterLimits, Progress};
@@ -205,6 +205,8 @@ pub struct Team {
     inbox: Inbox,
     /// Whether all ranks write to where this one does.
     shares_output: bool,
+    /// Whether a launcher kills all of them as soon as one has failed.
+    ends_with_the_first: bool,
     /// The models that can be named.
     registry: Registry,
 }
@@ -266,6 +268,7 @@ impl Team {
         options.limits = ClusterLimits::new(gather, late, silent);
         // So do the processes that a program has started itself.
         let shares_output = shares_output(&variables()) || arguments.token.is_some();
+        let ends_with_the_first = ends_with_the_first(&variables()) && arguments.token.is_none();
         let (sockets, report) = (config.sockets as u16, tcp::Report::new(options.log.refusals()));
         let sockets = tcp::Config { sockets, tls: options.tls.clone(), report, ..tcp::Config::default() };
         let arrived = arrive(options).map_err(|error| once(error, shares_output.then_some(rank)));
@@ -287,6 +290,7 @@ impl Team {
             notes,
             inbox,
             shares_output,
+            ends_with_the_first,
             registry,
         };
         let connected = team.connect(listener, token, config, sockets);
@@ -495,6 +499,20 @@ impl Team {
 
     /// Tells everybody of an error, and hears whose it is.
     pub fn guard<T>(&self, result: Result<T, TrainError>) -> Result<T, Failure> {
+        self.judge(result).inspect_err(|_| self.let_others_speak())
+    }
+
+    /// Where a launcher kills all processes as soon as one has failed, those that say nothing wait for the one that does.
+    fn let_others_speak(&self) {
+        match self.member.rank {
+            _ if !self.ends_with_the_first => {}
+            Rank(0) => self.control.stay_open(),
+            _ if self.speaks_at_the_end() => {}
+            _ => self.control.outlast_rank_0(self.deadlines.farewell),
+        }
+    }
+
+    fn judge<T>(&self, result: Result<T, TrainError>) -> Result<T, Failure> {
         let error = match result {
             Ok(value) => return Ok(value),
             Err(error) => error,
@@ -514,8 +532,14 @@ impl Team {
     /// Tells everybody why a run fails, and hears whose fault it is. Where another rank was lost, rank 0 saves the last whole step, or
     /// rank 1 if rank 0 is the one.
     pub fn fail(&self, error: TrainError, trainer: &mut Trainer) -> Failure {
+        let failure = self.save_after(error, trainer);
+        self.let_others_speak();
+        failure
+    }
+
+    fn save_after(&self, error: TrainError, trainer: &mut Trainer) -> Failure {
         let of_another = matches!(error, TrainError::Comm(_));
-        let failure = match self.guard(Err::<(), _>(error)) {
+        let failure = match self.judge(Err::<(), _>(error)) {
             Ok(()) => return Failure::failed("the run has failed"),
             Err(failure) => failure,
         };

@@ -51,6 +51,8 @@ struct State {
     ended: Option<Result<(), Verdict>>,
     /// The end had nothing to do with other ranks: a mismatch found at the rendezvous.
     refused: Option<String>,
+    /// What leads to the others after a verdict: on all but rank 0 the connection to it.
+    kept: Option<Vec<Connection>>,
 }
 
 /// What the control thread and the training loop both see.
@@ -237,6 +239,28 @@ impl Control {
         self.send(Command::Fail { why: why.to_owned(), suspect, in_vain });
         let state = self.shared.wait(self.verdict_max, |state| state.ended.is_some());
         state.ended.clone().and_then(Result::err)
+    }
+
+    /// After a verdict: waits until rank 0 has ended, where it has called [`Control::stay_open`]. Some launchers kill all processes as soon as
+    /// one has ended, and rank 0 may still have to save what there is and to say what happened. If rank 0 is gone itself, rank 1 does that,
+    /// to which no connection leads: then it waits for a moment.
+    pub fn outlast_rank_0(&self, limit: Duration) {
+        const MOMENT: Duration = Duration::from_secs(2);
+        let kept = self.shared.wait(MOMENT, |state| state.kept.is_some()).kept.take().unwrap_or_default();
+        let clock = paceline_system::clock::Clock::real();
+        match kept.into_iter().next() {
+            Some(mut hub) => {
+                while clock.now() < limit && !hub.drained() {
+                    paceline_system::clock::sleep(Duration::from_millis(5));
+                }
+            }
+            None => paceline_system::clock::sleep(MOMENT),
+        }
+    }
+
+    /// Rank 0, after a verdict: its connections close when the process ends, and not before.
+    pub fn stay_open(&self) {
+        std::mem::forget(self.shared.wait(Duration::from_secs(1), |state| state.kept.is_some()).kept.take());
     }
 
     /// Says that this process is through, and waits until all are: until then its heartbeats go on.

@@ -19,10 +19,19 @@ pub fn speaker(verdict: &Verdict) -> Rank {
 
 /// Whether this process writes to where the others of its run write to: a launcher has started them all.
 pub fn shares_output(variables: &Variables) -> bool {
-    const LAUNCHERS: [&str; 6] =
-        [PARENT, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID"];
     let by_ssh = variables.get(token::VARIABLE).is_some_and(|value| value == "stdin");
-    by_ssh || LAUNCHERS.iter().any(|name| variables.get(*name).is_some_and(|value| !value.is_empty()))
+    by_ssh || says(variables, PARENT) || ends_with_the_first(variables)
+}
+
+/// Whether another launcher has started all processes, which may kill the rest as soon as one of them has failed.
+pub fn ends_with_the_first(variables: &Variables) -> bool {
+    const LAUNCHERS: [&str; 5] =
+        ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID"];
+    LAUNCHERS.iter().any(|name| says(variables, name))
+}
+
+fn says(variables: &Variables, name: &str) -> bool {
+    variables.get(name).is_some_and(|value| !value.is_empty())
 }
 
 #[cfg(test)]
@@ -51,6 +60,7 @@ mod tests {
         assert!(!shares_output(&of(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("PACELINE_TOKEN", "00ff")])));
         assert!(shares_output(&of(&[("RANK", "1"), (PARENT, "77")])));
         assert!(shares_output(&of(&[("RANK", "1"), ("PACELINE_TOKEN", "stdin")])));
+        assert!(ends_with_the_first(&of(&[("PMI_RANK", "1")])) && !ends_with_the_first(&of(&[(PARENT, "77")])));
         assert!(shares_output(&of(&[("OMPI_COMM_WORLD_RANK", "1")])) && shares_output(&of(&[("PMI_RANK", "1")])));
     }
 }

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use paceline_nn::{Mode, Network};
+use paceline_system::clock::Clock;
 use paceline_system::limits::in_words;
 use paceline_tensor::device::cuda::CudaError;
 use paceline_tensor::execute::Profile;
@@ -212,12 +213,24 @@ pub(crate) fn profiled<T>(
     Ok(read(executor.plan(), &fastest))
 }
 
-/// Seconds of both passes by a plan: of each node the fastest of so many times, after one that does not count. Updates are left out.
+/// Seconds of both passes by a plan: the median of at least two after one that does not count, and of as many more as begin within a time.
+/// Updates are left out.
 ///
 /// # Errors
 /// When the device refuses the plan.
-pub fn pass_s(plan: Plan, samples: usize, steps: usize, device: &Device) -> Result<f64, TrainError> {
-    profiled(plan, (samples, steps), device, |_, profile| profile.seconds.iter().sum())
+pub fn pass_s(plan: Plan, samples: usize, within_s: f64, device: &Device) -> Result<f64, TrainError> {
+    const PASSES: std::ops::Range<usize> = 2..30;
+    let refused = |error: CudaError| TrainError::Refused(error.to_string());
+    let mut store = Store::new(&plan);
+    let mut executor = Executor::new(device, plan).map_err(refused)?;
+    let pass = Pass { samples, ..Pass::default() };
+    executor.profile(&mut store, pass).map_err(refused)?;
+    let (clock, mut found) = (Clock::real(), Vec::new());
+    while found.len() < PASSES.start || found.len() < PASSES.end && clock.seconds() < within_s {
+        found.push(executor.profile(&mut store, pass).map_err(refused)?.seconds.iter().sum());
+    }
+    found.sort_by(f64::total_cmp);
+    Ok(f64::midpoint(found[(found.len() - 1) / 2], found[found.len() / 2]))
 }
 
 /// Where a graph can be cut: the node in front of which, and the layer that ends there.

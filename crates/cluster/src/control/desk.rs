@@ -358,7 +358,7 @@ impl Desk {
                 Action::End(verdict) => self.end(verdict),
                 Action::Finish => {
                     let last = Message::Goodbye;
-                    self.farewell(|me| (me.index() == 0).then_some(last));
+                    self.farewell(|me| (me.index() == 0).then_some(last), false);
                     self.shared.change(|state| state.ended = Some(Ok(())));
                 }
             }
@@ -381,12 +381,14 @@ impl Desk {
         self.stop.set(verdict.to_string());
         self.shared.change(|state| state.ended = Some(Err(verdict.clone())));
         self.door = None;
-        self.farewell(|_| Some(Message::Ended { verdict }));
+        let kept = self.farewell(|_| Some(Message::Ended { verdict }), true);
+        self.shared.change(|state| state.kept = Some(kept));
     }
 
-    /// Tells everybody the last thing, and gives them a moment to read it before the connections close.
-    fn farewell(&mut self, last: impl FnOnce(Rank) -> Option<Message>) {
-        let last = last(self.me);
+    /// Tells everybody the last thing, and gives them a moment to read it. The connections close after it, or are handed out where one of
+    /// them shows the others when rank 0 has ended ([`super::Control::outlast_rank_0`]): there rank 0 does not finish writing.
+    fn farewell(&mut self, last: impl FnOnce(Rank) -> Option<Message>, stays: bool) -> Vec<Connection> {
+        let (last, hub) = (last(self.me), self.me.index() == 0);
         let until = self.clock.now() + FAREWELL_MAX;
         let mut leaving: Vec<Connection> = self.connections.iter_mut().filter_map(Option::take).collect();
         leaving.retain_mut(|connection| {
@@ -397,13 +399,15 @@ impl Desk {
         while self.clock.now() < until && closed.contains(&false) {
             for (connection, closed) in leaving.iter_mut().zip(&mut closed).filter(|(_, closed)| !**closed) {
                 let sent = connection.flush(until);
-                if !connection.interest().write {
+                let written = !connection.interest().write;
+                if written && !(stays && hub) {
                     connection.finish_writing();
                 }
-                *closed = sent.is_err() || connection.drained();
+                *closed = sent.is_err() || (written && stays && !hub) || connection.drained();
             }
             paceline_system::clock::sleep(Duration::from_millis(2));
         }
+        leaving
     }
 }
 
