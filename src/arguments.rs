@@ -241,7 +241,7 @@ pub struct Train {
     /// Start over ssh on these hosts, such as a,b:2 for one process on a and two on b
     #[arg(long, value_name = "HOSTS", conflicts_with_all = ["workers", "cluster"], help_heading = "Many processes")]
     pub hosts: Option<String>,
-    /// With --hosts and --split auto: train on all hosts, although one alone is expected to be faster
+    /// With --split auto on several hosts: train on all of them, although one alone is expected to be faster
     #[arg(long, help_heading = "Many processes")]
     pub distribute: bool,
     /// A JSON file {"worker": ["host:port", …], "ps": […]}; each process is started by hand with its --job and --task

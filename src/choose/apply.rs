@@ -52,12 +52,17 @@ pub struct Said {
     pub schedule: Option<Kind>,
     /// `--shard`.
     pub shard: Option<Sharding>,
+    /// Nothing that a user types: the node is one of several, between which there is data parallelism with one task on each.
+    pub one_task: bool,
 }
 
 impl Said {
     /// What of it contradicts a set-up.
     fn contradicts(&self, setup: &Setup) -> Option<String> {
         let differs = |asked: &Option<usize>, own: usize| asked.filter(|asked| *asked != own);
+        if self.one_task && setup.ranks(&Config::default()) > 1 {
+            return Some("between nodes there is one task on each".into());
+        }
         if let Some(workers) = differs(&self.workers, setup.workers) {
             return Some(format!("{workers} workers were asked for"));
         }

@@ -6,11 +6,14 @@
 //! first layers' are final last, and wait for the link by themselves.
 
 use crate::comm::describe::plan;
-use crate::comm::{Choice, Collective, Link, Links};
+use crate::comm::{Choice, Collective, Links};
 use crate::system::limits::in_words;
 
 /// Of both passes, the backward pass, in which messages travel.
 const HIDDEN: f64 = 2.0 / 3.0;
+
+/// Nodes whose times differ by less are alike.
+const ALIKE: f64 = 1.02;
 
 /// What a node takes by the set-up that is fastest on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,6 +33,33 @@ pub struct Gradients {
     pub last: usize,
 }
 
+/// What the gradients of a step take on their way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Exchange {
+    /// Seconds that all of them travel.
+    pub all_s: f64,
+    /// Seconds of the message that leaves last.
+    pub last_s: f64,
+    /// Seconds by which passes take longer, since sending, receiving and adding up take their share of the same cores.
+    pub busy_s: f64,
+    /// Bytes that a node sends.
+    pub sent_bytes: u64,
+}
+
+impl Exchange {
+    /// By what links are known to take; they do not tell what it costs the cores.
+    pub fn by_links(gradients: Gradients, links: &Links) -> Self {
+        if links.nodes.world() == 1 {
+            return Self { all_s: 0.0, last_s: 0.0, busy_s: 0.0, sent_bytes: 0 };
+        }
+        let choice = Choice::by_cost(links.clone());
+        let of = |elements| plan(Collective::AllReduce, &choice, elements, size_of::<f32>());
+        let all = of(gradients.elements);
+        let sent_bytes = all.ranks[0].forecast.sent_bytes as u64;
+        Self { all_s: all.seconds(), last_s: of(gradients.last).seconds(), busy_s: 0.0, sent_bytes }
+    }
+}
+
 /// Whether to distribute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
@@ -44,26 +74,23 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// For these nodes on such a link.
+    /// For these nodes, whose gradients take so long on their way.
     ///
     /// # Panics
     /// Without a node: a bug.
-    pub fn new(nodes: &[Node], gradients: Gradients, link: Link) -> Self {
-        let alone =
-            nodes.iter().map(|node| node.alone_s).enumerate().min_by(|(_, one), (_, other)| one.total_cmp(other));
+    pub fn new(nodes: &[Node], exchange: &Exchange) -> Self {
+        let best_s = nodes.iter().map(|node| node.alone_s).fold(f64::INFINITY, f64::min);
+        // Of nodes alike the first: its user has typed the command.
+        let alone = nodes.iter().map(|node| node.alone_s).enumerate().find(|(_, alone_s)| *alone_s <= ALIKE * best_s);
         let alone = alone.expect("a node");
+        let Exchange { all_s, last_s, busy_s, sent_bytes } = *exchange;
         if nodes.len() == 1 {
             return Self { together_s: alone.1, alone, exchange_s: 0.0, sent_bytes: 0 };
         }
-        let choice = Choice::by_cost(Links::uniform(nodes.len(), link));
-        let all = |elements| plan(Collective::AllReduce, &choice, elements, size_of::<f32>());
-        let (whole, last_s) = (all(gradients.elements), all(gradients.last).seconds());
-        let exchange_s = whole.seconds();
         // All wait for the slowest.
         let share_s = nodes.iter().map(|node| node.share_s).fold(0.0, f64::max);
-        let waits_s = (exchange_s - HIDDEN * share_s).max(last_s);
-        let sent_bytes = whole.ranks[0].forecast.sent_bytes as u64;
-        Self { together_s: share_s + waits_s, alone, exchange_s, sent_bytes }
+        let waits_s = (all_s - HIDDEN * share_s - busy_s).max(last_s);
+        Self { together_s: share_s + busy_s + waits_s, alone, exchange_s: all_s, sent_bytes }
     }
 
     /// Whether all nodes together are faster than the best of them alone.
@@ -77,6 +104,12 @@ impl Decision {
         let ms = |seconds: f64| format!("{:.1} ms", seconds * 1e3);
         let travels = format!("gradients travel for {} ({} from each node)", ms(*exchange_s), in_words(*sent_bytes));
         match self.distributes() {
+            true if alone_s.is_infinite() => {
+                format!(
+                    "no node could train the whole batch alone; {nodes} are expected to take {}: {travels}",
+                    ms(*together_s)
+                )
+            }
             true => format!(
                 "{nodes} nodes are expected to take {} a step, {:.2}× one node alone ({}): {travels}, most of it behind the backward pass",
                 ms(*together_s),
@@ -94,10 +127,12 @@ impl Decision {
 
 #[cfg(test)]
 mod tests {
+    use crate::comm::Link;
+
     use super::*;
 
-    fn link(gbit: f64) -> Link {
-        Link::new(50e-6, gbit * 1e9 / 8.0)
+    fn links(count: usize, gbit: f64) -> Links {
+        Links::uniform(count, Link::new(50e-6, gbit * 1e9 / 8.0))
     }
 
     /// Nodes alike, which take a share of the time for a share of the batch, and a tenth of all besides.
@@ -106,7 +141,7 @@ mod tests {
     }
 
     fn decided(count: usize, alone_s: f64, (elements, last): (usize, usize), gbit: f64) -> Decision {
-        Decision::new(&alike(count, alone_s), Gradients { elements, last }, link(gbit))
+        Decision::new(&alike(count, alone_s), &Exchange::by_links(Gradients { elements, last }, &links(count, gbit)))
     }
 
     #[test]
@@ -142,12 +177,25 @@ mod tests {
     #[test]
     fn the_best_node_is_what_all_are_compared_with_and_the_slowest_what_they_wait_for() {
         let nodes = [Node { alone_s: 1.0, share_s: 0.5 }, Node { alone_s: 4.0, share_s: 2.0 }];
-        let found = Decision::new(&nodes, Gradients { elements: 1000, last: 10 }, link(10.0));
+        let few = |count| Exchange::by_links(Gradients { elements: 1000, last: 10 }, &links(count, 10.0));
+        let found = Decision::new(&nodes, &few(2));
         assert_eq!(found.alone, (0, 1.0));
         assert!(!found.distributes() && found.together_s > 2.0, "{found:?}");
+        let slower_first = [nodes[1], nodes[0]];
+        let found_there = Decision::new(&slower_first, &few(2));
+        assert_eq!(found_there.alone, (1, 1.0));
         assert!(found.reason(2).starts_with("one node alone is faster: 2 nodes"), "{}", found.reason(2));
-        let one = Decision::new(&nodes[..1], Gradients { elements: 1000, last: 10 }, link(0.1));
+        let one = Decision::new(&nodes[..1], &few(1));
         assert_eq!((one.together_s, one.exchange_s, one.distributes()), (1.0, 0.0, false));
+    }
+
+    #[test]
+    fn what_messages_cost_the_cores_comes_on_top_until_the_link_is_what_all_wait_for() {
+        let nodes = alike(2, 1.0);
+        let step_s =
+            |all_s, busy_s| Decision::new(&nodes, &Exchange { all_s, last_s: 0.01, busy_s, sent_bytes: 1 }).together_s;
+        assert!((step_s(0.2, 0.1) - (0.55 + 0.1 + 0.01)).abs() < 1e-9, "{}", step_s(0.2, 0.1));
+        assert!((step_s(2.0, 0.1) - step_s(2.0, 0.0)).abs() < 1e-9, "a core that waits for a link has time to send");
     }
 
     #[test]

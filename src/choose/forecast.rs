@@ -245,13 +245,16 @@ mod tests {
         let replicas = Setup { workers: 2, in_one_process: true, ..Setup::threads(1) };
         close(known.forecast(&Setup::threads(1)), 1.3);
         close(known.forecast(&Setup::threads(2)), 1.1 * 0.6 + 0.07 + 0.06);
-        // Two gradients are read for each weight.
-        close(known.forecast(&replicas), 1.1 * 0.55 + 0.14 * 8.0 / 7.0 / 2.0 + 0.06);
+        // Each writes its gradients and reads the other's: five numbers more than the seven of an update.
+        close(known.forecast(&replicas), 1.1 * 0.55 + 0.14 * 12.0 / 7.0 / 2.0 + 0.06);
         assert_eq!(known.forecast(&Setup::threads(4)), None, "nothing was profiled of it");
         let (before, slower) = (known.forecast(&replicas), Setup { in_one_process: false, ..replicas.clone() });
         known.learn(&replicas, 2.0 * before.unwrap_or(0.0));
         close(known.forecast(&slower), 2.0 * before.unwrap_or(0.0));
         close(known.forecast(&Setup::threads(2)), 1.1 * 0.6 + 0.07 + 0.06);
+        // Two cores that share a memory stream a tenth faster than one, not twice as fast.
+        known.streaming = vec![(2, 0.9)];
+        close(known.forecast(&Setup::threads(2)), 1.1 * 0.6 + 0.14 * 0.9 + 0.06);
     }
 
     #[test]
@@ -269,6 +272,13 @@ mod tests {
         close(known.forecast(&of(4, Kind::GPipe)), 5.0 * 0.24);
         close(known.forecast(&of(16, Kind::OneForwardOneBackward)), 17.0 * 0.06);
         close(known.forecast(&of(4, Kind::ZeroBubble)), 4.0 * 0.24 + 0.08);
+        // Stages that never compute at the same time do not crowd each other; others do for as long as they do.
+        known.crowd = 1.5;
+        close(known.forecast(&of(1, Kind::GPipe)), 2.0 * 0.96);
+        close(known.forecast(&of(4, Kind::GPipe)), 5.0 * 0.24 * (1.0 + 0.5 * 0.75));
+        (known.crowd, known.hand_off_s) = (1.0, 0.005);
+        close(known.forecast(&of(4, Kind::GPipe)), 5.0 * 0.25);
+        known.hand_off_s = 0.0;
         assert_eq!(known.forecast(&Setup { split: Split::Pipeline(3), ..of(4, Kind::GPipe) }), None);
     }
 }

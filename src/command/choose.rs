@@ -7,56 +7,77 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::train::resolve;
-use between::{Compared, Decided, Nodes};
+use between::Decided;
 
 use super::{Outcome, note, print, print_json, team};
 use crate::arguments::{Choose, Schedules, Train, chosen_instead, without};
 use crate::choose::apply::Said;
 use crate::choose::table::{self, Row};
 use crate::choose::{Answer, Found, Request, choose};
-use crate::cluster::spec::from_environment;
+use crate::cluster::Member;
+use crate::cluster::spec::{Variables, from_environment};
 use crate::failure::Failure;
 use crate::nn::Input;
 use crate::run::split::outline;
+use crate::run::team::Meeting;
 use crate::system::clock::format_utc;
 use crate::system::shell::quote;
 use crate::system::signal::Stop;
 use crate::terminal::Style;
+use crate::train::compute::Compute;
 use crate::train::together::{Carry, Sharding, Split};
 use crate::train::{Config, Registry};
 
 /// Seconds that a choice may take, if nobody says otherwise.
 const BUDGET_S: f64 = 60.0;
 
-/// Runs the command.
+/// Runs the command: for this node, as the launcher of the same on several, or as one of them.
 pub fn run(arguments: &Choose, registry: &Registry) -> Outcome {
     let train = &arguments.train;
     refuse_what_is_not_for_one_node(train)?;
     let config = resolve(train)?;
     let stop = Stop::on_signals().map_err(Failure::failed)?;
-    let style = Style::choose(train.quiet, train.json);
-    let nodes = match (&train.hosts, arguments.nodes) {
-        (Some(hosts), _) => Nodes::measured(hosts, train.port)?,
-        (None, Some(count)) if count > 1 => {
-            Some(Nodes::stated(count, arguments.link_latency, arguments.link_bandwidth))
-        }
-        (None, _) => None,
-    };
-    let budget_s = train.choose_budget.unwrap_or(BUDGET_S) / if nodes.is_some() { 2.0 } else { 1.0 };
-    let request = Request { again: arguments.again, budget_s, ..request((train, &config), registry, &stop, style) };
-    match choose(&request)? {
-        Answer::Interrupted => Ok(stop.signal().exit_code().into()),
-        Answer::NothingApplies(rows) => Err(nothing_applies(&rows)),
-        Answer::Found(found) => {
-            let decided = match nodes.map(|nodes| between::decide(&request, &found, nodes)).transpose()? {
-                Some(Compared::Decided(decided)) => Some(decided),
-                Some(Compared::Unknown) | None => None,
-                Some(Compared::Interrupted) => return Ok(stop.signal().exit_code().into()),
-            };
-            show(train, (&config, registry), &found, decided.as_ref());
-            Ok(ExitCode::SUCCESS)
-        }
+    if train.hosts.is_some() {
+        let words = without(std::env::args().skip(1), &["--hosts"]);
+        return team::launch_until(&team::starts(train, &config, words)?, &stop);
     }
+    let style = Style::choose(train.quiet, train.json);
+    let member = from_environment(&team::variables())?.filter(|member| member.world > 1);
+    let request =
+        Request { again: arguments.again, ..request((train, &config), registry, &stop, style, member.as_ref()) };
+    if let Some(member) = member {
+        refuse_a_share_of_a_node(&member)?;
+        let (is_first, world) = (member.rank.index() == 0, member.world);
+        let Some(own) = between::measure(&request, world)? else { return Ok(stop.signal().exit_code().into()) };
+        let decided = between::confer((&request, &own), member, &meeting(train, registry))?;
+        if is_first {
+            let whole = own.whole.map_err(|rows| nothing_applies(&rows))?;
+            show(train, (&config, registry), &whole, decided.as_ref());
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(count) = arguments.nodes.filter(|count| *count > 1) else {
+        return match choose(&request)? {
+            Answer::Interrupted => Ok(stop.signal().exit_code().into()),
+            Answer::NothingApplies(rows) => Err(nothing_applies(&rows)),
+            Answer::Found(found) => {
+                show(train, (&config, registry), &found, None);
+                Ok(ExitCode::SUCCESS)
+            }
+        };
+    };
+    let Some(own) = between::measure(&request, count)? else { return Ok(stop.signal().exit_code().into()) };
+    let links = (arguments.link_latency, arguments.link_bandwidth);
+    let decided = between::imagine((&request, &own), count, links);
+    let whole = own.whole.map_err(|rows| nothing_applies(&rows))?;
+    show(train, (&config, registry), &whole, decided.as_ref());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How this node meets the others.
+fn meeting(train: &Train, registry: &Registry) -> Meeting {
+    let (quiet, bind, tls) = (train.quiet, train.bind, train.tls.clone());
+    Meeting { quiet, bind, tls, registry: registry.clone(), ..Meeting::default() }
 }
 
 fn request<'a>(
@@ -64,19 +85,15 @@ fn request<'a>(
     registry: &'a Registry,
     stop: &'a Stop,
     style: Style,
+    member: Option<&Member>,
 ) -> Request<'a> {
-    let (calibrate, budget_s) = (train.calibrate, train.choose_budget.unwrap_or(BUDGET_S));
-    Request {
-        config,
-        said: said(train, config),
-        registry,
-        calibrate,
-        tls: train.tls.as_deref(),
-        budget_s,
-        again: false,
-        stop,
-        style,
+    let mut said = said(train, config);
+    if member.is_some() {
+        // How many processes there are in all says nothing about those of one node.
+        (said.workers, said.carry) = (None, None);
     }
+    let (calibrate, budget_s) = (train.calibrate, train.choose_budget.unwrap_or(BUDGET_S));
+    Request { config, said, registry, calibrate, tls: train.tls.as_deref(), budget_s, again: false, stop, style }
 }
 
 fn refuse_what_is_not_for_one_node(train: &Train) -> Result<(), Failure> {
@@ -95,6 +112,17 @@ fn refuse_what_is_not_for_one_node(train: &Train) -> Result<(), Failure> {
     Err(Failure::refused(sentence))
 }
 
+/// Processes that share a node would be in each other's way.
+fn refuse_a_share_of_a_node(member: &Member) -> Result<(), Failure> {
+    match member.local {
+        Some(local) if local.world > 1 => Err(Failure::refused(format!(
+            "choose measures a whole node, and {} processes were started on this one; start one on each",
+            local.world
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// What was said of the answer already: whatever is not as usual.
 fn said(train: &Train, config: &Config) -> Said {
     let usual = Config::default();
@@ -110,6 +138,7 @@ fn said(train: &Train, config: &Config) -> Said {
         parts: typed(config.accumulate != 1, train.accumulate.or(train.micro_batches), config.accumulate),
         schedule: schedule.or((config.schedule != usual.schedule).then_some(config.schedule)),
         shard: (config.shard != Sharding::None).then_some(config.shard),
+        one_task: false,
     }
 }
 
@@ -167,50 +196,72 @@ fn command_line(choice: &Row) -> String {
     line.join(" ")
 }
 
-/// What the other processes of a run are started with, and this one goes on with, if the way to split is to be found out here; none if
-/// that is not asked, or cannot be.
-pub fn for_training(train: &Train, config: &Config, registry: &Registry) -> Result<Auto, Failure> {
-    let is_member = !matches!(from_environment(&team::variables()), Ok(None));
-    let elsewhere = train.cluster.is_some() || train.resume.is_some() || train.hosts.is_some() && train.distribute;
-    if config.split != Split::Auto || is_member || elsewhere {
+/// What this process goes on with, if the way to split is to be found out here. Processes that were started on several nodes, one on each,
+/// find it out together.
+pub fn for_training(
+    (train, config): (&Train, &Config),
+    registry: &Registry,
+    (variables, stop): (&Variables, &Stop),
+) -> Result<Auto, Failure> {
+    let told = train.cluster.is_some() || train.resume.is_some() || train.hosts.is_some() || train.distribute;
+    if config.split != Split::Auto || told {
         return Ok(Auto::NotAsked);
     }
-    let stop = Stop::on_signals().map_err(Failure::failed)?;
+    // Whatever is wrong with the variables is said by whoever takes the place that they tell of.
+    let member = from_environment(variables).ok().flatten();
     let style = Style::choose(train.quiet, train.json);
-    let nodes = train.hosts.as_deref().map(|hosts| Nodes::measured(hosts, train.port)).transpose()?.flatten();
-    if train.hosts.is_some() && nodes.is_none() {
-        return Ok(Auto::NotAsked);
+    let request = request((train, config), registry, stop, style, member.as_ref());
+    if let Some(member) = member {
+        let has_others = config.agree.recipe().has_servers() || config.device != Compute::Cpu;
+        return match member.local {
+            _ if member.world == 1 || has_others => Ok(Auto::NotAsked),
+            Some(local) if local.world > 1 => Ok(Auto::NotAsked),
+            _ => among_nodes(train, &request, member),
+        };
     }
-    let request = request((train, config), registry, &stop, style);
-    let request = Request { budget_s: request.budget_s / if nodes.is_some() { 2.0 } else { 1.0 }, ..request };
-    match choose(&request)? {
-        Answer::Interrupted => Ok(Auto::Interrupted(stop.signal().exit_code().into())),
+    Ok(match choose(&request)? {
+        Answer::Interrupted => Auto::Interrupted(stop.signal().exit_code().into()),
         // Whatever is wrong is found again, and said, by whoever tries to train it; a model that does not fit whole is cut.
-        Answer::NothingApplies(_) => Ok(Auto::NotAsked),
+        Answer::NothingApplies(_) => Auto::NotAsked,
         Answer::Found(found) => {
-            if let Some(nodes) = nodes {
-                let decided = match between::decide(&request, &found, nodes)? {
-                    Compared::Decided(decided) => decided,
-                    Compared::Unknown => return Ok(Auto::NotAsked),
-                    Compared::Interrupted => return Ok(Auto::Interrupted(stop.signal().exit_code().into())),
-                };
-                let told =
-                    if decided.distributes() { "" } else { "; so this host trains alone (--distribute for all)" };
-                note(&format!("{}{told}", decided.text()));
-                if decided.distributes() {
-                    return Ok(Auto::NotAsked);
-                }
-            }
-            if !train.quiet && !train.json {
-                let took = match found.kept_unix_s {
-                    Some(unix_s) => format!("measured {} UTC", format_utc(unix_s)),
-                    None => format!("measured in {:.0} s", found.seconds),
-                };
-                note(&format!("{} ({took}; paceline choose shows the table)", found.reason()));
-            }
-            Ok(Auto::Words(found.choice().flags.clone()))
+            tell(train, &found);
+            Auto::Words(found.choice().flags.clone())
         }
+    })
+}
+
+/// Says what was found.
+fn tell(train: &Train, found: &Found) {
+    if train.quiet || train.json {
+        return;
     }
+    let took = match found.kept_unix_s {
+        Some(unix_s) => format!("measured {} UTC", format_utc(unix_s)),
+        None => format!("measured in {:.0} s", found.seconds),
+    };
+    note(&format!("{} ({took}; paceline choose shows the table)", found.reason()));
+}
+
+/// Decides with the other nodes: all of them together, or the best alone.
+fn among_nodes(train: &Train, request: &Request<'_>, member: Member) -> Result<Auto, Failure> {
+    let (rank, world) = (member.rank.index(), member.world);
+    let Some(own) = between::measure(request, world)? else {
+        return Ok(Auto::Interrupted(request.stop.signal().exit_code().into()));
+    };
+    let decided = between::confer((request, &own), member, &meeting(train, request.registry))?;
+    let Some(decided) = decided else { return Ok(Auto::NotAsked) };
+    if rank == 0 && !train.quiet && !train.json {
+        let alone = format!("; so rank {} trains alone (--distribute for all)", decided.best());
+        note(&format!("{}{}", decided.text(), if decided.distributes() { "" } else { &alone }));
+    }
+    Ok(match own.whole {
+        _ if decided.distributes() => Auto::Words(own.share_flags()),
+        Ok(whole) if rank == decided.best() => {
+            tell(train, &whole);
+            Auto::Alone(whole.choice().flags.clone())
+        }
+        _ => Auto::Elsewhere,
+    })
 }
 
 /// What `--split auto` comes to.
@@ -219,6 +270,10 @@ pub enum Auto {
     NotAsked,
     /// The run is started with these words too.
     Words(Vec<String>),
+    /// So is it, by this process alone: the others have ended.
+    Alone(Vec<String>),
+    /// Another node is faster alone, and trains.
+    Elsewhere,
     /// The user has asked for the end.
     Interrupted(ExitCode),
 }

@@ -1,8 +1,10 @@
 //! `paceline train`: a configuration from defaults, a file and flags; then the run, its listeners and its report.
 
 use std::path::Path;
+use std::process::ExitCode;
 
 use crate::cluster::launch::child;
+use crate::cluster::spec::Variables;
 use crate::nn::schedule::WarmUp;
 use crate::system::disk::Disk;
 use crate::system::printable::Shown;
@@ -33,20 +35,35 @@ pub fn run(arguments: Train, registry: &Registry) -> Outcome {
     let arguments = restart::resumed(arguments, &variables)?;
     let requeue = Requeue::find(&arguments, &variables)?;
     let is_restarted = arguments.restarted.is_some();
-    let ended = take_part(&arguments, registry, requeue.as_ref());
+    let place = Place { variables, stop: Stop::on_signals().map_err(Failure::failed)? };
+    let ended = take_part(&arguments, registry, requeue.as_ref(), &place);
     restart::answer(ended, is_restarted)
 }
 
-fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) -> Outcome {
+/// Where this process was started.
+struct Place {
+    /// What its environment says, of its place among others too.
+    variables: Variables,
+    /// Asks for its end.
+    stop: Stop,
+}
+
+fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>, place: &Place) -> Outcome {
+    let Place { variables, stop } = place;
     check_replicas(arguments)?;
     let config = resolve(arguments)?;
-    match choose::for_training(arguments, &config, registry)? {
+    match choose::for_training((arguments, &config), registry, (variables, stop))? {
         Auto::NotAsked => {}
         Auto::Interrupted(code) => return Ok(code),
-        Auto::Words(words) => return take_part(&arguments.with(words)?, registry, requeue),
+        Auto::Words(words) => return take_part(&arguments.with(words)?, registry, requeue, place),
+        Auto::Alone(words) => {
+            let alone = Place { variables: Variables::new(), stop: stop.clone() };
+            return take_part(&arguments.with(words)?, registry, requeue, &alone);
+        }
+        Auto::Elsewhere => return Ok(ExitCode::SUCCESS),
     }
     let config = split::fit(config, registry, arguments.resume.is_some())?;
-    let member = match team::role(arguments, &config, &team::variables())? {
+    let member = match team::role(arguments, &config, variables)? {
         Role::Launcher(starts) => {
             if arguments.hosts.is_none() {
                 let (folder, resumes) = (arguments.run.as_deref(), arguments.resume.is_some());
@@ -63,7 +80,7 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
             return if restart::is_asked(arguments) {
                 restart::launch(arguments, &config)
             } else {
-                team::launch(&starts)
+                team::launch_until(&starts, stop)
             };
         }
         Role::Alone => {
@@ -75,9 +92,8 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
         }
         Role::Member(member) => Some(*member),
     };
-    let stop = Stop::on_signals().map_err(Failure::failed)?;
     if arguments.restarted.is_some() && member.as_ref().is_some_and(|member| member.world == 1) {
-        child::begin(&team::variables(), &stop)?;
+        child::begin(variables, stop)?;
     }
     let change = |config: &mut Config| apply(arguments, config);
     let begin = match &arguments.resume {
@@ -100,7 +116,7 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>) 
     };
     let execution = Execution { begin, calibrate, style, observers: Vec::new(), meeting, around, met: &announce };
     match execution.take_part(member, config) {
-        Ok(part) => Ok(part.exit_code(&stop).into()),
+        Ok(part) => Ok(part.exit_code(stop).into()),
         Err(failure) => restart::ask(requeue, failure),
     }
 }

@@ -28,6 +28,7 @@ use crate::parallel::mesh::{Axis, Extent, Mesh};
 use crate::system::clock::Clock;
 use crate::system::disk::Disk;
 use crate::system::inbox::Inbox;
+use crate::system::process;
 use crate::system::shell::resume_line;
 use crate::system::signal::Stop;
 use crate::train::compute::Compute;
@@ -166,9 +167,13 @@ fn absolute(path: &Path) -> PathBuf {
 
 /// Starts the others and waits for them.
 pub fn launch(starts: &[Start]) -> Outcome {
-    let stop = Stop::on_signals().map_err(Failure::failed)?;
-    let ended = group::run(starts, &stop, &Output::to(std::io::stdout()), &Output::to(std::io::stderr()))?;
-    Ok(exit_code(ended, &stop))
+    launch_until(starts, &Stop::on_signals().map_err(Failure::failed)?)
+}
+
+/// As [`launch`], with what else may ask for the end.
+pub fn launch_until(starts: &[Start], stop: &Stop) -> Outcome {
+    let ended = group::run(starts, stop, &Output::to(std::io::stdout()), &Output::to(std::io::stderr()))?;
+    Ok(exit_code(ended, stop))
 }
 
 /// What a launcher answers: of processes that were told to end and did so in good order, the signal.
@@ -432,6 +437,48 @@ impl Team {
         })
     }
 
+    /// What each rank says, behind each other: all say equally much.
+    pub fn gather(&self, own: &[f32]) -> Result<Vec<f32>, Failure> {
+        let mut communicator = self.communicator.take().expect("a team has met");
+        let mut all = vec![0.0; own.len() * communicator.world()];
+        let place = communicator.own_chunk(all.len());
+        all[place].copy_from_slice(own);
+        let gathered = communicator.all_gather(&mut all).map_err(TrainError::from);
+        self.communicator.set(Some(communicator));
+        self.guard(gathered)?;
+        Ok(all)
+    }
+
+    /// Seconds that an all-reduce of so many numbers takes, and those of this process's cores: the lesser of two, behind one that opens
+    /// windows.
+    pub fn rehearse_sum(&self, elements: usize) -> Result<(f64, f64), Failure> {
+        let mut communicator = self.communicator.take().expect("a team has met");
+        let mut numbers = vec![0.0; elements];
+        let mut turn = || {
+            communicator.barrier()?;
+            let (clock, cpu_s) = (Clock::real(), process::cpu_seconds());
+            communicator.all_reduce(&mut numbers)?;
+            Ok((clock.seconds(), process::cpu_seconds() - cpu_s))
+        };
+        let turns = turn().and_then(|_| Ok([turn()?, turn()?])).map_err(|error: CommError| TrainError::from(error));
+        self.communicator.set(Some(communicator));
+        let [one, other] = self.guard(turns)?;
+        Ok((one.0.min(other.0), one.1.min(other.1)))
+    }
+
+    /// What was measured of the links when the ranks met.
+    pub fn links(&self) -> Links {
+        let communicator = self.communicator.take().expect("a team has met");
+        let links = communicator.choice().links().clone();
+        self.communicator.set(Some(communicator));
+        links
+    }
+
+    /// The machine of each rank.
+    pub fn hosts(&self) -> Vec<String> {
+        self.control.table().entries().iter().map(|entry| entry.host.clone()).collect()
+    }
+
     /// Serves parameters until all workers have ended.
     pub fn serve(self, config: &Config) -> Outcome {
         let journal = self.guard(self.server_journal(config))?;
@@ -468,7 +515,7 @@ impl Team {
         let (mut shape, config) = (trainer.replica().shape(), trainer.config().clone());
         let mut communicator = self.communicator.take().expect("a team has met");
         if self.sums.get() == Sums::Devices {
-            let hosts: Vec<String> = self.control.table().entries().iter().map(|entry| entry.host.clone()).collect();
+            let hosts = self.hosts();
             let limits = gpu_limits(&self.deadlines, self.control.stop());
             self.guard(trainer.join_gpus(Some(&mut communicator), &hosts, &limits))?;
             // Gradients stay on the GPUs; what else ranks tell each other goes the usual way.

@@ -8,6 +8,7 @@ mod hosts;
 mod links;
 mod mpi;
 mod network;
+mod nodes;
 mod overlap;
 mod parts;
 mod slurm;

@@ -21,6 +21,12 @@ pub fn stay_on(cores: &[usize]) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
+/// Seconds that all threads of this process have worked, on any core.
+pub fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 /// What a process can be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tell {

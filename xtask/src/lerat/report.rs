@@ -48,8 +48,8 @@ fn head(results: &Results, quick: bool, augmented: bool) -> String {
          Scaled to 224×224, mirrored by chance, normalised; SGD, η = 0.001, momentum 0.9, cross-entropy. Made by `cargo x lerat`; {} cells, whose raw numbers are in \
          [lerat.json](lerat.json) and [lerat.csv](lerat.csv).\n\n\
          **Epochs are extrapolated**: an epoch is its number of steps times the median of a few measured steps, without the first one; loading is in it, evaluation and \
-         saving are not. `~` marks a batch that was not measured at all: it is on the line through two smaller ones. Every cell was measured once, so differences of a few \
-         percent between cells are within what two measurements of one cell differ by.\n",
+         saving are not. `~` marks a batch that was not measured at all: it is on the line through two smaller ones; there is none for hosts, which wait for their link \
+         as long as computing is shorter. Every cell was measured once, so differences of a few percent between cells are within what two measurements of one cell differ by.\n",
         results.all().count()
     )
 }

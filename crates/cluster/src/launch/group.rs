@@ -15,6 +15,7 @@ use paceline_system::{signal, threads};
 
 use super::output::{Output, prefix};
 use crate::ClusterError;
+use crate::token;
 
 /// After the first failure, the others end by themselves: their own membership names who failed, and one of them may
 /// save gigabytes on a slow disk.
@@ -26,9 +27,22 @@ const TERMINATE: Duration = Duration::from_secs(3);
 /// What a process answers whose failure would come again if it were started again; for launchers that do.
 pub const IN_VAIN: u8 = 3;
 
-/// Variables of launchers around this one, which would contradict what the started processes are told.
-const FOREIGN: [&str; 6] =
-    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"];
+/// Variables of a place in a run, by which launchers around this one would contradict what the started processes are told.
+const FOREIGN: [&str; 13] = [
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    token::VARIABLE,
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+];
 
 /// One process to start.
 #[derive(Clone, Debug)]
