@@ -265,6 +265,7 @@ impl Run {
         let (token, interrupt) = started.map(|(token, others)| (token.clone(), others.absent())).unzip();
         let meeting = Meeting {
             quiet: style == Style::Quiet,
+            starts_others: token.is_some(),
             token,
             interrupt,
             registry: self.registry.clone(),

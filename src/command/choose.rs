@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use super::train::resolve;
+use super::train::{Place, resolve};
 use between::Decided;
 
 use super::{Outcome, note, print, print_json, team};
@@ -15,7 +15,9 @@ use crate::choose::apply::Said;
 use crate::choose::table::{self, Row};
 use crate::choose::{Answer, Found, Request, choose};
 use crate::cluster::Member;
-use crate::cluster::spec::{Variables, from_environment};
+use crate::cluster::launch::child;
+use crate::cluster::spec::from_environment;
+use crate::comm::Token;
 use crate::failure::Failure;
 use crate::nn::Input;
 use crate::run::split::outline;
@@ -42,14 +44,16 @@ pub fn run(arguments: &Choose, registry: &Registry) -> Outcome {
         return team::launch_until(&team::starts(train, &config, words)?, &stop);
     }
     let style = Style::choose(train.quiet, train.json);
-    let member = from_environment(&team::variables())?.filter(|member| member.world > 1);
+    let variables = team::variables();
+    let member = from_environment(&variables)?.filter(|member| member.world > 1);
     let request =
         Request { again: arguments.again, ..request((train, &config), registry, &stop, style, member.as_ref()) };
     if let Some(member) = member {
         refuse_a_share_of_a_node(&member)?;
         let (is_first, world) = (member.rank.index() == 0, member.world);
+        let token = child::begin(&variables, &stop)?;
         let Some(own) = between::measure(&request, world)? else { return Ok(stop.signal().exit_code().into()) };
-        let decided = between::confer((&request, &own), member, &meeting(train, registry))?;
+        let decided = between::confer((&request, &own), member, &meeting(train, registry, token))?;
         if is_first {
             let whole = own.whole.map_err(|rows| nothing_applies(&rows))?;
             show(train, (&config, registry), &whole, decided.as_ref());
@@ -75,9 +79,9 @@ pub fn run(arguments: &Choose, registry: &Registry) -> Outcome {
 }
 
 /// How this node meets the others.
-fn meeting(train: &Train, registry: &Registry) -> Meeting {
-    let (quiet, bind, tls) = (train.quiet, train.bind, train.tls.clone());
-    Meeting { quiet, bind, tls, registry: registry.clone(), ..Meeting::default() }
+fn meeting(train: &Train, registry: &Registry, token: Token) -> Meeting {
+    let (quiet, bind, tls, token) = (train.quiet, train.bind, train.tls.clone(), Some(token));
+    Meeting { quiet, bind, tls, token, registry: registry.clone(), ..Meeting::default() }
 }
 
 fn request<'a>(
@@ -198,29 +202,29 @@ fn command_line(choice: &Row) -> String {
 
 /// What this process goes on with, if the way to split is to be found out here. Processes that were started on several nodes, one on each,
 /// find it out together.
-pub fn for_training(
+pub(super) fn for_training(
     (train, config): (&Train, &Config),
     registry: &Registry,
-    (variables, stop): (&Variables, &Stop),
+    place: &Place,
 ) -> Result<Auto, Failure> {
     let told = train.cluster.is_some() || train.resume.is_some() || train.hosts.is_some() || train.distribute;
     if config.split != Split::Auto || told {
         return Ok(Auto::NotAsked);
     }
     // Whatever is wrong with the variables is said by whoever takes the place that they tell of.
-    let member = from_environment(variables).ok().flatten();
+    let member = from_environment(&place.variables).ok().flatten();
     let style = Style::choose(train.quiet, train.json);
-    let request = request((train, config), registry, stop, style, member.as_ref());
+    let request = request((train, config), registry, &place.stop, style, member.as_ref());
     if let Some(member) = member {
         let has_others = config.agree.recipe().has_servers() || config.device != Compute::Cpu;
         return match member.local {
             _ if member.world == 1 || has_others => Ok(Auto::NotAsked),
             Some(local) if local.world > 1 => Ok(Auto::NotAsked),
-            _ => among_nodes(train, &request, member),
+            _ => among_nodes(train, &request, member, place),
         };
     }
     Ok(match choose(&request)? {
-        Answer::Interrupted => Auto::Interrupted(stop.signal().exit_code().into()),
+        Answer::Interrupted => Auto::Interrupted(place.stop.signal().exit_code().into()),
         // Whatever is wrong is found again, and said, by whoever tries to train it; a model that does not fit whole is cut.
         Answer::NothingApplies(_) => Auto::NotAsked,
         Answer::Found(found) => {
@@ -243,12 +247,15 @@ fn tell(train: &Train, found: &Found) {
 }
 
 /// Decides with the other nodes: all of them together, or the best alone.
-fn among_nodes(train: &Train, request: &Request<'_>, member: Member) -> Result<Auto, Failure> {
+fn among_nodes(train: &Train, request: &Request<'_>, member: Member, place: &Place) -> Result<Auto, Failure> {
     let (rank, world) = (member.rank.index(), member.world);
+    // From here on the launcher's wish for an end is heard. The run is another meeting of the same processes.
+    let token = child::begin(&place.variables, &place.stop)?;
+    let _ = place.token.set(token.clone());
     let Some(own) = between::measure(request, world)? else {
         return Ok(Auto::Interrupted(request.stop.signal().exit_code().into()));
     };
-    let decided = between::confer((request, &own), member, &meeting(train, request.registry))?;
+    let decided = between::confer((request, &own), member, &meeting(train, request.registry, token))?;
     let Some(decided) = decided else { return Ok(Auto::NotAsked) };
     if rank == 0 && !train.quiet && !train.json {
         let alone = format!("; so rank {} trains alone (--distribute for all)", decided.best());
@@ -265,7 +272,7 @@ fn among_nodes(train: &Train, request: &Request<'_>, member: Member) -> Result<A
 }
 
 /// What `--split auto` comes to.
-pub enum Auto {
+pub(super) enum Auto {
     /// Nothing is to be found out here.
     NotAsked,
     /// The run is started with these words too.

@@ -1,10 +1,13 @@
 //! `paceline train`: a configuration from defaults, a file and flags; then the run, its listeners and its report.
 
+use std::cell::OnceCell;
 use std::path::Path;
 use std::process::ExitCode;
 
 use crate::cluster::launch::child;
+use crate::cluster::launch::group::Start;
 use crate::cluster::spec::Variables;
+use crate::comm::Token;
 use crate::nn::schedule::WarmUp;
 use crate::system::disk::Disk;
 use crate::system::printable::Shown;
@@ -35,54 +38,38 @@ pub fn run(arguments: Train, registry: &Registry) -> Outcome {
     let arguments = restart::resumed(arguments, &variables)?;
     let requeue = Requeue::find(&arguments, &variables)?;
     let is_restarted = arguments.restarted.is_some();
-    let place = Place { variables, stop: Stop::on_signals().map_err(Failure::failed)? };
+    let place = Place { variables, stop: Stop::on_signals().map_err(Failure::failed)?, token: OnceCell::new() };
     let ended = take_part(&arguments, registry, requeue.as_ref(), &place);
     restart::answer(ended, is_restarted)
 }
 
 /// Where this process was started.
-struct Place {
+pub(super) struct Place {
     /// What its environment says, of its place among others too.
-    variables: Variables,
+    pub variables: Variables,
     /// Asks for its end.
-    stop: Stop,
+    pub stop: Stop,
+    /// The run's secret, once this process has met the others: a launcher tells it once.
+    pub token: OnceCell<Token>,
 }
 
 fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>, place: &Place) -> Outcome {
-    let Place { variables, stop } = place;
+    let Place { variables, stop, .. } = place;
     check_replicas(arguments)?;
     let config = resolve(arguments)?;
-    match choose::for_training((arguments, &config), registry, (variables, stop))? {
+    match choose::for_training((arguments, &config), registry, place)? {
         Auto::NotAsked => {}
         Auto::Interrupted(code) => return Ok(code),
         Auto::Words(words) => return take_part(&arguments.with(words)?, registry, requeue, place),
         Auto::Alone(words) => {
-            let alone = Place { variables: Variables::new(), stop: stop.clone() };
+            let alone = Place { variables: Variables::new(), stop: stop.clone(), token: OnceCell::new() };
             return take_part(&arguments.with(words)?, registry, requeue, &alone);
         }
         Auto::Elsewhere => return Ok(ExitCode::SUCCESS),
     }
     let config = split::fit(config, registry, arguments.resume.is_some())?;
     let member = match team::role(arguments, &config, variables)? {
-        Role::Launcher(starts) => {
-            if arguments.hosts.is_none() {
-                let (folder, resumes) = (arguments.run.as_deref(), arguments.resume.is_some());
-                check_launch(registry, &config, arguments.oversubscribe, (folder, resumes))?;
-            } else {
-                config.check()?;
-                let workers = starts.len().saturating_sub(if starts.len() > 1 { config.server_count() } else { 0 });
-                config.check_world(workers / config.ranks_per_worker())?;
-                if let (true, Some(run), None) = (restart::is_asked(arguments), &arguments.run, &arguments.resume) {
-                    // What is there already would be taken for this run when it is started again.
-                    run_folder::check_free(&surroundings(registry).disk, run)?;
-                }
-            }
-            return if restart::is_asked(arguments) {
-                restart::launch(arguments, &config)
-            } else {
-                team::launch_until(&starts, stop)
-            };
-        }
+        Role::Launcher(starts) => return launch(arguments, (&config, registry), &starts, stop),
         Role::Alone => {
             if config.has_rank_threads() {
                 let (folder, resumes) = (arguments.run.as_deref(), arguments.resume.is_some());
@@ -101,7 +88,8 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>, 
         None => Begin::New(arguments.run.clone()),
     };
     let (quiet, bind, tls) = (arguments.quiet, arguments.bind, arguments.tls.clone());
-    let meeting = Meeting { quiet, bind, tls, registry: registry.clone(), ..Meeting::default() };
+    let token = place.token.get().cloned();
+    let meeting = Meeting { quiet, bind, tls, token, registry: registry.clone(), ..Meeting::default() };
     let restarts = restart::told(arguments, requeue);
     let rehearsal = arguments.rehearse.map(|(steps, seconds)| Rehearsal::new(steps, seconds));
     let elsewhere = elsewhere(arguments.tls.clone());
@@ -119,6 +107,23 @@ fn take_part(arguments: &Train, registry: &Registry, requeue: Option<&Requeue>, 
         Ok(part) => Ok(part.exit_code(stop).into()),
         Err(failure) => restart::ask(requeue, failure),
     }
+}
+
+/// Starts the processes of a run and waits for them, after whatever can be refused once.
+fn launch(arguments: &Train, (config, registry): (&Config, &Registry), starts: &[Start], stop: &Stop) -> Outcome {
+    if arguments.hosts.is_none() {
+        let (folder, resumes) = (arguments.run.as_deref(), arguments.resume.is_some());
+        check_launch(registry, config, arguments.oversubscribe, (folder, resumes))?;
+    } else {
+        config.check()?;
+        let workers = starts.len().saturating_sub(if starts.len() > 1 { config.server_count() } else { 0 });
+        config.check_world(workers / config.ranks_per_worker())?;
+        if let (true, Some(run), None) = (restart::is_asked(arguments), &arguments.run, &arguments.resume) {
+            // What is there already would be taken for this run when it is started again.
+            run_folder::check_free(&surroundings(registry).disk, run)?;
+        }
+    }
+    if restart::is_asked(arguments) { restart::launch(arguments, config) } else { team::launch_until(starts, stop) }
 }
 
 /// Refuses what says something else than `--replicas`, which is short for `--workers N --carry thread`.

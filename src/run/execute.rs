@@ -140,7 +140,7 @@ impl Execution<'_> {
             return self.train(config, None).map(Part::Trained).map_err(|failure| failure.for_all(true));
         }
         // A launcher on this machine has looked already, for all; so has a program that starts the others itself.
-        if self.meeting.token.is_none() && !team::variables().contains_key(child::PARENT) {
+        if !self.meeting.starts_others && !team::variables().contains_key(child::PARENT) {
             config.check_world(config.workers)?;
             room::member_fits(&registry, &member, &config, self.resumes())?;
         }

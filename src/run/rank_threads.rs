@@ -34,7 +34,7 @@ pub fn take_part(first: Execution<'_>, config: Config) -> Result<Part, Failure> 
     let own = seats.remove(0);
     let course = Course { culprit: Arc::default(), absent: first.around.stop.child() };
     let interrupt = Some(course.absent.clone());
-    let meeting = Meeting { token: Some(Token::random()), interrupt, ..first.meeting.clone() };
+    let meeting = Meeting { token: Some(Token::random()), starts_others: true, interrupt, ..first.meeting.clone() };
     let other = Other::beside(&first, &meeting, &config);
     let (sender, ends) = sync_channel(seats.len());
     let others = seats.len();

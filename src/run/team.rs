@@ -1,5 +1,7 @@
 //! A process among others: starts them, meets them, and ends with them.
 
+mod ending;
+mod role;
 pub mod room;
 mod secrecy;
 mod stages;
@@ -11,12 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use crate::cluster::launch::Output;
-use crate::cluster::launch::group::{self, Ended, Start};
-use crate::cluster::launch::{child, local, ssh};
-use crate::cluster::speaker::{ends_with_the_first, shares_output, speaker};
-use crate::cluster::spec::{ClusterFile, Hosts, PORT, Variables, from_environment};
-use crate::cluster::{ClusterError, Control, Folder, Job, JoinOptions, Log, Member, Verdict, join};
+use crate::cluster::launch::child;
+use crate::cluster::speaker::{ends_with_the_first, shares_output};
+use crate::cluster::spec::Variables;
+use crate::cluster::{ClusterError, Control, Folder, JoinOptions, Log, Member, join};
 use crate::cluster::{Limits as ClusterLimits, Progress};
 use crate::comm::transport::{Membership, Transport, shm, tcp};
 use crate::comm::{
@@ -29,7 +29,6 @@ use crate::system::clock::Clock;
 use crate::system::disk::Disk;
 use crate::system::inbox::Inbox;
 use crate::system::process;
-use crate::system::shell::resume_line;
 use crate::system::signal::Stop;
 use crate::train::compute::Compute;
 use crate::train::deadlines::Deadlines;
@@ -39,151 +38,18 @@ use crate::train::together::Carry;
 use crate::train::trainer::{FolderBroadcast, RunFolder};
 use crate::train::{Config, Registry, TrainError, Trainer};
 
-use crate::arguments::Train;
 use crate::command::Outcome;
-use crate::command::restart;
 use crate::failure::Failure;
 use crate::terminal::Notes;
+use ending::once;
+pub use role::{Role, check_threads, exit_code, from_file, from_launcher, launch, launch_until, role, starts, words};
 pub(super) use secrecy::secrecy;
 
 /// The longest cluster file, certificate or key: a thousand addresses take 30 kB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What this process is.
-pub enum Role {
-    /// All there is; it may have several ranks.
-    Alone,
-    /// The one that starts the others.
-    Launcher(Vec<Start>),
-    /// One of several.
-    Member(Box<Member>),
-}
-
-/// Finds out what this process is.
-pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result<Role, Failure> {
-    if config.carry == Carry::MPI && !cfg!(feature = "mpi") {
-        return Err(Failure::refused(
-            "this paceline was built without MPI; with mpicc and libclang installed, type: cargo install --path . --features mpi",
-        ));
-    }
-    if config.carry == Carry::THREAD && (arguments.cluster.is_some() || arguments.hosts.is_some()) {
-        return Err(Failure::refused(
-            "--carry thread keeps all ranks in one process of one machine; for several machines type --carry auto",
-        ));
-    }
-    if let Some(file) = &arguments.cluster {
-        return Ok(Role::Member(Box::new(from_file(file, arguments.job, arguments.task)?)));
-    }
-    let member = from_launcher(config, variables)?;
-    check_threads(config, member.as_ref())?;
-    if let Some(member) = member {
-        return Ok(Role::Member(Box::new(member)));
-    }
-    if config.carry == Carry::MPI {
-        let workers = config.workers.max(2);
-        return Err(Failure::refused(format!(
-            "--carry mpi is for processes that mpirun starts; type: mpirun -n {workers} paceline train --carry mpi …"
-        )));
-    }
-    let here = config.ranks() < 2 || config.has_rank_threads();
-    if arguments.hosts.is_none() && here && !restart::is_asked(arguments) {
-        return Ok(Role::Alone);
-    }
-    Ok(Role::Launcher(starts(arguments, config, words(arguments, config))?))
-}
-
-/// What the processes of a launcher are started with: what this one was.
-pub fn words(arguments: &Train, config: &Config) -> Vec<String> {
-    let mut words = arguments.words();
-    let is_told = arguments.workers.is_some() || arguments.replicas.is_some();
-    if !is_told && arguments.resume.is_none() && arguments.hosts.is_none() {
-        words.extend(["--workers".to_owned(), config.workers.to_string()]);
-    }
-    // What was found out here is told.
-    if arguments.split.as_ref() != Some(&config.split) && config.stages() > 1 {
-        words.extend(["--split".to_owned(), config.split.to_string()]);
-    }
-    words
-}
-
-/// The processes of a run, started with these words.
-pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<Vec<Start>, Failure> {
-    let program = std::env::current_exe().map_err(Failure::failed)?;
-    let mut starts = if let Some(hosts) = &arguments.hosts {
-        let (hosts, folder) = (Hosts::parse(hosts)?, std::env::current_dir().map_err(Failure::failed)?);
-        ssh::Ssh {
-            hosts,
-            port: arguments.port.unwrap_or(PORT),
-            program,
-            arguments: words,
-            folder,
-            ssh: vec!["ssh".into()],
-        }
-        .starts()?
-    } else {
-        let workers = if config.has_rank_threads() { 1 } else { config.ranks() };
-        // Files that all processes would refuse are refused once.
-        arguments.tls.as_deref().map(|files| secrecy(files, &Token::random())).transpose()?;
-        local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
-    };
-    starts[0].inherits = true;
-    for start in &mut starts[1..] {
-        start.arguments.retain(|word| word != "--json");
-        if !arguments.quiet {
-            start.arguments.push("--quiet".into());
-        }
-    }
-    Ok(starts)
-}
-
-/// The member that a launcher says this process is, if there is one.
-pub fn from_launcher(config: &Config, variables: &Variables) -> Result<Option<Member>, Failure> {
-    let Some(member) = from_environment(variables)? else { return Ok(None) };
-    Ok(Some(if member.world > 1 { member.with_servers(config.server_count())? } else { member }))
-}
-
-/// Refuses several processes of which each would have all ranks.
-pub fn check_threads(config: &Config, member: Option<&Member>) -> Result<(), Failure> {
-    let Some(member) = member.filter(|member| member.world > 1 && config.carry == Carry::THREAD) else { return Ok(()) };
-    Err(Failure::refused(format!(
-        "--carry thread and --replicas keep all ranks in one process, and by {} there are {}; \
-         type --carry auto in their place, or start one process",
-        member.source, member.world
-    )))
-}
-
-/// The member of a cluster file that this process was told to be.
-pub fn from_file(file: &Path, job: Option<Job>, task: Option<usize>) -> Result<Member, Failure> {
-    let text = Disk::real().read_text_within(file, FILE_BYTES_MAX)?;
-    let (Some(job), Some(task)) = (job, task) else {
-        return Err(Failure::refused("--cluster needs to know which process this is; type --job worker --task 0"));
-    };
-    Ok(ClusterFile::parse(&text)?.member(job, task)?)
-}
-
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
-}
-
-/// Starts the others and waits for them.
-pub fn launch(starts: &[Start]) -> Outcome {
-    launch_until(starts, &Stop::on_signals().map_err(Failure::failed)?)
-}
-
-/// As [`launch`], with what else may ask for the end.
-pub fn launch_until(starts: &[Start], stop: &Stop) -> Outcome {
-    let ended = group::run(starts, stop, &Output::to(std::io::stdout()), &Output::to(std::io::stderr()))?;
-    Ok(exit_code(ended, stop))
-}
-
-/// What a launcher answers: of processes that were told to end and did so in good order, the signal.
-pub fn exit_code(ended: Ended, stop: &Stop) -> ExitCode {
-    match ended {
-        Ended::Done => ExitCode::SUCCESS,
-        Ended::Failed { refused, .. } => ExitCode::from(if refused { 2 } else { 1 }),
-        Ended::Interrupted { in_order: true } => stop.signal().exit_code().into(),
-        Ended::Interrupted { in_order: false } => ExitCode::FAILURE,
-    }
 }
 
 /// This process's environment.
@@ -225,8 +91,10 @@ pub struct Meeting {
     pub bind: Option<IpAddr>,
     /// Files for certificates, or no name for keys that follow from the token.
     pub tls: Option<String>,
-    /// The run's secret, where this process has drawn it itself.
+    /// The run's secret, where this process has drawn it itself or knows it from a meeting before.
     pub token: Option<Token>,
+    /// Whether this process has started the others itself.
+    pub starts_others: bool,
     /// What ends the wait for the others, where it is more than the user's wish.
     pub interrupt: Option<Stop>,
     /// The models and data that can be named.
@@ -272,8 +140,8 @@ impl Team {
         let Deadlines { gather, late, silent, .. } = config.deadlines;
         options.limits = ClusterLimits::new(gather, late, silent);
         // So do the processes that a program has started itself.
-        let shares_output = shares_output(&variables()) || arguments.token.is_some();
-        let ends_with_the_first = ends_with_the_first(&variables()) && arguments.token.is_none();
+        let shares_output = shares_output(&variables()) || arguments.starts_others;
+        let ends_with_the_first = ends_with_the_first(&variables()) && !arguments.starts_others;
         let (sockets, report) = (config.sockets as u16, tcp::Report::new(options.log.refusals()));
         let sockets = tcp::Config { sockets, tls: options.tls.clone(), report, ..tcp::Config::default() };
         let arrived = arrive(options).map_err(|error| once(error, shares_output.then_some(rank)));
@@ -543,99 +411,11 @@ impl Team {
         let agreement = config.agree.recipe().join(join).map_err(TrainError::from);
         self.guard(agreement.and_then(|agreement| trainer.agree(agreement)))
     }
-
-    /// Tells everybody of an error, and hears whose it is.
-    pub fn guard<T>(&self, result: Result<T, TrainError>) -> Result<T, Failure> {
-        self.judge(result).inspect_err(|_| self.let_others_speak())
-    }
-
-    /// Where a launcher kills all processes as soon as one has failed, those that say nothing wait for the one that does.
-    fn let_others_speak(&self) {
-        match self.member.rank {
-            _ if !self.ends_with_the_first => {}
-            Rank(0) => self.control.stay_open(),
-            _ if self.speaks_at_the_end() => {}
-            _ => self.control.outlast_rank_0(self.deadlines.farewell),
-        }
-    }
-
-    fn judge<T>(&self, result: Result<T, TrainError>) -> Result<T, Failure> {
-        let error = match result {
-            Ok(value) => return Ok(value),
-            Err(error) => error,
-        };
-        let suspect = if let TrainError::Comm(error) = &error { error.peer() } else { None };
-        let in_vain = error.is_in_vain();
-        let verdict = self.control.give_up(&error.to_string(), suspect, in_vain);
-        let failure = match (&error, &verdict) {
-            (TrainError::Comm(_), Some(verdict)) => Failure::failed(verdict).in_vain(verdict.is_in_vain()),
-            _ => error.into(),
-        };
-        let rank = self.shares_output.then_some(self.member.rank);
-        let failure = failure.for_all(self.speaks_at_the_end());
-        Err(if is_told_elsewhere(verdict.as_ref(), rank) { failure.silently() } else { failure })
-    }
-
-    /// Tells everybody why a run fails, and hears whose fault it is. Where another rank was lost, rank 0 saves the last whole step, or
-    /// rank 1 if rank 0 is the one.
-    pub fn fail(&self, error: TrainError, trainer: &mut Trainer) -> Failure {
-        let failure = self.save_after(error, trainer);
-        self.let_others_speak();
-        failure
-    }
-
-    fn save_after(&self, error: TrainError, trainer: &mut Trainer) -> Failure {
-        let of_another = matches!(error, TrainError::Comm(_));
-        let failure = match self.judge(Err::<(), _>(error)) {
-            Ok(()) => return Failure::failed("the run has failed"),
-            Err(failure) => failure,
-        };
-        let Some(verdict) = self.control.verdict().filter(|verdict| verdict.rank != self.member.rank.index()) else {
-            return failure;
-        };
-        let lowest = usize::from(verdict.rank == 0);
-        if !of_another || self.member.rank.index() != lowest {
-            return failure;
-        }
-        let line = resume_line(trainer.run_dir().path());
-        failure.and(&match trainer.save_after_loss() {
-            Ok(Ok(step)) => format!("; step {step} is saved; to go on from there, type: {line}"),
-            Ok(Err(why)) => {
-                let last = trainer.last_checkpoint();
-                format!("; nothing was saved, because {why}. {last}; to go on, type: {line}")
-            }
-            Err(error) => format!("; {error}"),
-        })
-    }
-
-    /// Whether this is the process that speaks for a run that has failed: the first of those that are left.
-    pub fn speaks_at_the_end(&self) -> bool {
-        self.member.rank == self.control.verdict().map_or(Rank(0), |verdict| speaker(&verdict))
-    }
-
-    /// Ends together with the others.
-    pub fn finish(self) -> Result<(), Failure> {
-        // Only whoever tells of the folder borrows it, and that is long over.
-        let control = Arc::into_inner(self.control).ok_or_else(|| Failure::failed("the run is still being told of"))?;
-        let rank = self.shares_output.then_some(self.member.rank);
-        control.finish(self.deadlines.farewell).map_err(|error| once(error, rank))
-    }
 }
 
 /// How long GPUs may wait for each other: to meet (connections of many take a while), and in a step, as any message.
 pub fn gpu_limits(deadlines: &Deadlines, stop: &crate::comm::Stop) -> Limits {
     Limits { stop: stop.clone(), meeting: 2 * deadlines.connect, step: deadlines.message }
-}
-
-/// Whether another rank tells the user of a verdict; `rank` is this one, where all share their output.
-fn is_told_elsewhere(verdict: Option<&Verdict>, rank: Option<Rank>) -> bool {
-    verdict.zip(rank).is_some_and(|(verdict, rank)| speaker(verdict) != rank)
-}
-
-/// A failure to meet or to part, told by one rank.
-fn once(error: ClusterError, rank: Option<Rank>) -> Failure {
-    let elsewhere = matches!(&error, ClusterError::Ended(verdict) if is_told_elsewhere(Some(verdict), rank));
-    if elsewhere { Failure::from(error).silently() } else { error.into() }
 }
 
 /// Meets the others, with a listener for data where they can reach this process.

@@ -117,7 +117,7 @@ fn judge(name: &str, found: &Value, (alone_s, together_s): (f64, f64)) -> bool {
 
 /// Two hosts with a core each, real steps: what they decide together is what is faster.
 #[test]
-#[ignore = "takes minutes: steps of large models over slow links"]
+#[ignore = "cargo x long: steps of large models over slow links"]
 fn one_node_is_said_to_be_faster_where_it_is() {
     let test = "one_node_is_said_to_be_faster_where_it_is";
     if !has(&["ip", "tc", "taskset"], test) {
@@ -166,7 +166,7 @@ fn one_node_is_said_to_be_faster_where_it_is() {
 /// More hosts and faster links than this machine has: a device that takes the measured time computes, and at 10 Gbit/s time is dilated:
 /// links and computing are slower by the same factor.
 #[test]
-#[ignore = "takes minutes: steps of large models over slow links"]
+#[ignore = "cargo x long: steps of large models over slow links"]
 fn one_node_is_said_to_be_faster_where_it_would_be() {
     let test = "one_node_is_said_to_be_faster_where_it_would_be";
     if !has(&["ip", "tc"], test) {

@@ -130,7 +130,7 @@ fn messages_hide_behind_arithmetic() {
 }
 
 #[test]
-#[ignore = "takes minutes: half a gigabyte of gradients"]
+#[ignore = "cargo x long: half a gigabyte of gradients"]
 fn messages_of_a_large_classifier_hide_behind_arithmetic() {
     check("messages_of_a_large_classifier_hide_behind_arithmetic", "vgg16", &[3.4]);
 }

@@ -20,6 +20,7 @@ const USAGE: &str = "usage: cargo x <command>
   choices  whether `paceline choose` finds the fastest set-up of eight models and two batches: docs/choose.md
   gpu      pack the binary and the tests that look for a GPU for a machine without Rust; --here or --host NAME runs them
   lerat    two models by every set-up of two cores and between two hosts, PyTorch beside: docs/reports/lerat.md
+  long     as root: measurements between hosts that take minutes, on a quiet machine
   mpi      the feature mpi with each MPI that is installed (part of ci)
   pipelines  two stages on two cores against one process on one core, by every schedule: docs/split.md
   tidy     the invariants, file and function sizes, ARCHITECTURE.md
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         ["choices", ref rest @ ..] => choices::run(&root(), rest),
         ["gpu", ref rest @ ..] => gpu::run(&root(), rest),
         ["lerat", ref rest @ ..] => lerat::run(&root(), rest),
+        ["long"] => suites::long(),
         ["mpi"] => mpi::run(),
         ["pipelines", ref rest @ ..] => pipelines::run(&root(), rest),
         ["tidy"] => tidy::check(&root()).map(|()| println!("tidy: ok")),

@@ -8,14 +8,16 @@ use anyhow::Result;
 
 use crate::cargo;
 
-/// Marked as ignored, and not for CI either: a process that tests beside it start, and a measurement that is made by
-/// hand (CONTRIBUTING.md).
-const LEFT_OUT: [&str; 2] = ["links::one_host", "overlap::messages_of_a_large_classifier"];
+/// Ignored by CI too: the part of one host, which is a process that tests beside it start.
+const STARTED: &str = "links::one_host";
+
+/// Measurements that take minutes, alone on a quiet machine.
+const LONG: [&str; 2] = ["overlap::messages_of_a_large_classifier", "nodes::one_node_is_said"];
 
 /// Runs all of them.
 pub fn run() -> Result<()> {
     let mut all = vec!["test", "--workspace", "--", "--include-ignored"];
-    all.extend(LEFT_OUT.iter().flat_map(|test| ["--skip", test]));
+    all.extend([STARTED].iter().chain(&LONG).flat_map(|test| ["--skip", test]));
     cargo(&all, &[("FUZZ_SECONDS", "2")])?;
     if has_more_than_avx2() {
         let avx2 = [("PACELINE_ISA", "avx2")];
@@ -25,6 +27,12 @@ pub fn run() -> Result<()> {
     }
     // One model of each family.
     slower(&["--test", "models", "--", "follows_pytorch"], &[("PACELINE_ISA", "portable")])
+}
+
+/// Runs the measurements that take minutes, one after the other; what they found is printed.
+pub fn long() -> Result<()> {
+    let alone = ["test", "--test", "field", "--", "--ignored", "--nocapture", "--test-threads", "1"];
+    cargo(&[&alone, &LONG[..]].concat(), &[])
 }
 
 /// Tests of the whole workspace by name: of one package alone they would be compiled again, with fewer features.

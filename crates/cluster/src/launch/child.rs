@@ -3,7 +3,6 @@
 
 use std::io::{BufRead, Read, stdin};
 use std::os::fd::AsFd;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use paceline_comm::Token;
@@ -36,11 +35,8 @@ pub fn tie(variables: &Variables) -> Result<(), ClusterError> {
     Ok(())
 }
 
-/// The token that came on standard input, and what the launcher's wish for an end asks.
-static LIFELINE: Mutex<Option<(Token, Vec<signal::Stop>)>> = Mutex::new(None);
-
 /// Ties this process to its launcher ([`tie`]), and finds the token ([`token::find`]). The line `stop` on standard
-/// input, or its end, asks for a stop from then on: of everybody who has come here, for a process may meet the others twice.
+/// input, or its end, asks for a stop from then on. The token comes once: whoever meets the others twice keeps it.
 ///
 /// # Errors
 /// When the launcher has ended already, or there is no token.
@@ -49,13 +45,8 @@ pub fn begin(variables: &Variables, stop: &signal::Stop) -> Result<Token, Cluste
     if variables.get(token::VARIABLE).is_none_or(|value| value != "stdin") {
         return token::find(variables);
     }
-    let mut lifeline = LIFELINE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((token, stops)) = &mut *lifeline {
-        stops.push(stop.clone());
-        return Ok(token.clone());
-    }
     let token = read_token()?;
-    *lifeline = Some((token.clone(), vec![stop.clone()]));
+    let stop = stop.clone();
     let watch = move || {
         let mut line = Vec::new();
         let mut byte = [0];
@@ -66,8 +57,7 @@ pub fn begin(variables: &Variables, stop: &signal::Stop) -> Result<Token, Cluste
                 _ => {}
             }
         }
-        let lifeline = LIFELINE.lock().unwrap_or_else(PoisonError::into_inner);
-        lifeline.iter().flat_map(|(_, stops)| stops).for_each(signal::Stop::request);
+        stop.request();
     };
     // Without the thread Ctrl-C at the launcher does not save here; the run itself is not worse for it.
     let _ = threads::spawn("lifeline", watch);
