@@ -12,7 +12,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 /// The tests that run on a GPU if there is one: package, name, seconds that they may take there.
-const TESTS: [(&str, &str, u32); 8] = [
+const TESTS: [(&str, &str, u32); 9] = [
     ("paceline-tensor", "ops", 300),
     ("paceline-tensor", "large", 120),
     ("paceline-tensor", "dropout", 60),
@@ -20,6 +20,7 @@ const TESTS: [(&str, &str, u32); 8] = [
     ("paceline-nn", "hosted", 300),
     ("paceline-train", "gpu", 300),
     ("paceline-train", "together", 300),
+    ("paceline-train", "pipeline", 300),
     ("paceline-train", "nccl", 120),
 ];
 

@@ -1,5 +1,6 @@
 //! A model that is cut trains as it does whole: any model, any cut, any schedule, any number of micro-batches, stages as threads.
 
+mod on_gpu;
 #[path = "../together/world.rs"]
 mod world;
 
@@ -48,6 +49,8 @@ struct Case<'a> {
     /// Every other batch has so few samples; 0 if all are whole.
     rest: usize,
     carry: Carry,
+    /// The stages that compute on the first GPU; the others do on the CPU.
+    on_gpu: &'a [usize],
 }
 
 /// Weights and states by name, and the losses.
@@ -66,6 +69,12 @@ impl Trained {
 }
 
 impl Case<'_> {
+    fn place(&self, stage: usize) -> Place {
+        let cpu = Arc::new(Cpu::new(1));
+        let gpu = self.on_gpu.contains(&stage).then(|| on_gpu::gpu().expect("looked for before"));
+        gpu.map_or_else(|| Place::Cpu(Arc::clone(&cpu)), |gpu| Place::Cuda(Arc::clone(&cpu), gpu))
+    }
+
     fn options(&self, worker: usize, slots: usize) -> ReplicaOptions {
         let config = Config { batch: self.batch, accumulate: self.micro_batches, ..Config::default() };
         let shard = Shard { rank: worker, world: self.workers };
@@ -84,7 +93,7 @@ impl Case<'_> {
             clip_norm: self.clip_norm,
             sync_batch_norm: false,
             overlap: true,
-            hosted: false,
+            hosted: self.workers > 1 && !self.on_gpu.is_empty(),
             separate_gradients: slots > 0 && self.kind == Kind::ZeroBubble,
             shard: None,
             slots,
@@ -129,7 +138,7 @@ impl Case<'_> {
             1 => 0,
             _ => Schedule::new(self.kind, self.micro_batches, &self.times()).slots(at.stage),
         };
-        let (options, place) = (self.options(at.data, slots), Place::Cpu(Arc::new(Cpu::new(1))));
+        let (options, place) = (self.options(at.data, slots), self.place(at.stage));
         let model = ModelStage { cuts: self.cuts, number: at.stage, ..ModelStage::whole(self.model) };
         let mut replica = Replica::stage(model, options, &place).unwrap();
         if self.workers > 1 {
@@ -160,6 +169,7 @@ impl Case<'_> {
         };
         let losses = (0..STEPS).map(step).collect();
         replica.settle().unwrap().unwrap();
+        replica.engine.fetch().unwrap();
         let examined = self.batch(0, worker);
         let count = examined.size.min(replica.options().micro_batch);
         let examined = first(&examined, count);
@@ -230,7 +240,8 @@ const KINDS: [Kind; 3] = [Kind::GPipe, Kind::OneForwardOneBackward, Kind::ZeroBu
 fn case<'a>(model: &'a (dyn Model + Sync), input: Input, batch: usize, micro_batches: usize) -> Case<'a> {
     let (kind, carry) = (Kind::default(), Carry::Thread);
     let (classes, workers, clip_norm, rest) = (10, 1, None, 0);
-    Case { model, input, classes, batch, micro_batches, workers, cuts: &[], kind, clip_norm, rest, carry }
+    let (cuts, on_gpu) = (&[], &[]);
+    Case { model, input, classes, batch, micro_batches, workers, cuts, kind, clip_norm, rest, carry, on_gpu }
 }
 
 /// Trains whole and cut, by every schedule.
