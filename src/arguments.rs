@@ -223,6 +223,21 @@ pub struct Train {
     /// Steps that a worker of a parameter server may be ahead of the slowest: 0 for synchronous, none for no bound
     #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
     pub staleness: Option<Staleness>,
+    /// Steps between two exchanges of weights, where workers step by themselves: --agree local [default: 8]
+    #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub period: Option<u64>,
+    /// Exchange weights among the workers of each machine after every so many steps, inside of a --period of all
+    #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub node_period: Option<u64>,
+    /// Exchange weights after each of the first so many steps, and then after every --period [default: 0]
+    #[arg(long, value_name = "STEPS", value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub post_local: Option<u64>,
+    /// Make a step of this rate with what all have changed in a --period, such as 0.7, instead of taking their mean [default: 1]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Many processes")]
+    pub outer_rate: Option<f64>,
+    /// The (Nesterov) momentum of those steps, such as 0.9 [default: 0]
+    #[arg(long, value_name = "MOMENTUM", allow_negative_numbers = true, help_heading = "Many processes")]
+    pub outer_momentum: Option<f64>,
     /// Take the statistics of batch-norm layers over the batches of all workers, instead of each its own; for --agree all-reduce
     #[arg(long, help_heading = "Many processes")]
     pub sync_batch_norm: bool,

@@ -230,6 +230,11 @@ fn apply(arguments: &Train, config: &mut Config) {
     set_some(&mut config.algorithm, &arguments.algorithm);
     set(&mut config.servers, &arguments.servers);
     set(&mut config.staleness, &arguments.staleness);
+    set_some(&mut config.period, &arguments.period);
+    set_some(&mut config.node_period, &arguments.node_period);
+    set_some(&mut config.post_local, &arguments.post_local);
+    set_some(&mut config.outer_rate, &arguments.outer_rate);
+    set_some(&mut config.outer_momentum, &arguments.outer_momentum);
     config.sync_batch_norm |= arguments.sync_batch_norm;
     set(&mut config.dtype, &arguments.dtype);
     set(&mut config.device, &arguments.device);

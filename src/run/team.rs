@@ -104,7 +104,7 @@ pub struct Meeting {
 /// Where the gradients of a run are added up, which follows from what all workers compute on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Sums {
-    /// Everybody computes on a CPU.
+    /// Everybody computes on a CPU, or keeps them.
     #[default]
     Cpu,
     /// Some compute on GPUs, whose gradients pass through the hosts' memory.
@@ -227,7 +227,7 @@ impl Team {
             )));
         }
         Ok(match workers {
-            _ if gpus == 0 => Sums::Cpu,
+            _ if gpus == 0 || !config.gradients_leave() => Sums::Cpu,
             _ if self.is_split() => Sums::Hosted,
             workers if among_themselves == workers => Sums::Devices,
             _ => Sums::Hosted,

@@ -15,6 +15,7 @@ mod files;
 mod instructions;
 mod late;
 mod launch;
+mod local;
 mod matrix;
 mod memory;
 mod own;

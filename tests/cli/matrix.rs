@@ -38,6 +38,10 @@ const BOUNDED: Way =
 const FREE: Way =
     Way { flags: "--agree parameter-server --servers 1 --staleness none", servers: 1, synchronous: false };
 
+const LOCAL: Way = Way { flags: "--agree local --period 3", servers: 0, synchronous: false };
+const OUTER: Way =
+    Way { flags: "--agree local --period 4 --outer-rate 0.7 --outer-momentum 0.9", servers: 0, synchronous: false };
+
 /// How a command line is started by several processes.
 fn several(carry: &str, processes: usize, test: &str) -> Option<String> {
     if carry != "mpi" {
@@ -118,7 +122,7 @@ fn row(way: &Way, carries: &[&str], test: &str) {
         let expected = whole_run(&place, start, (model, &flags), &reference);
         for carry in carries {
             let Some(start) = several(carry, 2 + way.servers, test) else { return };
-            let as_one = if way.servers == 0 { model.as_one } else { "" };
+            let as_one = if way.servers == 0 && way.synchronous { model.as_one } else { "" };
             let run = format!("{}-{carry}", model.name);
             let flags = format!("{} {as_one}", way.flags);
             let found = whole_run(&place, &start, (model, &flags), &run);
@@ -155,11 +159,19 @@ fn workers_that_do_not_wait_train_over_every_carry() {
     row(&FREE, &CARRIES, "workers_that_do_not_wait_train_over_every_carry");
 }
 
+#[test]
+#[ignore = "cargo x ci: agreements"]
+fn workers_that_step_by_themselves_train_over_every_carry() {
+    for way in [&LOCAL, &OUTER] {
+        row(way, &CARRIES, "workers_that_step_by_themselves_train_over_every_carry");
+    }
+}
+
 /// With the feature `mpi` (`cargo x mpi`): the same over MPI.
 #[cfg(feature = "mpi")]
 #[test]
 fn every_agreement_over_mpi() {
-    for way in [&ALL_REDUCE, &SERVER, &BOUNDED, &FREE] {
+    for way in [&ALL_REDUCE, &SERVER, &BOUNDED, &FREE, &LOCAL, &OUTER] {
         row(way, &["mpi"], "every_agreement_over_mpi");
     }
 }

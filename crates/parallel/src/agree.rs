@@ -22,7 +22,7 @@ pub use alone::Alone;
 pub use identity::{IDENTITY, RunIdentity, receive as receive_identity};
 use paceline_comm::{CommError, Communicator, LentSlice, Rank};
 use paceline_system::clock::Clock;
-pub use protocol::{Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, Roles, Steps};
+pub use protocol::{Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, Reach, Roles, Rounds, Steps};
 pub use report::{StepReport, Votes};
 
 use crate::squeeze::{Segment, Squeeze, none};
@@ -37,7 +37,7 @@ macro_rules! agreements {
     };
 }
 
-agreements! { all_reduce, parameter_server }
+agreements! { all_reduce, parameter_server, local }
 
 /// An agreement as the command line offers it: how to join it, and what it cannot be combined with.
 pub trait Recipe: Debug + Sync {
@@ -65,6 +65,11 @@ pub trait Recipe: Debug + Sync {
     /// Whether workers that share a machine's memory keep one copy of the weights.
     fn keeps_one_copy(&self) -> bool {
         false
+    }
+
+    /// Copies of all parameters that a worker keeps for it.
+    fn copies(&self, _options: &Options) -> usize {
+        0
     }
 
     /// Why it cannot do what a run demands: a sentence that says what to type.
@@ -116,6 +121,32 @@ pub struct Demands {
     pub options: Options,
 }
 
+impl Demands {
+    /// Whether something was said of rounds.
+    pub fn has_rounds(&self) -> bool {
+        self.options.rounds != RoundOptions::default()
+    }
+}
+
+/// What an agreement says to them that exchanges something in every step.
+const HAS_NO_ROUNDS: &str = "--period, --node-period, --post-local, --outer-rate and --outer-momentum are for workers that step by \
+                             themselves; type --agree local, or leave them out";
+
+/// How workers that make their own steps exchange weights; what was not said is the agreement's own choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RoundOptions {
+    /// Steps between two exchanges of all workers.
+    pub period: Option<u64>,
+    /// Steps between two exchanges of the workers of each machine.
+    pub node_period: Option<u64>,
+    /// Steps at the beginning that are each followed by an exchange of all.
+    pub warm_up: Option<u64>,
+    /// The rate of a step that is made with what a round has changed.
+    pub outer_rate: Option<f64>,
+    /// The momentum of those steps.
+    pub outer_momentum: Option<f64>,
+}
+
 /// The options of an agreement.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -127,11 +158,14 @@ pub struct Options {
     pub one_copy: bool,
     /// Whether each rank keeps the optimizer's state of its own chunks only, unless there is one copy.
     pub shard: bool,
+    /// When weights are exchanged, and how.
+    pub rounds: RoundOptions,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { staleness: Some(0), squeeze: &none::SQUEEZE, one_copy: false, shard: false }
+        let rounds = RoundOptions::default();
+        Self { staleness: Some(0), squeeze: &none::SQUEEZE, one_copy: false, shard: false, rounds }
     }
 }
 
@@ -335,11 +369,15 @@ pub trait Agreement: Debug + Send {
         Ok(Vec::new())
     }
 
-    /// Exchanges weights between steps, where workers make their own ([`Steps::Local`]).
+    /// Knows the weights that all begin with, where workers make their own steps ([`Steps::Local`]).
+    fn opened(&mut self, _weights: &[f32]) {}
+
+    /// Exchanges weights at the end of a round, where workers make their own steps ([`Steps::Local`]). `kept` are
+    /// its own buffers ([`Protocol::buffers`]).
     ///
     /// # Errors
     /// As above.
-    fn exchange_weights(&mut self, _weights: &mut [f32]) -> Result<(), CommError> {
+    fn exchange_weights(&mut self, _: Reach, _weights: &mut [f32], _kept: &mut [Vec<f32>]) -> Result<(), CommError> {
         Ok(())
     }
 

@@ -48,6 +48,8 @@ pub enum Way {
     Servers(usize),
     /// As many servers as workers, one on each worker's machine.
     ServersBeside,
+    /// Steps of each worker's own, and all weights to all behind so many of them.
+    Rounds(u64),
 }
 
 /// What one machine sends and receives in a step.
@@ -96,10 +98,18 @@ struct Legs {
 impl Workers {
     /// What a step takes that way.
     pub fn forecast(&self, way: Way, times: &StepTimes) -> Forecast {
-        let step_s = self.step_s(way, times);
+        let step_s = match way {
+            Way::Rounds(every) => times.compute_s + self.all_at_once_s(times) / every as f64,
+            _ => self.step_s(way, times),
+        };
         let lengths = || times.buckets.iter().map(|bucket| bucket.elements);
         let (machines, worker, server) = match way {
             Way::AllReduce => (self.count, self.collectives(&[Collective::AllReduce], lengths()), None),
+            Way::Rounds(every) => {
+                let all = std::iter::once(lengths().sum());
+                let Traffic { sent, received } = self.collectives(&[Collective::AllReduce], all);
+                (self.count, Traffic { sent: sent / every, received: received / every }, None)
+            }
             Way::Sharded => {
                 let both = [Collective::ReduceScatter, Collective::AllGather];
                 (self.count, self.collectives(&both, lengths()), None)
@@ -119,8 +129,18 @@ impl Workers {
         Forecast { step_s, waits_s, machines, algorithms, worker, server }
     }
 
+    /// Seconds of an all-reduce of all parameters, which hides behind nothing.
+    fn all_at_once_s(&self, times: &StepTimes) -> f64 {
+        let elements: usize = times.buckets.iter().map(|bucket| bucket.elements).sum();
+        self.legs(Way::AllReduce, elements).out_s
+    }
+
     fn algorithms(&self, way: Way, times: &StepTimes) -> Vec<Algorithm> {
         let collectives: &[Collective] = match way {
+            Way::Rounds(_) => {
+                let bytes = times.buckets.iter().map(|bucket| bucket.elements * ELEMENT_BYTES).sum();
+                return vec![self.choice.algorithm(Collective::AllReduce, bytes)];
+            }
             Way::AllReduce => &[Collective::AllReduce],
             Way::Sharded => &[Collective::ReduceScatter, Collective::AllGather],
             Way::Servers(_) | Way::ServersBeside => &[],
@@ -193,7 +213,7 @@ impl Workers {
             seconds(collective, algorithm, self.choice.links(), elements * ELEMENT_BYTES)
         };
         match way {
-            Way::AllReduce => Legs { out_s: collective(Collective::AllReduce), back_s: 0.0 },
+            Way::AllReduce | Way::Rounds(_) => Legs { out_s: collective(Collective::AllReduce), back_s: 0.0 },
             Way::Sharded => {
                 Legs { out_s: collective(Collective::ReduceScatter), back_s: collective(Collective::AllGather) }
             }

@@ -120,6 +120,21 @@ pub struct Config {
     pub servers: usize,
     /// Steps that a worker of a parameter server may be ahead of the slowest; 0 is synchronous.
     pub staleness: Staleness,
+    /// Steps between two exchanges of weights, where workers step by themselves; the agreement's own choice if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub period: Option<u64>,
+    /// Steps between two exchanges of the workers of each machine among themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_period: Option<u64>,
+    /// Steps at the beginning that are each followed by an exchange of all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub post_local: Option<u64>,
+    /// The rate of the step that is made with what workers have changed between two exchanges.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outer_rate: Option<f64>,
+    /// The momentum of those steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outer_momentum: Option<f64>,
     /// Whether batch normalisations take their statistics over the batches of all workers instead of each its own.
     pub sync_batch_norm: bool,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
@@ -206,6 +221,11 @@ impl Default for Config {
             algorithm: None,
             servers: 1,
             staleness: Staleness::default(),
+            period: None,
+            node_period: None,
+            post_local: None,
+            outer_rate: None,
+            outer_momentum: None,
             sync_batch_norm: false,
             dtype: Precision::F32,
             device: Compute::Cpu,
@@ -266,6 +286,8 @@ impl Config {
             ("--workers", Some(self.workers as u64)),
             ("--servers", Some(self.servers as u64)),
             ("--sockets", Some(self.sockets as u64)),
+            ("--period", self.period),
+            ("--node-period", self.node_period),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
@@ -319,7 +341,14 @@ impl Config {
     /// How replicas agree; `one_copy` says whether those that share memory may keep one copy of the weights.
     pub fn agreement(&self, one_copy: bool) -> agree::Options {
         let shard = self.shard == Sharding::Optimizer;
-        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy, shard }
+        let rounds = agree::RoundOptions {
+            period: self.period,
+            node_period: self.node_period,
+            warm_up: self.post_local,
+            outer_rate: self.outer_rate,
+            outer_momentum: self.outer_momentum,
+        };
+        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy, shard, rounds }
     }
 
     /// The part of the optimizer's state that a worker keeps, if it does not keep all of it; `shares_memory` says
@@ -333,6 +362,13 @@ impl Config {
     /// Whether gradients travel as they are and as they come, so that ranks that share memory need no messages.
     pub fn keeps_messages_whole(&self) -> bool {
         self.squeeze == Squeeze::default() && self.overlap == Overlap::On
+    }
+
+    /// Whether workers send each other gradients: those of a bucket always, or never.
+    pub fn gradients_leave(&self) -> bool {
+        let bucket = agree::BucketShape { start: 0, elements: 1, ready_after: 0, needed_before: 0 };
+        let shape = agree::Shape { buckets: vec![bucket], parameters: 1, ..agree::Shape::default() };
+        self.agree.recipe().protocol(&shape, &self.agreement(false)).gradients_leave()
     }
 
     /// Stages of each replica.

@@ -81,6 +81,8 @@ pub struct Weights {
     pub optimizer: Vec<Buffer>,
     /// What of all parameters they are the state of.
     pub owned: Ownership,
+    /// What the agreement keeps of its own, each buffer as long as the parameters; devices know nothing of it.
+    pub kept: Vec<Vec<f32>>,
 }
 
 /// One micro-batch's activations, by number: an engine has as many as a schedule keeps alive at once.

@@ -11,7 +11,7 @@ use std::ops::Range;
 use paceline_comm::CommError;
 use paceline_nn::optim::Moment;
 use paceline_parallel::agree::{
-    self, Agreement, Alone, Opening, Refusal, RunIdentity, Settled, StepReport, Steps, Votes, Wait,
+    self, Agreement, Alone, Opening, Reach, Refusal, Rounds, RunIdentity, Settled, StepReport, Steps, Votes, Wait,
 };
 use paceline_parallel::part::PartLinks;
 use paceline_parallel::siblings::ReplicaLinks;
@@ -44,6 +44,8 @@ pub struct Exchange {
     tally: Tally,
     /// Samples since running statistics were the same everywhere.
     samples: u64,
+    /// Whether replicas have made steps of their own since their weights, and all of their state, were the same.
+    apart: Apart,
     /// This replica's wishes, and after a step everybody's.
     pub votes: Votes,
     clock: Clock,
@@ -52,6 +54,13 @@ pub struct Exchange {
     /// Spent inside of a pass, in seconds.
     waited_s: f64,
     updated_s: f64,
+}
+
+/// What steps of its own have told apart from the other replicas'.
+#[derive(Clone, Copy, Debug, Default)]
+struct Apart {
+    weights: bool,
+    optimizer: bool,
 }
 
 impl Exchange {
@@ -72,6 +81,7 @@ impl Exchange {
             reported: false,
             tally: Tally::default(),
             samples: 0,
+            apart: Apart::default(),
             votes: Votes::default(),
             clock: clock.clone(),
             progress: Progress::default(),
@@ -259,6 +269,17 @@ impl Exchange {
         self.pending = self.settles().then_some(self.moment);
     }
 
+    /// When replicas that make their own steps exchange weights.
+    fn rounds(&self) -> Option<Rounds> {
+        let Steps::Local { rounds } = self.agreement.protocol().steps else { return None };
+        rounds
+    }
+
+    /// Who exchanges weights after so many steps.
+    fn round_ends(&self, steps_done: u64) -> Option<Reach> {
+        self.rounds().and_then(|rounds| rounds.after(steps_done))
+    }
+
     /// Waits for others. Heartbeats say meanwhile what for.
     fn wait_for<T>(&mut self, message: Message, wait: impl FnOnce(&mut dyn Agreement) -> T) -> T {
         let (before, start) = (self.progress.switch(Phase::Exchange, Some(message)), self.clock.seconds());
@@ -268,20 +289,53 @@ impl Exchange {
         done
     }
 
-    /// Exchanges weights, where replicas make their own steps and it is time to.
+    /// Exchanges weights, where replicas make their own steps and a round ends.
     ///
     /// # Errors
     /// When another replica, or the way to it, or a device has failed.
     pub fn exchange_weights(&mut self, engine: &mut Engine, steps_done: u64) -> Result<(), TrainError> {
-        let Steps::Local { every: Some(every) } = self.agreement.protocol().steps else { return Ok(()) };
-        if !steps_done.is_multiple_of(every) {
-            return Ok(());
+        if self.rounds().is_some() {
+            self.apart = Apart { weights: true, optimizer: true };
         }
+        let Some(reach) = self.round_ends(steps_done) else { return Ok(()) };
         engine.fetch()?;
-        let weights = &mut engine.weights_mut().store.parameters;
-        self.wait_for(Message::Weights, |agreement| agreement.exchange_weights(weights))?;
+        self.end_round(engine.weights_mut(), reach)?;
         engine.load();
         Ok(())
+    }
+
+    /// All go on from what the agreement makes of their weights.
+    fn end_round(&mut self, weights: &mut Weights, reach: Reach) -> Result<(), TrainError> {
+        let Weights { store, kept, .. } = weights;
+        self.wait_for(Message::Weights, |agreement| agreement.exchange_weights(reach, &mut store.parameters, kept))?;
+        self.apart.weights &= reach != Reach::All;
+        Ok(())
+    }
+
+    /// Ends a round wherever it is, and gives all replicas the mean of their optimizers' state: what is saved is what
+    /// all go on with.
+    fn come_together(&mut self, weights: &mut Weights) -> Result<(), TrainError> {
+        if self.apart.weights {
+            self.end_round(weights, Reach::All)?;
+        }
+        if std::mem::take(&mut self.apart.optimizer) {
+            let share = 1.0 / self.workers() as f32;
+            for buffer in &mut weights.optimizer {
+                self.wait_for(Message::Optimizer, |agreement| agreement.sum(buffer))?;
+                buffer.iter_mut().for_each(|number| *number *= share);
+            }
+        }
+        Ok(())
+    }
+
+    /// The tally of a step that this replica has made by itself, and what others wish where a round of all ends.
+    fn total_of_own(&mut self, tally: Tally) -> Result<Tally, TrainError> {
+        let own = self.sum_siblings(report(&tally, self.votes))?;
+        let all = match self.round_ends(self.moment.step + 1) {
+            Some(Reach::All) => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
+            _ => StepReport::default(),
+        };
+        Ok(self.take_total(StepReport { votes: all.votes, ..own }))
     }
 
     /// Keeps the weights from being changed by others any more, and says whether they are still.
@@ -336,6 +390,7 @@ impl Exchange {
         // Statistics over all replicas are the same everywhere already.
         let own_statistics = !engine.plan().shares_statistics() && self.workers() > 1;
         let weights = engine.weights_mut();
+        self.come_together(weights)?;
         if own_statistics && !weights.store.states.is_empty() {
             let (own, workers) = (std::mem::take(&mut self.samples) as f32, self.agreement.workers());
             let mut all = [own];
@@ -490,7 +545,9 @@ impl Listener for Exchange {
             Event::Sum { numbers: [] } => Ok(()),
             Event::Sum { numbers } => Ok(self.wait_for(Message::BatchNormSums, |agreement| agreement.sum(numbers))?),
             Event::Total { tally } => {
-                if self.reported {
+                if self.rounds().is_some() {
+                    *tally = self.total_of_own(*tally)?;
+                } else if self.reported {
                     let total = self.wait_for(Message::Report, |agreement| agreement.total())?;
                     let total = self.sum_siblings(total)?;
                     *tally = self.take_total(total);
@@ -564,8 +621,12 @@ fn open(agreement: &mut dyn Agreement, weights: &mut Weights, identity: RunIdent
             Opening::Optimizer => {
                 weights.optimizer.iter_mut().try_for_each(|buffer| agreement.broadcast_from_root(buffer))?;
             }
+            Opening::Kept { .. } => {
+                weights.kept.iter_mut().try_for_each(|buffer| agreement.broadcast_from_root(buffer))?;
+            }
         }
     }
+    agreement.opened(&weights.store.parameters);
     Ok(())
 }
 

@@ -245,7 +245,7 @@ impl Replica {
         }
         let segments = segments(&parameters, store.layout());
         let counted = whole.as_ref().map_or_else(|| vec![true; segments.len()], WholeModel::counted);
-        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned }, segments, counted };
+        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned, kept: Vec::new() }, segments, counted };
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
         let pipeline = Pipeline::new(stage.number, stage.cuts.len() + 1);
@@ -305,12 +305,23 @@ impl Replica {
         let in_chunks = agreement.protocol().steps == Steps::Chunks;
         assert_eq!(in_chunks, self.has_shard(), "who steps chunks keeps their state, and nobody else");
         self.engine.share_weights(&mut *agreement);
+        self.keep(agreement.protocol().buffers())?;
         if agreement.protocol().gradients_leave() {
             self.engine.stage_gradients()?;
         }
         let siblings = self.exchange.take_siblings();
         self.exchange = Exchange::new(agreement, self.options.hosted, clock);
         siblings.into_iter().for_each(|links| self.exchange.join_siblings(links));
+        Ok(())
+    }
+
+    /// Has so many buffers for an agreement, those that a checkpoint brought and zeros behind them.
+    fn keep(&mut self, buffers: usize) -> Result<(), TrainError> {
+        let Weights { store, kept, .. } = self.engine.weights_mut();
+        kept.truncate(buffers);
+        while kept.len() < buffers {
+            kept.push(memory::zeros(store.parameters.len(), "what the agreement keeps")?);
+        }
         Ok(())
     }
 
@@ -545,7 +556,7 @@ impl Replica {
     /// The first tensor that holds something that is not a number: a parameter, a state or a buffer of the
     /// optimizer.
     pub fn spoiled_tensor(&self) -> Option<String> {
-        let Weights { store, optimizer, owned } = self.engine.weights();
+        let Weights { store, optimizer, owned, .. } = self.engine.weights();
         let named = |index: usize| self.parameters[index].name.clone();
         let parameter = (0..self.parameters.len()).find(|&index| !is_finite(store.parameter(index)));
         let state = || (0..self.states.len()).find(|&index| !is_finite(store.state(index)));

@@ -348,6 +348,12 @@ impl Candidate<'_> {
                 mapped,
                 ..Need::default()
             },
+            // Nothing of a step travels.
+            () if !config.gradients_leave() => {
+                let copies = recipe.copies(&config.agreement(false)) as u64;
+                let worker = running + (1 + gradients + copies) * parameters + own_optimizer + message;
+                Need { worker, once, mapped, ..Need::default() }
+            }
             // Gradients that travel are copied into messages.
             () => {
                 let worker = running + (2 + gradients) * parameters + own_optimizer + message;

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use crate::comm::{Algorithm, Choice, Link, Links};
+use crate::parallel::agree::{Rounds, Shape, Steps};
 use crate::parallel::forecast::{BucketTimes, Forecast, StepTimes, Traffic, Way, Workers};
 use crate::tensor::Plan as Planned;
 use crate::tensor::device::null::CostModel;
@@ -151,6 +152,12 @@ fn choosable(config: &Config) -> Vec<Choosable> {
     let of = |(name, _): (&'static str, _)| {
         let agree: Agree = name.parse().expect("it is the name of an agreement");
         let one = |way, name| Choosable { way, agree, name };
+        let own = Config { agree, ..config.clone() };
+        if let Steps::Local { rounds: Some(Rounds { every, .. }) } =
+            agree.recipe().protocol(&Shape::default(), &own.agreement(false)).steps
+        {
+            return vec![one(Way::Rounds(every), format!("{name}, weights every {every} steps: another training"))];
+        }
         match (agree.recipe().has_servers(), config.shard) {
             (false, Sharding::None) => vec![one(Way::AllReduce, name.to_owned())],
             (false, Sharding::Optimizer) => vec![one(Way::Sharded, format!("{name}, sharded optimizer"))],
@@ -168,7 +175,7 @@ impl Choosable {
     /// Why the run cannot agree so.
     fn refusal(&self, config: &Config) -> Option<String> {
         let servers = match self.way {
-            Way::AllReduce | Way::Sharded => config.servers,
+            Way::AllReduce | Way::Sharded | Way::Rounds(_) => config.servers,
             Way::Servers(servers) => servers,
             Way::ServersBeside => config.workers,
         };

@@ -13,7 +13,7 @@ mod worker;
 
 use paceline_comm::CommError;
 
-use super::{Agreement, Demands, Join, Options, Protocol, Recipe, ServerShard, Shape};
+use super::{Agreement, Demands, HAS_NO_ROUNDS, Join, Options, Protocol, Recipe, ServerShard, Shape};
 
 /// What the command line offers.
 #[derive(Debug)]
@@ -66,6 +66,8 @@ impl Recipe for ParameterServer {
         let sentence = if !self.is_synchronous(&demands.options) && demands.saves_by_clock {
             "--checkpoint-minutes needs workers that are at the same step, and those of --staleness are not; type \
              --checkpoint-every with a number of steps"
+        } else if demands.has_rounds() {
+            HAS_NO_ROUNDS
         } else if demands.sync_batch_norm {
             "--sync-batch-norm needs workers that add up numbers in the middle of a step, and those of a parameter server \
              do not hear of each other; type --agree all-reduce, or leave it out"

@@ -34,6 +34,11 @@ pub enum Opening {
     Weights,
     /// Every buffer of the optimizer's state.
     Optimizer,
+    /// What the agreement keeps of its own.
+    Kept {
+        /// So many buffers, each as long as the parameters.
+        buffers: usize,
+    },
 }
 
 /// What all agreements begin with.
@@ -42,10 +47,10 @@ pub const OPENING: [Opening; 3] = [Opening::States, Opening::Weights, Opening::O
 /// Who makes the steps, and with what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steps {
-    /// Every worker, with its own gradients. Weights are exchanged after every `every`-th step, or never.
+    /// Every worker, with its own gradients. Weights are exchanged where a round ends, or never.
     Local {
-        /// Steps between two exchanges of weights.
-        every: Option<u64>,
+        /// After which steps.
+        rounds: Option<Rounds>,
     },
     /// Every worker, with the sum of all gradients.
     Sums,
@@ -54,6 +59,36 @@ pub enum Steps {
     Chunks,
     /// Servers; their weights replace the workers'.
     Servers,
+}
+
+/// After which steps workers that make their own exchange weights: known to all, so that nobody asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rounds {
+    /// Steps between two exchanges of all workers.
+    pub every: u64,
+    /// Steps between two exchanges of the workers of each machine.
+    pub within_node: Option<u64>,
+    /// So many steps at the beginning of a run are each followed by an exchange of all.
+    pub warm_up: u64,
+}
+
+/// Who exchanges weights at the end of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The workers of each machine among themselves.
+    Node,
+    /// All workers.
+    All,
+}
+
+impl Rounds {
+    /// Who exchanges weights when so many steps were made since the beginning of the run.
+    pub fn after(self, steps: u64) -> Option<Reach> {
+        if steps <= self.warm_up || steps.is_multiple_of(self.every) {
+            return Some(Reach::All);
+        }
+        self.within_node.filter(|&every| steps.is_multiple_of(every)).map(|_| Reach::Node)
+    }
 }
 
 /// One exchange of a step.
@@ -119,7 +154,7 @@ impl Protocol {
         Self {
             name: "alone",
             opening: Vec::new(),
-            steps: Steps::Local { every: None },
+            steps: Steps::Local { rounds: None },
             in_step: Vec::new(),
             between: Vec::new(),
             closing: None,
@@ -176,6 +211,29 @@ impl Protocol {
         }
     }
 
+    /// Nothing in a step; weights where a round ends. What workers keep for that beside the weights, `buffers` of
+    /// their length, is rank 0's at the opening.
+    pub fn local(name: &'static str, rounds: Rounds, buffers: usize) -> Self {
+        let opening: Vec<Opening> =
+            OPENING.into_iter().chain((buffers > 0).then_some(Opening::Kept { buffers })).collect();
+        Self {
+            name,
+            opening: opening.clone(),
+            steps: Steps::Local { rounds: Some(rounds) },
+            in_step: Vec::new(),
+            between: vec![Between::Sum],
+            closing: None,
+            lost_peer: LostPeer::End,
+            joiner: opening,
+        }
+    }
+
+    /// Buffers that the agreement keeps, each as long as the parameters, which checkpoints have too.
+    pub fn buffers(&self) -> usize {
+        let kept = |opening: &Opening| if let Opening::Kept { buffers } = opening { Some(*buffers) } else { None };
+        self.opening.iter().find_map(kept).unwrap_or(0)
+    }
+
     /// Whether gradients of a step leave a worker's device by the host.
     pub fn gradients_leave(&self) -> bool {
         self.in_step.iter().any(|exchange| !matches!(exchange, Exchange::Report))
@@ -229,6 +287,16 @@ mod tests {
             let all: Vec<usize> = (0..buckets).collect();
             assert_eq!((pushed, pulled), (all.clone(), all));
         }
+    }
+
+    #[test]
+    fn rounds_end_where_all_know_they_do() {
+        let rounds = Rounds { every: 6, within_node: Some(2), warm_up: 3 };
+        let ends: Vec<Option<Reach>> = (1..=12).map(|steps| rounds.after(steps)).collect();
+        let (all, node) = (Some(Reach::All), Some(Reach::Node));
+        assert_eq!(ends, [all, all, all, node, None, all, None, node, None, node, None, all]);
+        let flat = Rounds { every: 4, within_node: None, warm_up: 0 };
+        assert_eq!((1..=8).filter(|&steps| flat.after(steps) == all).collect::<Vec<_>>(), [4, 8]);
     }
 
     #[test]

@@ -34,6 +34,16 @@ pub struct Position {
     pub samples: u64,
     /// Epochs since it rose.
     pub stale_epochs: u64,
+    /// Slots behind the optimizer's that the agreement keeps.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub kept_slots: usize,
+}
+
+/// More slots than any agreement keeps.
+pub const KEPT_SLOTS_MAX: usize = 8;
+
+fn is_zero(slots: &usize) -> bool {
+    *slots == 0
 }
 
 /// An accuracy, and the step that has it.

@@ -53,7 +53,9 @@ pub struct Contents<'a> {
     states_layout: &'a Layout,
     weights: &'a [f32],
     kept: &'a [f32],
+    /// And behind it what the agreement keeps: so many slots.
     optimizer: OptimizerState<'a>,
+    kept_slots: usize,
     /// Of a stage or a part: the whole model, and how the tensors of the others come.
     elsewhere: Option<(&'a WholeModel, &'a Others<'a>)>,
 }
@@ -150,8 +152,9 @@ impl<'a> Contents<'a> {
             kept: &store.states,
             optimizer: match divided {
                 true => OptimizerState::Divided(weights, RefCell::new(exchange)),
-                false => OptimizerState::Here(weights.optimizer.iter().map(|slot| &slot[..]).collect()),
+                false => OptimizerState::Here(slots(weights).collect()),
             },
+            kept_slots: weights.kept.len(),
             elsewhere: None,
         }
     }
@@ -221,7 +224,8 @@ impl<'a> Contents<'a> {
             let Slot::Parameter(index) = slot else { unreachable!("the inventory has no states") };
             self.tensor(Tensor::Optimizer { slot: index / count, index: index % count })
         };
-        let metadata = BTreeMap::from([(POSITION_KEY.to_owned(), to_json(position))]);
+        let position = Position { kept_slots: self.kept_slots, ..position.clone() };
+        let metadata = BTreeMap::from([(POSITION_KEY.to_owned(), to_json(&position))]);
         disk_only(weights::write_with(disk, path, inventory, &mut values, &metadata))
     }
 }
@@ -256,6 +260,7 @@ pub struct Snapshot {
     weights: Vec<f32>,
     kept: Vec<f32>,
     optimizer: Vec<Vec<f32>>,
+    kept_slots: usize,
 }
 
 impl Snapshot {
@@ -277,7 +282,8 @@ impl Snapshot {
             states_layout: replica.store().states_layout().clone(),
             weights: copy(&replica.store().parameters)?,
             kept: copy(&replica.store().states)?,
-            optimizer: replica.engine.weights().optimizer.iter().map(|slot| copy(slot)).collect::<Result<_, _>>()?,
+            optimizer: slots(replica.engine.weights()).map(copy).collect::<Result<_, _>>()?,
+            kept_slots: replica.engine.weights().kept.len(),
         })
     }
 
@@ -285,7 +291,7 @@ impl Snapshot {
     pub fn fill(&mut self, replica: &Replica) {
         self.weights.copy_from_slice(&replica.store().parameters);
         self.kept.copy_from_slice(&replica.store().states);
-        for (copy, slot) in self.optimizer.iter_mut().zip(&replica.engine.weights().optimizer) {
+        for (copy, slot) in self.optimizer.iter_mut().zip(slots(replica.engine.weights())) {
             copy.copy_from_slice(slot);
         }
     }
@@ -300,10 +306,17 @@ impl Snapshot {
             weights: &self.weights,
             kept: &self.kept,
             optimizer: OptimizerState::Here(self.optimizer.iter().map(Vec::as_slice).collect()),
+            kept_slots: self.kept_slots,
             whole: None,
             elsewhere: None,
         }
     }
+}
+
+/// The optimizer's buffers, and behind them those of the agreement.
+fn slots(weights: &Weights) -> impl Iterator<Item = &[f32]> {
+    let Weights { optimizer, kept, .. } = weights;
+    optimizer.iter().map(|slot| &slot[..]).chain(kept.iter().map(Vec::as_slice))
 }
 
 /// The optimizer's buffers as tensors with names: slot by slot, in the order of the parameters.

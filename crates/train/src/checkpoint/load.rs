@@ -7,6 +7,7 @@ use paceline_parallel::Owned;
 use paceline_tensor::part::Piece;
 
 use super::checked_weights::cut_out;
+use super::card::KEPT_SLOTS_MAX;
 use super::contents::optimizer_inventory;
 use super::manifest::{Damage, Manifest, read_plain};
 use super::{CheckedWeights, Checkpoints, POSITION_KEY, Position, Purpose, STATE, WEIGHTS};
@@ -59,7 +60,8 @@ impl Checkpoints {
         let count = parameters.len();
         let held = |index: usize| stage::held(replica.whole.as_ref(), Tensor::Parameter(index));
         let pieces: Vec<Option<(usize, Piece)>> = (0..count).map(held).collect();
-        let slots = optimizer_inventory(parameters, replica.engine.weights().optimizer.len());
+        let optimizer_slots = replica.engine.weights().optimizer.len();
+        let slots = optimizer_inventory(parameters, optimizer_slots + position.kept_slots);
         let inventory = Inventory { parameters: &slots, states: &[] };
         let is_own = |slot: Slot| matches!(slot, Slot::Parameter(index) if pieces[index % count].is_some());
         let loaded = weights::parse_some(&path.join(STATE), &state, (inventory, &is_own), &[]);
@@ -73,10 +75,19 @@ impl Checkpoints {
             let (Some((number, piece)), Some(data)) = (pieces[index % count].clone(), data) else { continue };
             let data = cut_out(&piece, data);
             let range = replica.store().layout().range(number);
-            let Weights { optimizer, owned, .. } = replica.engine.weights_mut();
+            let Weights { store, optimizer, owned, kept } = replica.engine.weights_mut();
+            let slot = index / count;
+            // An agreement of another kind lets go of what this one has kept.
+            if let Some(slot) = slot.checked_sub(optimizer.len()) {
+                if kept.len() <= slot {
+                    kept.push(vec![0.0; store.parameters.len()]);
+                }
+                kept[slot][range].copy_from_slice(&data);
+                continue;
+            }
             for Owned { elements, place } in owned.within(range.clone()) {
                 let held = elements.start - range.start..elements.end - range.start;
-                optimizer[index / count][place].copy_from_slice(&data[held]);
+                optimizer[slot][place].copy_from_slice(&data[held]);
             }
         }
         Ok(position)
@@ -97,6 +108,10 @@ impl Checkpoints {
         let position = metadata.get(POSITION_KEY).and_then(|text| serde_json::from_str::<Position>(text).ok());
         let position = position
             .ok_or_else(|| Damage(format!("{} does not say where the run stood", path.join(STATE).display())))?;
+        if position.kept_slots > KEPT_SLOTS_MAX {
+            let slots = position.kept_slots;
+            return Err(Damage(format!("{} has {slots} slots of an agreement", path.join(STATE).display())));
+        }
         let (weights_step, state_step) = (card.step, position.step);
         let expected = manifest.map_or(state_step, |manifest| manifest.step);
         if weights_step != state_step || state_step != expected {

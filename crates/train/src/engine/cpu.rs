@@ -270,7 +270,7 @@ impl CpuEngine {
 
     /// The optimizer's step with the gradients that were kept.
     pub fn update(&mut self, moment: Moment) {
-        let Self { weights: Weights { store, optimizer, owned }, device, segments, sums, options, .. } = self;
+        let Self { weights: Weights { store, optimizer, owned, .. }, device, segments, sums, options, .. } = self;
         let Store { parameters: weights, gradients, .. } = store;
         let state = optim::state_of(optimizer, owned.place(0..weights.len()));
         let buffers = Buffers { start: 0, weights, gradients, state };
@@ -403,7 +403,7 @@ impl CpuEngine {
     /// What a pass uses at the same time.
     pub(super) fn split(&mut self, slot: Slot) -> (Graphs<'_>, &mut Store, Updates<'_>) {
         let Self { options, device, weights, segments, buckets, sums, train, others, live, .. } = self;
-        let Weights { store, optimizer, owned } = weights;
+        let Weights { store, optimizer, owned, .. } = weights;
         let updates = Updates { rule: &options.rule, device, optimizer, owned, segments, buckets, sums };
         let activations = live[slot.0].activations.as_mut();
         (Graphs { train: train.as_mut().expect(EVALUATES), others, activations, slot }, store, updates)

@@ -35,6 +35,7 @@ impl Trainer {
             () if self.replica.engine.gpu().is_some() => "the weights are on a GPU, in the middle of a step",
             () if self.replica.has_shard() => "its part of the optimizer's state is lost with it (--shard optimizer)",
             () if self.config().agree.recipe().has_servers() => "servers have the optimizer's state",
+            () if !self.config().steps_together() => "workers have weights of their own between two exchanges",
             () => "the step under way has changed some weights",
         }))
     }

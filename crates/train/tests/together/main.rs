@@ -2,6 +2,7 @@
 //! threads.
 #![allow(unsafe_code)]
 
+mod local;
 mod on_gpu;
 mod sharded;
 mod world;
@@ -9,7 +10,7 @@ mod world;
 use std::ops::Range;
 use std::sync::Arc;
 
-use paceline_comm::Communicator;
+use paceline_comm::{Choice, Communicator, Link, Links, Nodes};
 use paceline_data::batch::Batch;
 use paceline_data::order::{self, Shard, Share};
 use paceline_nn::layer::{Conv, Window};
@@ -17,7 +18,7 @@ use paceline_nn::optim::{HyperParameters, Moment, Optimizer};
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_nn::{Input, Model, Net};
 use paceline_parallel::agree::{
-    self, Agreement, BucketShape, Join, Recipe, Refusal, Roles, Settled, Shape, Target, Wait, all_reduce,
+    self, Agreement, BucketShape, Join, Reach, Recipe, Refusal, Roles, Settled, Shape, Target, Wait, all_reduce,
     parameter_server,
 };
 use paceline_parallel::squeeze;
@@ -186,7 +187,8 @@ impl Case {
 
     fn agreement(self, one_copy: bool) -> agree::Options {
         let staleness = self.servers.map_or(Some(0), |(_, staleness)| staleness);
-        agree::Options { staleness, squeeze: squeeze::find(self.squeeze).unwrap(), one_copy, shard: self.shard }
+        let squeeze = squeeze::find(self.squeeze).unwrap();
+        agree::Options { staleness, squeeze, one_copy, shard: self.shard, ..agree::Options::default() }
     }
 }
 

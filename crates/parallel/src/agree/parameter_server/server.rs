@@ -117,6 +117,8 @@ impl Run<'_> {
                 }
                 Opening::States => {}
                 Opening::Weights => self.communicator.broadcast(Rank(0), &mut self.weights)?,
+                // No server has any.
+                Opening::Kept { .. } => {}
                 Opening::Optimizer => {
                     let mut state = zeros(self.shape.parameters);
                     for slot in 0..self.shape.slots {

@@ -1,0 +1,173 @@
+//! Rounds of steps of one's own: with rounds of one step a mean of gradients, and otherwise what the rule says.
+
+use paceline_parallel::agree::{RoundOptions, local};
+use paceline_train::engine::Weights;
+
+use super::*;
+
+const WORKERS: usize = 2;
+
+/// A replica, which steps with the mean of its own samples.
+fn own_replica(rank: usize, optimizer: Optimizer) -> Replica {
+    let case = Case { optimizer, workers: WORKERS, ..MOMENTUM };
+    Replica::new(&normed, options((rank, WORKERS), case), &Arc::new(Cpu::new(1))).unwrap()
+}
+
+fn own_batch(step: u64, rank: usize, alone: bool) -> Batch {
+    let share = batch(step, (rank, WORKERS), MOMENTUM);
+    // By itself it has no others to count its samples among.
+    if alone { Batch { share: None, ..share } } else { share }
+}
+
+fn one_step(replica: &mut Replica, step: u64, rank: usize, alone: bool) {
+    let moment = Moment { step, learning_rate: RATE };
+    let clock = Clock::real();
+    replica.step(&own_batch(step, rank, alone), moment, &mut Phases::start(&clock)).unwrap().updated.unwrap();
+}
+
+/// Weights and optimizer's state of every worker after twenty steps and a settling.
+fn rounds(carry: Carry, optimizer: Optimizer, rounds: RoundOptions) -> Vec<Trained> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = communicators(carry, WORKERS)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, communicator)| {
+                scope.spawn(move || {
+                    let mut replica = own_replica(rank, optimizer);
+                    let (roles, shape) = (Roles { workers: WORKERS, servers: 0 }, replica.shape());
+                    let options = agree::Options { rounds, ..agree::Options::default() };
+                    let (deadline, clock) = (TIMEOUT, Clock::real());
+                    let join = Join { communicator, urgent: None, roles, shape: &shape, options, deadline, clock };
+                    replica.agree(local::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
+                    replica.begin_together(0, [0; 8]).unwrap();
+                    (0..STEPS).for_each(|step| one_step(&mut replica, step, rank, false));
+                    replica.settle().unwrap().unwrap();
+                    let (weights, states) = (replica.store().parameters.to_vec(), replica.store().states.to_vec());
+                    let Weights { optimizer, .. } = replica.engine.weights();
+                    let optimizer_state = optimizer.iter().map(|slot| slot.to_vec()).collect();
+                    Trained { losses: Vec::new(), weights, states, optimizer_state }
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn norm(numbers: impl Iterator<Item = f32>) -> f64 {
+    numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+}
+
+fn apart(found: &[f32], expected: &[f32]) -> f64 {
+    norm(found.iter().zip(expected).map(|(a, b)| a - b)) / norm(expected.iter().copied())
+}
+
+/// The rule by hand: replicas that know nothing of each other, whose weights are put together between steps.
+fn by_hand(optimizer: Optimizer, rounds: RoundOptions) -> Vec<f32> {
+    let mut replicas: Vec<Replica> = (0..WORKERS).map(|rank| own_replica(rank, optimizer)).collect();
+    let (rate, momentum) = (rounds.outer_rate.unwrap_or(1.0), rounds.outer_momentum.unwrap_or(0.0));
+    let mut anchor: Vec<f64> = replicas[0].store().parameters.iter().copied().map(f64::from).collect();
+    let mut velocity = vec![0.0; anchor.len()];
+    for step in 0..STEPS {
+        for (rank, replica) in replicas.iter_mut().enumerate() {
+            one_step(replica, step, rank, true);
+        }
+        let done = step + 1;
+        let ends = done.is_multiple_of(rounds.period.unwrap()) || done <= rounds.warm_up.unwrap_or(0);
+        if !ends && done < STEPS {
+            continue;
+        }
+        for (index, anchor) in anchor.iter_mut().enumerate() {
+            let mean = replicas.iter().map(|replica| f64::from(replica.store().parameters[index])).sum::<f64>();
+            let change = *anchor - mean / WORKERS as f64;
+            velocity[index] = momentum * velocity[index] + change;
+            *anchor -= rate * (change + momentum * velocity[index]);
+            replicas.iter_mut().for_each(|replica| replica.store_mut().parameters[index] = *anchor as f32);
+        }
+    }
+    replicas[0].store().parameters.to_vec()
+}
+
+#[test]
+fn weights_go_where_the_rule_says() {
+    let plain = RoundOptions { period: Some(3), ..RoundOptions::default() };
+    let outer = RoundOptions { outer_rate: Some(0.7), outer_momentum: Some(0.9), ..plain };
+    let cases = [
+        (Carry::Thread, Optimizer::Sgd, RoundOptions { warm_up: Some(4), ..plain }),
+        (Carry::Tcp, Optimizer::Momentum, plain),
+        (Carry::Shm, Optimizer::Adam, outer),
+    ];
+    for (carry, optimizer, options) in cases {
+        let all = rounds(carry, optimizer, options);
+        let expected = by_hand(optimizer, options);
+        for found in &all {
+            let apart = apart(&found.weights, &expected);
+            assert!(apart < 1e-6, "{optimizer:?}, {options:?}: {apart:e} apart");
+            let same = found.weights == all[0].weights && found.optimizer_state == all[0].optimizer_state;
+            assert!(same && found.states == all[0].states, "all go on from the same");
+        }
+    }
+}
+
+#[test]
+fn rounds_of_one_step_of_sgd_are_steps_with_the_mean_gradient() {
+    let case = Case { optimizer: Optimizer::Sgd, workers: WORKERS, ..MOMENTUM };
+    let expected = together(case);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = communicators(Carry::Thread, WORKERS)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, communicator)| {
+                scope.spawn(move || {
+                    let mut replica = replica((rank, WORKERS), case);
+                    let (roles, shape) = (Roles { workers: WORKERS, servers: 0 }, replica.shape());
+                    let rounds = RoundOptions { period: Some(1), ..RoundOptions::default() };
+                    let options = agree::Options { rounds, ..agree::Options::default() };
+                    let (deadline, clock) = (TIMEOUT, Clock::real());
+                    let join = Join { communicator, urgent: None, roles, shape: &shape, options, deadline, clock };
+                    replica.agree(local::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
+                    replica.begin_together(0, [0; 8]).unwrap();
+                    (0..STEPS).for_each(|step| one_step(&mut replica, step, rank, false));
+                    replica.store().parameters.to_vec()
+                })
+            })
+            .collect();
+        for thread in threads {
+            let apart = apart(&thread.join().unwrap(), &expected[0].weights);
+            assert!(apart < 1e-6, "{apart:e} apart from an all-reduce");
+        }
+    });
+}
+
+/// Ranks of one machine average among themselves, between rounds of all.
+#[test]
+fn workers_of_a_machine_average_more_often() {
+    let nodes = Nodes::new(vec![0, 0, 1, 1]);
+    let link = Link::new(20e-6, 2e9);
+    let found = std::thread::scope(|scope| {
+        let threads: Vec<_> = communicators(Carry::Thread, 4)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, mut communicator)| {
+                let nodes = nodes.clone();
+                scope.spawn(move || {
+                    communicator.set_choice(Choice::by_cost(Links { nodes, within: link, between: link }));
+                    let (roles, shape) = (Roles { workers: 4, servers: 0 }, Shape::default());
+                    let options = agree::Options::default();
+                    let (deadline, clock) = (TIMEOUT, Clock::real());
+                    let join = Join { communicator, urgent: None, roles, shape: &shape, options, deadline, clock };
+                    let mut worker = local::RECIPE.join(join).unwrap();
+                    let mut weights = vec![rank as f32; 1001];
+                    worker.exchange_weights(Reach::Node, &mut weights, &mut []).unwrap();
+                    let within = weights.clone();
+                    worker.exchange_weights(Reach::All, &mut weights, &mut []).unwrap();
+                    (within, weights)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    for (rank, (within, all)) in found.iter().enumerate() {
+        let expected = if rank < 2 { 0.5 } else { 2.5 };
+        assert!(within.iter().all(|&x| x == expected) && all.iter().all(|&x| x == 1.5), "rank {rank}");
+    }
+}
