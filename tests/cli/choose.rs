@@ -51,7 +51,7 @@ fn what_is_measured_is_chosen_kept_and_used() {
         let step_s = |setup: &Value| setup["step_s"].as_f64();
         let baseline = &setups(&found)[0];
         assert_eq!(baseline["setup"], "1 replica × 1 thread", "{found}");
-        assert!(step_s(baseline).unwrap() > 0.0 && baseline["speedup"] == 1.0, "{found}");
+        assert!(step_s(baseline).is_some_and(|step_s| step_s > 0.0) && baseline["speedup"] == 1.0, "{found}");
         assert!(baseline["memory_bytes"].as_u64().unwrap() > 10_000_000, "{found}");
         let choice = named(&found, found["chosen"].as_str().unwrap());
         let best_s = setups(&found).iter().filter_map(step_s).min_by(f64::total_cmp).unwrap();

@@ -8,7 +8,8 @@ const MODELS: [(&str, &str); 2] = [
 ];
 
 /// Eight steps an epoch.
-const LENGTH: &str = "--batch 8 --epochs 3 --threads 1 --calibrate off --seed 3 --quiet --optimizer momentum --lr 0.005";
+const LENGTH: &str =
+    "--batch 8 --epochs 3 --threads 1 --calibrate off --seed 3 --quiet --optimizer momentum --lr 0.005";
 
 /// A round ends at a checkpoint, and what is saved is what all go on with: stopped there or not, the bits are the same.
 #[test]

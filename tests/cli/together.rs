@@ -94,6 +94,17 @@ fn asynchronous_workers_come_to_an_end() {
             place.run(&format!("train --resume {run} --max-steps 16 --quiet"));
             assert_eq!(course(&place, &run).0.len(), 16);
             place.run(&format!("evaluate {run}"));
+            // Every step of both workers, by how many updates it had missed.
+            let served = place.read_text(&format!("{run}/events/rank-2.jsonl"));
+            let served = served.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+            let counts = served.filter_map(|event| event["missed"].as_object().cloned()).flatten();
+            let steps: Vec<u64> = counts
+                .flat_map(|(_, counts)| counts.as_array().cloned().unwrap())
+                .map(|n| n.as_u64().unwrap())
+                .collect();
+            assert_eq!(steps.iter().sum::<u64>(), 2 * 16, "{run}: {steps:?}");
+            place.run(&format!("report {run}"));
+            assert!(place.read_text(&format!("{run}/report.html")).contains("Missed on average"));
         }
     }
 }

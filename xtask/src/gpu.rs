@@ -194,8 +194,8 @@ esac"#;
         assert_eq!(code, Some(0), "{text}");
         assert!(text.contains("skipped: sanitizer: this machine has no no-such-sanitizer"), "{text}");
         assert!(text.contains("skipped: PyTorch: this machine's python3 has no torch with CUDA"), "{text}");
-        assert!(text.contains("parts: 27 passed, 0 failed, 2 skipped; "), "{text}");
-        assert!(text.contains("tests: 27 passed, 0 failed, 9 reported themselves skipped"), "{text}");
+        assert!(text.contains("parts: 28 passed, 0 failed, 2 skipped; "), "{text}");
+        assert!(text.contains("tests: 30 passed, 0 failed, 10 reported themselves skipped"), "{text}");
         assert!(text.contains("| vgg16 224² b128 | 12,346 · 12,346 | – | – | 2.000 : – |"), "{text}");
     }
 
@@ -203,9 +203,9 @@ esac"#;
     fn the_script_goes_on_after_a_failure_and_fails_at_the_end() {
         let (text, code) = played(&[], "echo 'test result: FAILED. 2 passed; 1 failed; 0 ignored'; exit 101", "exit 1");
         assert_eq!(code, Some(1), "{text}");
-        let failed = "parts: 0 passed, 27 failed, 2 skipped; failed: doctor ops large dropout models hosted gpu together nccl check";
+        let failed = "parts: 0 passed, 28 failed, 2 skipped; failed: doctor ops large dropout models hosted gpu together pipeline nccl check";
         assert!(text.contains(failed), "{text}");
-        assert!(text.contains("tests: 54 passed, 27 failed"), "{text}");
+        assert!(text.contains("tests: 56 passed, 28 failed"), "{text}");
         assert!(text.contains("| vgg16 224² b128 | – | – | – | – : – |"), "{text}");
     }
 
@@ -226,7 +226,7 @@ esac"#;
     fn tests_alone_ask_for_no_pytorch() {
         let (text, code) = played(&["tests"], WORKS, TORCH);
         assert_eq!(code, Some(0), "{text}");
-        assert!(text.contains("parts: 9 passed, 0 failed, 1 skipped; ") && !text.contains("PyTorch"), "{text}");
+        assert!(text.contains("parts: 10 passed, 0 failed, 1 skipped; ") && !text.contains("PyTorch"), "{text}");
         assert_eq!(played(&["everything"], WORKS, TORCH).1, Some(2));
     }
 }

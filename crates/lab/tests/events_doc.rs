@@ -65,7 +65,13 @@ fn all_events() -> Vec<Event> {
             power_w: Some(0.0),
             temperature_c: Some(0.0),
         }),
-        Event::Served { step: 0, seconds: 0.0, phases: PhaseTimes::default(), waited: BTreeMap::new() },
+        Event::Served {
+            step: 0,
+            seconds: 0.0,
+            phases: PhaseTimes::default(),
+            waited: BTreeMap::new(),
+            missed: BTreeMap::from([("0".into(), vec![1])]),
+        },
         Event::Late {
             late_rank: 0,
             host: String::new(),

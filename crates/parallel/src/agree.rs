@@ -86,12 +86,11 @@ pub trait Recipe: Debug + Sync {
     /// When the operating system refuses a thread or memory.
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError>;
 
-    /// Serves the workers until all have ended, where some ranks are servers: how often a step ended so many
-    /// steps ahead of the slowest other worker.
+    /// Serves the workers until all have ended, where some ranks are servers.
     ///
     /// # Errors
     /// When a worker, or the way to it, has failed.
-    fn serve(&self, join: Join<'_>, _shard: &mut dyn ServerShard) -> Result<Vec<u64>, CommError> {
+    fn serve(&self, join: Join<'_>, _shard: &mut dyn ServerShard) -> Result<(), CommError> {
         let what = format!("{} has no servers", self.name());
         Err(CommError::Failed { rank: join.communicator.rank(), phase: "serve", what })
     }
@@ -468,6 +467,10 @@ pub struct Push<'a> {
 pub trait ServerShard {
     /// Changes the weights.
     fn apply(&mut self, push: Push<'_>);
+
+    /// A step of a worker is applied whole, where every push is a step; it had missed so many updates: those that were applied between the
+    /// reading of the weights that it was computed from and its own application.
+    fn stepped(&mut self, _worker: usize, _missed: u64) {}
 
     /// Takes over the state that a run is resumed with: buffer `slot`, of all parameters.
     fn resume(&mut self, slot: usize, state: &[f32]);

@@ -245,7 +245,14 @@ impl Replica {
         }
         let segments = segments(&parameters, store.layout());
         let counted = whole.as_ref().map_or_else(|| vec![true; segments.len()], WholeModel::counted);
-        let parts = Parts { options, train, eval, weights: Weights { store, optimizer, owned, kept: Vec::new() }, segments, counted };
+        let parts = Parts {
+            options,
+            train,
+            eval,
+            weights: Weights { store, optimizer, owned, kept: Vec::new() },
+            segments,
+            counted,
+        };
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
         let pipeline = Pipeline::new(stage.number, stage.cuts.len() + 1);

@@ -116,8 +116,7 @@ pub struct Serving {
     pub journal: ServerJournal,
 }
 
-/// Serves the workers of a run until all have ended; how often a step ended so many steps ahead of the
-/// slowest other worker. `hosted` says whether some of them compute on GPUs.
+/// Serves the workers of a run until all have ended. `hosted` says whether some of them compute on GPUs.
 ///
 /// # Errors
 /// When the model does not exist or fit, or a worker has failed.
@@ -126,7 +125,7 @@ pub fn serve_parameters(
     registry: &Registry,
     mut serving: Serving,
     hosted: bool,
-) -> Result<Vec<u64>, TrainError> {
+) -> Result<(), TrainError> {
     let workers = serving.roles.workers;
     config.check()?;
     config.check_world(workers)?;
@@ -164,7 +163,7 @@ pub fn serve_model(
     (options, cpu): (&ReplicaOptions, Cpu),
     serving: Serving,
     (told, rates): (ServerOptions, Rates<'_>),
-) -> Result<Vec<u64>, TrainError> {
+) -> Result<(), TrainError> {
     let (plan, parameters, segments) = replica::plan(ModelStage::whole(model), options)?;
     let (elements, slots) = (plan.parameters().length(), options.rule.optimizer().state_slots());
     // A server computes nothing, so it has no arena, and its workers keep the gradients.
@@ -211,6 +210,10 @@ impl ServerShard for Shard<'_> {
         let segments = &self.segments[self.buckets[bucket].parameters.clone()];
         let Self { rule, cpu, sums, journal, .. } = self;
         journal.update(step, || rule.update(moment, segments, buffers, &mut Tools { cpu, sums }));
+    }
+
+    fn stepped(&mut self, worker: usize, missed: u64) {
+        self.journal.stepped(worker, missed);
     }
 
     fn resume(&mut self, slot: usize, state: &[f32]) {

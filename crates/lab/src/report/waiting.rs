@@ -65,5 +65,36 @@ pub(crate) fn servers(histories: &[History]) -> String {
         );
     }
     out.push_str("</tbody>\n</table></div>\n");
-    section("servers", "Servers", &out)
+    section("servers", "Servers", &out) + &staleness(histories)
+}
+
+/// The shares of a histogram that are shown.
+const SHARES_MAX: usize = 8;
+
+/// How many updates steps had missed, where every push is a step. All servers hear the same pushes: the first tells.
+fn staleness(histories: &[History]) -> String {
+    let told = histories.iter().filter_map(|history| history.served.as_ref());
+    let Some(served) = told.into_iter().find(|served| !served.staleness.is_empty()) else { return String::new() };
+    let mut out = String::from(
+        "<p>Updates that were applied between the reading of the weights that a step was computed from and the step itself.</p>\n\
+         <div class=\"scroll\"><table>\n<thead><tr><th class=\"n\">Worker</th><th class=\"n\">Steps</th>\
+         <th class=\"n\">Missed on average</th><th class=\"n\">At most</th><th>Missed: share of steps</th></tr></thead>\n<tbody>\n",
+    );
+    for (worker, staleness) in &served.staleness {
+        let share = |(missed, share): (usize, f64)| format!("{missed}: {}", percent_short(share));
+        let mut shares: Vec<String> = staleness.shares().take(SHARES_MAX).map(share).collect();
+        if staleness.shares().count() > SHARES_MAX {
+            shares.push("…".into());
+        }
+        let _ = writeln!(
+            out,
+            "<tr><td class=\"n\">{worker}</td><td class=\"n\">{}</td><td class=\"n\">{:.2}</td><td class=\"n\">{}</td><td>{}</td></tr>",
+            count(staleness.steps()),
+            staleness.mean(),
+            staleness.most(),
+            shares.join(", ")
+        );
+    }
+    out.push_str("</tbody>\n</table></div>\n");
+    section("staleness", "Staleness", &out)
 }

@@ -9,6 +9,7 @@ mod header;
 mod server;
 mod talk;
 pub mod turns;
+pub mod versions;
 mod worker;
 
 use paceline_comm::CommError;
@@ -93,7 +94,7 @@ impl Recipe for ParameterServer {
         Ok(Box::new(worker::Worker::start(join, protocol)?))
     }
 
-    fn serve(&self, join: Join<'_>, shard: &mut dyn ServerShard) -> Result<Vec<u64>, CommError> {
+    fn serve(&self, join: Join<'_>, shard: &mut dyn ServerShard) -> Result<(), CommError> {
         let protocol = self.protocol(join.shape, &join.options);
         server::serve(join, protocol, shard)
     }

@@ -6,8 +6,8 @@ use paceline_nn::weights::{self, Inventory, Slot, WeightsError};
 use paceline_parallel::Owned;
 use paceline_tensor::part::Piece;
 
-use super::checked_weights::cut_out;
 use super::card::KEPT_SLOTS_MAX;
+use super::checked_weights::cut_out;
 use super::contents::optimizer_inventory;
 use super::manifest::{Damage, Manifest, read_plain};
 use super::{CheckedWeights, Checkpoints, POSITION_KEY, Position, Purpose, STATE, WEIGHTS};

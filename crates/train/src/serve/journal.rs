@@ -19,6 +19,9 @@ use crate::trainer::RunFolder;
 /// Between two lines.
 const EVERY_S: f64 = 1.0;
 
+/// Updates missed that are told apart: a step that has missed more counts as one that has missed so many.
+const MISSED_MAX: usize = 64;
+
 type Waited = dyn Fn() -> BTreeMap<u32, Duration> + Send;
 
 /// Tells of one server.
@@ -30,6 +33,8 @@ pub struct ServerJournal {
     step: u64,
     /// Spent on them since the last line.
     updated_s: f64,
+    /// How many steps of each worker had missed so many updates, since the last line.
+    missed: BTreeMap<usize, Vec<u64>>,
 }
 
 /// Where lines go.
@@ -109,6 +114,14 @@ impl ServerJournal {
         done
     }
 
+    /// A worker's step is applied, which had missed so many updates.
+    pub(super) fn stepped(&mut self, worker: usize, missed: u64) {
+        if self.target.is_some() {
+            let counts = self.missed.entry(worker).or_insert_with(|| vec![0; MISSED_MAX + 1]);
+            counts[(missed as usize).min(MISSED_MAX)] += 1;
+        }
+    }
+
     /// The server is through, or could not go on.
     pub(super) fn end(&mut self, error: Option<String>) {
         self.tell();
@@ -125,6 +138,11 @@ impl ServerJournal {
 
     fn tell(&mut self) {
         let (step, updated_s) = (self.step, std::mem::take(&mut self.updated_s));
+        let missed = std::mem::take(&mut self.missed).into_iter().map(|(worker, mut counts)| {
+            counts.truncate(counts.iter().rposition(|&count| count > 0).map_or(0, |last| last + 1));
+            (worker.to_string(), counts)
+        });
+        let missed = missed.collect();
         self.write(|target| {
             let (now, waited) = (target.clock.seconds(), (target.waited)());
             let seconds = now - std::mem::replace(&mut target.told_at_s, now);
@@ -135,7 +153,7 @@ impl ServerJournal {
             };
             let phases = [(Phase::Exchange, (seconds - updated_s).max(0.0)), (Phase::Update, updated_s)];
             let phases: PhaseTimes = phases.into_iter().collect();
-            Event::Served { step, seconds, phases, waited: waited.into_iter().filter_map(since).collect() }
+            Event::Served { step, seconds, phases, waited: waited.into_iter().filter_map(since).collect(), missed }
         });
     }
 

@@ -93,8 +93,8 @@ fn weights_go_where_the_rule_says() {
     let outer = RoundOptions { outer_rate: Some(0.7), outer_momentum: Some(0.9), ..plain };
     let cases = [
         (Carry::Thread, Optimizer::Sgd, RoundOptions { warm_up: Some(4), ..plain }),
-        (Carry::Tcp, Optimizer::Momentum, plain),
-        (Carry::Shm, Optimizer::Adam, outer),
+        (Carry::Tcp, Optimizer::Nesterov, plain),
+        (Carry::Shm, Optimizer::Momentum, outer),
     ];
     for (carry, optimizer, options) in cases {
         let all = rounds(carry, optimizer, options);

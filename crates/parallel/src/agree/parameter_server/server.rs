@@ -16,6 +16,7 @@ use super::Pace;
 use super::header::{Command, HEADER, Header, MEETS};
 use super::talk::{Call, all_of_server};
 use super::turns::{Event, Turns};
+use super::versions::Versions;
 use crate::squeeze::{self, Buckets, Codec, Message};
 
 /// What a worker does.
@@ -35,13 +36,8 @@ fn zeros(length: usize) -> Vec<f32> {
     memory::zeros(length, "the weights of a server").unwrap_or_else(|refused| refused.unwind())
 }
 
-/// Serves until every worker has ended; how often a step ended so many steps ahead of the slowest other
-/// worker.
-pub(super) fn serve(
-    join: Join<'_>,
-    protocol: Protocol,
-    shard: &mut dyn ServerShard,
-) -> Result<Vec<u64>, CommError> {
+/// Serves until every worker has ended.
+pub(super) fn serve(join: Join<'_>, protocol: Protocol, shard: &mut dyn ServerShard) -> Result<(), CommError> {
     let Join { communicator, roles, shape, options, .. } = join;
     let workers = roles.workers;
     let server = communicator.rank().index() - workers;
@@ -62,6 +58,7 @@ pub(super) fn serve(
         codec: options.squeeze.codec(),
         message: Message::default(),
         turns: Turns::new(workers, staleness),
+        versions: Versions::new(workers, shape.buckets.len()),
         doing: vec![Doing::Idle; workers],
         headers: vec![Header::new(Command::Step); workers],
         tags: vec![0; workers],
@@ -73,10 +70,9 @@ pub(super) fn serve(
     };
     run.begin()?;
     match pace {
-        Pace::Synchronous => run.together()?,
-        Pace::Asynchronous { .. } => run.apart()?,
+        Pace::Synchronous => run.together(),
+        Pace::Asynchronous { .. } => run.apart(),
     }
-    Ok(run.turns.missed().to_vec())
 }
 
 struct Run<'a> {
@@ -90,6 +86,7 @@ struct Run<'a> {
     codec: Box<dyn Codec>,
     message: Message,
     turns: Turns,
+    versions: Versions,
     doing: Vec<Doing>,
     /// What each worker said last.
     headers: Vec<Header>,
@@ -188,6 +185,9 @@ impl Run<'_> {
         self.sum_reports();
         self.answer_all()?;
         self.between(between)?;
+        if between == Between::Weights {
+            self.versions.read_by_all();
+        }
         self.doing.fill(Doing::Idle);
         Ok(())
     }
@@ -227,9 +227,13 @@ impl Run<'_> {
 
     /// Serves a call of a worker's step.
     fn push(&mut self, worker: usize, call: usize) -> Result<(), CommError> {
+        let Call { pushes, pulls, .. } = self.calls[call];
+        pulls.into_iter().for_each(|bucket| self.versions.read(worker, bucket));
         self.call(call, worker..worker + 1)?;
         // Whoever had no samples has nothing to step with.
-        if self.headers[worker].report.rows > 0 {
+        let steps = self.headers[worker].report.rows > 0;
+        if steps {
+            pushes.into_iter().for_each(|bucket| self.versions.apply(worker, bucket));
             self.apply(call, self.steps[worker]);
         }
         if call + 1 < self.calls.len() {
@@ -238,6 +242,10 @@ impl Run<'_> {
         }
         self.doing[worker] = Doing::Idle;
         self.steps[worker] += 1;
+        let missed = self.versions.end_step(worker);
+        if steps {
+            self.shard.stepped(worker, missed);
+        }
         self.turns = self.turns.clone().after(Event::Stepped(worker));
         Ok(())
     }

@@ -2,8 +2,8 @@
 //!
 //! A clock counts the steps that a worker has pushed whole. With a bound of S, a worker may be at most S
 //! steps ahead of the slowest (stale synchronous parallel): its next step then does not begin until the
-//! others have come. With no bound everybody goes on. The weights that a worker gets have seen all but the
-//! last pushes of the others; how many were missed is its staleness, counted here for the histogram.
+//! others have come. With no bound everybody goes on. How far a worker is ahead is its lead; how many updates a step
+//! has missed, its staleness, is another number, which [`super::versions`] counts.
 
 use std::fmt;
 
@@ -15,12 +15,7 @@ pub struct Turns {
     /// Workers that have said goodbye.
     gone: Vec<bool>,
     staleness: Option<u64>,
-    /// How often weights that had missed so many steps were given out.
-    missed: Vec<u64>,
 }
-
-/// Most steps of staleness that are told apart in the histogram.
-pub const MISSED_MAX: usize = 64;
 
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +59,7 @@ impl Turns {
     /// When there are none.
     pub fn new(workers: usize, staleness: Option<u64>) -> Self {
         assert!(workers > 0, "somebody pushes something");
-        Self { clocks: vec![0; workers], gone: vec![false; workers], staleness, missed: vec![0; MISSED_MAX + 1] }
+        Self { clocks: vec![0; workers], gone: vec![false; workers], staleness }
     }
 
     /// What becomes of it.
@@ -73,8 +68,6 @@ impl Turns {
             Event::Stepped(worker) => {
                 assert!(!self.gone[worker], "worker {worker} steps after it left");
                 self.clocks[worker] += 1;
-                let behind = self.others(worker).map_or(self.clocks[worker], |slowest| self.clocks[slowest] + 1);
-                self.missed[(self.clocks[worker].saturating_sub(behind) as usize).min(MISSED_MAX)] += 1;
             }
             Event::Left(worker) => self.gone[worker] = true,
         }
@@ -94,11 +87,6 @@ impl Turns {
     /// Whether everybody has left.
     pub fn is_over(&self) -> bool {
         self.gone.iter().all(|&gone| gone)
-    }
-
-    /// How often a step ended so many steps ahead of the slowest other worker.
-    pub fn missed(&self) -> &[u64] {
-        &self.missed
     }
 
     /// The slowest other worker that has not left.
