@@ -182,18 +182,20 @@ fn base(disk: &Disk, file: Option<&Path>) -> Result<Config, Failure> {
     Config::from_toml(&text).map_err(|error: TrainError| Failure::refused(format!("{}: {error}", Shown(file))))
 }
 
+fn set<T: Clone>(target: &mut T, value: &Option<T>) {
+    if let Some(value) = value {
+        target.clone_from(value);
+    }
+}
+
+fn set_some<T: Clone>(target: &mut Option<T>, value: &Option<T>) {
+    if value.is_some() {
+        target.clone_from(value);
+    }
+}
+
 /// Flags override what the configuration says.
 fn apply(arguments: &Train, config: &mut Config) {
-    fn set<T: Clone>(target: &mut T, value: &Option<T>) {
-        if let Some(value) = value {
-            target.clone_from(value);
-        }
-    }
-    fn set_some<T: Clone>(target: &mut Option<T>, value: &Option<T>) {
-        if value.is_some() {
-            target.clone_from(value);
-        }
-    }
     set(&mut config.model, &arguments.model);
     set(&mut config.data, &arguments.data);
     set_some(&mut config.size, &arguments.size);
@@ -218,24 +220,7 @@ fn apply(arguments: &Train, config: &mut Config) {
     set(&mut config.seed, &arguments.seed);
     set(&mut config.workers, &arguments.workers);
     apply_split(arguments, config);
-    set(&mut config.agree, &arguments.agree);
-    set(&mut config.squeeze, &arguments.squeeze);
-    set(&mut config.overlap, &arguments.overlap);
-    set(&mut config.shard, &arguments.shard);
-    set(&mut config.carry, &arguments.carry);
-    if let Some(replicas) = arguments.replicas {
-        (config.workers, config.carry) = (replicas, Carry::THREAD);
-    }
-    set(&mut config.sockets, &arguments.sockets);
-    set_some(&mut config.algorithm, &arguments.algorithm);
-    set(&mut config.servers, &arguments.servers);
-    set(&mut config.staleness, &arguments.staleness);
-    set_some(&mut config.period, &arguments.period);
-    set_some(&mut config.node_period, &arguments.node_period);
-    set_some(&mut config.post_local, &arguments.post_local);
-    set_some(&mut config.outer_rate, &arguments.outer_rate);
-    set_some(&mut config.outer_momentum, &arguments.outer_momentum);
-    config.sync_batch_norm |= arguments.sync_batch_norm;
+    apply_agreement(arguments, config);
     set(&mut config.dtype, &arguments.dtype);
     set(&mut config.device, &arguments.device);
     set(&mut config.tf32, &arguments.tf32);
@@ -256,6 +241,27 @@ fn apply(arguments: &Train, config: &mut Config) {
     set_some(&mut config.clip_norm, &arguments.clip_norm);
     set(&mut config.label_smoothing, &arguments.label_smoothing.map(|value| value as f32));
     apply_learning_rate(arguments, config);
+}
+
+fn apply_agreement(arguments: &Train, config: &mut Config) {
+    set(&mut config.agree, &arguments.agree);
+    set(&mut config.squeeze, &arguments.squeeze);
+    set(&mut config.overlap, &arguments.overlap);
+    set(&mut config.shard, &arguments.shard);
+    set(&mut config.carry, &arguments.carry);
+    if let Some(replicas) = arguments.replicas {
+        (config.workers, config.carry) = (replicas, Carry::THREAD);
+    }
+    set(&mut config.sockets, &arguments.sockets);
+    set_some(&mut config.algorithm, &arguments.algorithm);
+    set(&mut config.servers, &arguments.servers);
+    set(&mut config.staleness, &arguments.staleness);
+    set_some(&mut config.period, &arguments.period);
+    set_some(&mut config.node_period, &arguments.node_period);
+    set_some(&mut config.post_local, &arguments.post_local);
+    set_some(&mut config.outer_rate, &arguments.outer_rate);
+    set_some(&mut config.outer_momentum, &arguments.outer_momentum);
+    config.sync_batch_norm |= arguments.sync_batch_norm;
 }
 
 fn apply_split(arguments: &Train, config: &mut Config) {

@@ -43,9 +43,9 @@ fn what_is_measured_is_chosen_kept_and_used() {
     for model in [LENET, CNN] {
         let place = Place::new();
         let begun = Instant::now();
-        let found = place.json(&format!("choose {model} --choose-budget 6s --json"));
+        let found = place.json(&format!("choose {model} --choose-budget 10s --json"));
         let took = begun.elapsed();
-        assert!(took < Duration::from_secs(12), "{took:?} of 6 s: {found}");
+        assert!(took < Duration::from_secs(20), "{took:?} of 10 s: {found}");
         assert!(place.files().is_empty(), "it leaves no run behind");
         // The baseline was measured, and whatever was is no faster than the choice.
         let step_s = |setup: &Value| setup["step_s"].as_f64();

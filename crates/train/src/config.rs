@@ -1,14 +1,13 @@
 //! What a run is told: one flat, resolved, replayable value. `config.toml` of a run is this, written out.
 
+mod agreement;
 mod split;
 
-use paceline_comm::Algorithm;
 use paceline_data::augment::AugmentChoice;
 use paceline_data::order::{LastBatch, Shard};
 use paceline_nn::PartForm;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
-use paceline_parallel::agree;
 use paceline_parallel::split::Kind;
 use paceline_system::{cores, threads};
 use paceline_tensor::device::cpu::choice::Winograd;
@@ -338,19 +337,6 @@ impl Config {
         self.agree.recipe().is_synchronous(&self.agreement(false))
     }
 
-    /// How replicas agree; `one_copy` says whether those that share memory may keep one copy of the weights.
-    pub fn agreement(&self, one_copy: bool) -> agree::Options {
-        let shard = self.shard == Sharding::Optimizer;
-        let rounds = agree::RoundOptions {
-            period: self.period,
-            node_period: self.node_period,
-            warm_up: self.post_local,
-            outer_rate: self.outer_rate,
-            outer_momentum: self.outer_momentum,
-        };
-        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy, shard, rounds }
-    }
-
     /// The part of the optimizer's state that a worker keeps, if it does not keep all of it; `shares_memory` says
     /// whether all workers map the same memory.
     pub fn optimizer_shard(&self, worker: Shard, shares_memory: bool) -> Option<OptimizerShard> {
@@ -362,13 +348,6 @@ impl Config {
     /// Whether gradients travel as they are and as they come, so that ranks that share memory need no messages.
     pub fn keeps_messages_whole(&self) -> bool {
         self.squeeze == Squeeze::default() && self.overlap == Overlap::On
-    }
-
-    /// Whether workers send each other gradients: those of a bucket always, or never.
-    pub fn gradients_leave(&self) -> bool {
-        let bucket = agree::BucketShape { start: 0, elements: 1, ready_after: 0, needed_before: 0 };
-        let shape = agree::Shape { buckets: vec![bucket], parameters: 1, ..agree::Shape::default() };
-        self.agree.recipe().protocol(&shape, &self.agreement(false)).gradients_leave()
     }
 
     /// Stages of each replica.
@@ -464,45 +443,6 @@ impl Config {
             let shares_cores = self.has_rank_threads() && (!self.pin || cores::online() < ranks);
             if shares_cores { (allowed / ranks).max(1) } else { allowed }
         })
-    }
-
-    /// Whether the ways to agree fit the rest.
-    fn check_agreement(&self) -> Result<(), TrainError> {
-        if let Some(name) = self.algorithm.as_deref().filter(|name| Algorithm::from_name(name).is_none()) {
-            let names = Algorithm::ALL.map(Algorithm::name).join(", ");
-            return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
-        }
-        if self.carry == Carry::THREAD && self.device != Compute::Cpu {
-            let workers = self.workers;
-            return refuse(format!(
-                "--carry thread is for replicas on the CPU; for GPUs type --workers {workers} and another --carry, or none"
-            ));
-        }
-        if self.carry == Carry::NCCL && self.device == Compute::Cpu {
-            return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());
-        }
-        if self.shard == Sharding::Optimizer && self.device != Compute::Cpu {
-            return refuse(
-                "--shard optimizer divides what hosts keep, and a GPU keeps its optimizer's state itself; \
-                 type --device cpu, or --shard none"
-                    .into(),
-            );
-        }
-        if let (Carry::NCCL, Err(flag)) = (self.carry, self.keeps_off_host()) {
-            return refuse(format!(
-                "{flag} needs gradients on the hosts, and --carry nccl keeps them off; leave --carry out"
-            ));
-        }
-        let demands = agree::Demands {
-            clips_norm: self.clip_norm.is_some(),
-            sync_batch_norm: self.sync_batch_norm,
-            whole_tensors: self.optimizer == Optimizer::Lars,
-            staleness: self.staleness != Staleness::default(),
-            saves_by_clock: self.checkpoint_minutes.is_some_and(|minutes| minutes > 0.0),
-            servers: self.servers,
-            options: self.agreement(false),
-        };
-        self.agree.recipe().refuses(&demands).map_or(Ok(()), refuse)
     }
 
     /// Whether so many workers can share a batch: each needs a sample for every part. Shares need not be equal.

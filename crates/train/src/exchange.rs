@@ -6,12 +6,14 @@
 //! link then hides behind a whole step and not only behind half of one. Whoever looks at the weights between
 //! steps lets them settle first.
 
+mod rounds;
+
 use std::ops::Range;
 
 use paceline_comm::CommError;
 use paceline_nn::optim::Moment;
 use paceline_parallel::agree::{
-    self, Agreement, Alone, Opening, Reach, Refusal, Rounds, RunIdentity, Settled, StepReport, Steps, Votes, Wait,
+    self, Agreement, Alone, Opening, Refusal, RunIdentity, Settled, StepReport, Steps, Votes, Wait,
 };
 use paceline_parallel::part::PartLinks;
 use paceline_parallel::siblings::ReplicaLinks;
@@ -19,6 +21,7 @@ use paceline_parallel::stage::{Side, StageLinks};
 use paceline_system::clock::Clock;
 use paceline_system::phase::Phase;
 use paceline_system::progress::{Message, Progress};
+use rounds::Apart;
 
 use crate::engine::{Engine, Event, Halt, Listener, Target, Weights};
 use crate::error::TrainError;
@@ -54,13 +57,6 @@ pub struct Exchange {
     /// Spent inside of a pass, in seconds.
     waited_s: f64,
     updated_s: f64,
-}
-
-/// What steps of its own have told apart from the other replicas'.
-#[derive(Clone, Copy, Debug, Default)]
-struct Apart {
-    weights: bool,
-    optimizer: bool,
 }
 
 impl Exchange {
@@ -269,17 +265,6 @@ impl Exchange {
         self.pending = self.settles().then_some(self.moment);
     }
 
-    /// When replicas that make their own steps exchange weights.
-    fn rounds(&self) -> Option<Rounds> {
-        let Steps::Local { rounds } = self.agreement.protocol().steps else { return None };
-        rounds
-    }
-
-    /// Who exchanges weights after so many steps.
-    fn round_ends(&self, steps_done: u64) -> Option<Reach> {
-        self.rounds().and_then(|rounds| rounds.after(steps_done))
-    }
-
     /// Waits for others. Heartbeats say meanwhile what for.
     fn wait_for<T>(&mut self, message: Message, wait: impl FnOnce(&mut dyn Agreement) -> T) -> T {
         let (before, start) = (self.progress.switch(Phase::Exchange, Some(message)), self.clock.seconds());
@@ -287,55 +272,6 @@ impl Exchange {
         self.waited_s += self.clock.seconds() - start;
         self.progress.set(before);
         done
-    }
-
-    /// Exchanges weights, where replicas make their own steps and a round ends.
-    ///
-    /// # Errors
-    /// When another replica, or the way to it, or a device has failed.
-    pub fn exchange_weights(&mut self, engine: &mut Engine, steps_done: u64) -> Result<(), TrainError> {
-        if self.rounds().is_some() {
-            self.apart = Apart { weights: true, optimizer: true };
-        }
-        let Some(reach) = self.round_ends(steps_done) else { return Ok(()) };
-        engine.fetch()?;
-        self.end_round(engine.weights_mut(), reach)?;
-        engine.load();
-        Ok(())
-    }
-
-    /// All go on from what the agreement makes of their weights.
-    fn end_round(&mut self, weights: &mut Weights, reach: Reach) -> Result<(), TrainError> {
-        let Weights { store, kept, .. } = weights;
-        self.wait_for(Message::Weights, |agreement| agreement.exchange_weights(reach, &mut store.parameters, kept))?;
-        self.apart.weights &= reach != Reach::All;
-        Ok(())
-    }
-
-    /// Ends a round wherever it is, and gives all replicas the mean of their optimizers' state: what is saved is what
-    /// all go on with.
-    fn come_together(&mut self, weights: &mut Weights) -> Result<(), TrainError> {
-        if self.apart.weights {
-            self.end_round(weights, Reach::All)?;
-        }
-        if std::mem::take(&mut self.apart.optimizer) {
-            let share = 1.0 / self.workers() as f32;
-            for buffer in &mut weights.optimizer {
-                self.wait_for(Message::Optimizer, |agreement| agreement.sum(buffer))?;
-                buffer.iter_mut().for_each(|number| *number *= share);
-            }
-        }
-        Ok(())
-    }
-
-    /// The tally of a step that this replica has made by itself, and what others wish where a round of all ends.
-    fn total_of_own(&mut self, tally: Tally) -> Result<Tally, TrainError> {
-        let own = self.sum_siblings(report(&tally, self.votes))?;
-        let all = match self.round_ends(self.moment.step + 1) {
-            Some(Reach::All) => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
-            _ => StepReport::default(),
-        };
-        Ok(self.take_total(StepReport { votes: all.votes, ..own }))
     }
 
     /// Keeps the weights from being changed by others any more, and says whether they are still.
@@ -363,6 +299,20 @@ impl Exchange {
         let report = self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?;
         let report = self.sum_siblings(report)?;
         Ok(self.take_total(report))
+    }
+
+    /// What all replicas that step together have reported, and of one that steps by itself its own.
+    fn total_of_step(&mut self, tally: Tally) -> Result<Tally, TrainError> {
+        if self.rounds().is_some() {
+            return self.total_of_own(tally);
+        }
+        if !self.reported {
+            // The gradients never came by: they were summed between devices.
+            return self.total(tally);
+        }
+        let total = self.wait_for(Message::Report, |agreement| agreement.total())?;
+        let total = self.sum_siblings(total)?;
+        Ok(self.take_total(total))
     }
 
     fn take_total(&mut self, report: StepReport) -> Tally {
@@ -545,16 +495,7 @@ impl Listener for Exchange {
             Event::Sum { numbers: [] } => Ok(()),
             Event::Sum { numbers } => Ok(self.wait_for(Message::BatchNormSums, |agreement| agreement.sum(numbers))?),
             Event::Total { tally } => {
-                if self.rounds().is_some() {
-                    *tally = self.total_of_own(*tally)?;
-                } else if self.reported {
-                    let total = self.wait_for(Message::Report, |agreement| agreement.total())?;
-                    let total = self.sum_siblings(total)?;
-                    *tally = self.take_total(total);
-                } else {
-                    // The gradients never came by: they were summed between devices.
-                    *tally = self.total(*tally)?;
-                }
+                *tally = self.total_of_step(*tally)?;
                 Ok(())
             }
         }

@@ -4,6 +4,7 @@
 mod parts;
 mod pipeline;
 mod rescue;
+mod shape;
 mod shard;
 
 use std::ops::Range;
@@ -13,8 +14,7 @@ use paceline_data::batch::Batch;
 use paceline_nn::net::check_statistics;
 use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Parameter, StageNetwork, State};
-use paceline_parallel::agree::{BucketShape, RunIdentity, Shape, Steps, Votes};
-use paceline_parallel::squeeze;
+use paceline_parallel::agree::{RunIdentity, Shape, Steps, Votes};
 use paceline_parallel::{Agreement, Owned};
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
@@ -28,6 +28,8 @@ use paceline_tensor::{MemoryUse, Pass, Plan, Precision, Store, Wanted};
 use pipeline::Pipeline;
 pub(crate) use pipeline::phase_of;
 use rescue::Boundary;
+pub use shape::bucket_shapes;
+pub(crate) use shape::shape;
 pub use shard::OptimizerShard;
 
 use crate::engine::finite::is_finite;
@@ -578,39 +580,5 @@ impl Replica {
             .map(named)
             .or_else(|| state().map(|index| self.states[index].name.clone()))
             .or_else(|| slot().map(named))
-    }
-}
-
-/// The buckets of a plan as an agreement sees them.
-pub fn bucket_shapes(plan: &Plan) -> Vec<BucketShape> {
-    let bucket_shape = |bucket: &Bucket| BucketShape {
-        start: bucket.elements.start,
-        elements: bucket.elements.len(),
-        ready_after: bucket.ready_after,
-        needed_before: bucket.needed_before,
-    };
-    plan.buckets().iter().map(bucket_shape).collect()
-}
-
-/// What an agreement has to know of a plan: buckets in the order in which they become final, and what they
-/// hold.
-pub(crate) fn shape(plan: &Plan, parameters: &[Parameter], slots: usize) -> Shape {
-    let layout = plan.parameters();
-    let segments = |bucket: &Bucket| {
-        let segment = |number: usize| {
-            let range = layout.range(number);
-            let held = range.start.max(bucket.elements.start)..range.end.min(bucket.elements.end);
-            let columns = parameters[number].shape.last().max(1);
-            let (start, rows) = (held.start - bucket.elements.start, held.len() / columns);
-            squeeze::Segment { start, rows, columns }
-        };
-        bucket.parameters.clone().map(segment).collect()
-    };
-    Shape {
-        buckets: bucket_shapes(plan),
-        segments: plan.buckets().iter().map(segments).collect(),
-        parameters: layout.length(),
-        states: plan.states().length(),
-        slots,
     }
 }

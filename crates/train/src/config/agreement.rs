@@ -1,0 +1,71 @@
+//! How replicas agree, and whether that fits the rest of a configuration.
+
+use paceline_comm::Algorithm;
+use paceline_nn::optim::Optimizer;
+use paceline_parallel::agree;
+
+use super::{Config, refuse};
+use crate::compute::Compute;
+use crate::error::TrainError;
+use crate::together::{Carry, Sharding, Staleness};
+
+impl Config {
+    /// How replicas agree; `one_copy` says whether those that share memory may keep one copy of the weights.
+    pub fn agreement(&self, one_copy: bool) -> agree::Options {
+        let shard = self.shard == Sharding::Optimizer;
+        let rounds = agree::RoundOptions {
+            period: self.period,
+            node_period: self.node_period,
+            warm_up: self.post_local,
+            outer_rate: self.outer_rate,
+            outer_momentum: self.outer_momentum,
+        };
+        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy, shard, rounds }
+    }
+
+    /// Whether workers send each other gradients: those of a bucket always, or never.
+    pub fn gradients_leave(&self) -> bool {
+        let bucket = agree::BucketShape { start: 0, elements: 1, ready_after: 0, needed_before: 0 };
+        let shape = agree::Shape { buckets: vec![bucket], parameters: 1, ..agree::Shape::default() };
+        self.agree.recipe().protocol(&shape, &self.agreement(false)).gradients_leave()
+    }
+
+    /// Whether the ways to agree fit the rest.
+    pub(super) fn check_agreement(&self) -> Result<(), TrainError> {
+        if let Some(name) = self.algorithm.as_deref().filter(|name| Algorithm::from_name(name).is_none()) {
+            let names = Algorithm::ALL.map(Algorithm::name).join(", ");
+            return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
+        }
+        if self.carry == Carry::THREAD && self.device != Compute::Cpu {
+            let workers = self.workers;
+            return refuse(format!(
+                "--carry thread is for replicas on the CPU; for GPUs type --workers {workers} and another --carry, or none"
+            ));
+        }
+        if self.carry == Carry::NCCL && self.device == Compute::Cpu {
+            return refuse("--carry nccl is for GPUs; type --device cuda, or another --carry".into());
+        }
+        if self.shard == Sharding::Optimizer && self.device != Compute::Cpu {
+            return refuse(
+                "--shard optimizer divides what hosts keep, and a GPU keeps its optimizer's state itself; \
+                 type --device cpu, or --shard none"
+                    .into(),
+            );
+        }
+        if let (Carry::NCCL, Err(flag)) = (self.carry, self.keeps_off_host()) {
+            return refuse(format!(
+                "{flag} needs gradients on the hosts, and --carry nccl keeps them off; leave --carry out"
+            ));
+        }
+        let demands = agree::Demands {
+            clips_norm: self.clip_norm.is_some(),
+            sync_batch_norm: self.sync_batch_norm,
+            whole_tensors: self.optimizer == Optimizer::Lars,
+            staleness: self.staleness != Staleness::default(),
+            saves_by_clock: self.checkpoint_minutes.is_some_and(|minutes| minutes > 0.0),
+            servers: self.servers,
+            options: self.agreement(false),
+        };
+        self.agree.recipe().refuses(&demands).map_or(Ok(()), refuse)
+    }
+}
