@@ -45,6 +45,13 @@ fn a_run_goes_on_with_another_agreement() {
     let outer = "--agree local --period 3 --outer-rate 0.7 --outer-momentum 0.9";
     place.run(&format!("train {model} {LENGTH} --workers 2 {outer} --max-steps 8 --run run"));
     place.run("train --quiet --resume run --workers 1 --max-steps 10");
+    let kept = |step: u64| {
+        let state = place.read(&format!("run/checkpoints/step-{step:08}/state.safetensors"));
+        String::from_utf8_lossy(&state[..state.len().min(1 << 16)]).contains("kept_slots")
+    };
+    assert!(kept(8) && !kept(10), "one worker has no velocity");
+    place.run("train --quiet --resume run --workers 2 --max-steps 12");
+    assert!(kept(12), "and two have one again");
     let evaluated = place.json("evaluate run --json");
     assert!(evaluated["loss"].as_f64().is_some_and(f64::is_finite), "{evaluated}");
 }

@@ -146,8 +146,8 @@ pub enum Event {
         phases: PhaseTimes,
         /// Seconds that it waited for each rank, by its number, as far as that was seen.
         waited: BTreeMap<String, f64>,
-        /// Where every push is a step: how many steps of each worker had missed no update, one, two, …; the last of 65 is for all that
-        /// missed more.
+        /// Where every push is a step: how many steps of each worker had missed no update, one, two, …; the 65th is for 64 and
+        /// more.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         missed: BTreeMap<String, Vec<u64>>,
     },

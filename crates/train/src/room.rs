@@ -300,9 +300,10 @@ impl Candidate<'_> {
         let compute_threads = config.threads.unwrap_or_else(|| cores::online().div_ceil(self.here.count())).max(1);
         let beside = sizes.working(compute_threads) + self.loader(config) + self.held_bytes as u64;
         let optimizer = slots * parameters;
+        let copies = config.agree.recipe().copies(&config.agreement(false)) as u64;
         // A checkpoint is read whole and converted before the arena is touched.
         let loading = match (self.resumes, &config.weights) {
-            (true, _) => 2 * (parameters + optimizer),
+            (true, _) => 2 * (parameters * (1 + u64::from(copies > 0)) + optimizer),
             (false, Some(_)) => 2 * parameters,
             (false, None) => 0,
         };
@@ -350,7 +351,6 @@ impl Candidate<'_> {
             },
             // Nothing of a step travels.
             () if !config.gradients_leave() => {
-                let copies = recipe.copies(&config.agreement(false)) as u64;
                 let worker = running + (1 + gradients + copies) * parameters + own_optimizer + message;
                 Need { worker, once, mapped, ..Need::default() }
             }

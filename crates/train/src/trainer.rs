@@ -169,7 +169,12 @@ impl Trainer {
     /// # Errors
     /// When another rank, or the way to it, has failed.
     pub fn agree(&mut self, agreement: Box<dyn Agreement>) -> Result<(), TrainError> {
-        let (step, identity) = (self.journal.position.step, self.identity(fingerprint(&self.replica.shape())));
+        let mut shape = self.replica.shape();
+        // Devices of different kinds have buckets of their own, where these do not travel.
+        if !agreement.protocol().gradients_leave() && agreement.workers() > 1 {
+            shape.buckets.clear();
+        }
+        let (step, identity) = (self.journal.position.step, self.identity(fingerprint(&shape)));
         self.replica.agree(agreement, &self.journal.clock)?;
         self.replica.report_to(&self.journal.progress);
         self.replica.begin_together(step, identity)
@@ -265,6 +270,9 @@ impl Trainer {
     /// When the run fails; the event log then says so too.
     pub fn run(&mut self) -> Result<Outcome, TrainError> {
         let parameters = self.replica.whole_parameter_count() as u64;
+        if self.replica.world() == 1 {
+            self.replica.engine.weights_mut().kept.clear();
+        }
         let begun = self.journal.begin(parameters, std::mem::take(&mut self.notes));
         let ended = begun.and_then(|()| self.epochs());
         // Whatever ended the run, what was under way to the disk arrives there.
@@ -288,6 +296,9 @@ impl Trainer {
             }
             if !self.journal.is_evaluation_due() {
                 self.journal.end_epoch(None)?;
+                // All decide by the wishes of all, which they had cast before they met.
+                self.replica.vote(self.journal.votes());
+                self.replica.total(Tally::default())?;
                 match self.journal.ends_after_epoch(self.replica.votes()) {
                     None => continue,
                     Some(reason) => return self.end_between(reason, evaluation),

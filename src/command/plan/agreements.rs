@@ -15,6 +15,9 @@ use serde_json::{Value, json};
 
 use crate::command::grouped;
 
+/// What is said of agreements under which workers do not make the steps of one process.
+const ANOTHER: &str = ": another training";
+
 /// Where the times of a step's nodes are from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -77,9 +80,15 @@ impl Agreements {
         Self { compute_s: times.compute_s, source, ranked, refused }
     }
 
+    /// The two fastest of those that train alike.
+    fn first_two(&self) -> Option<[&(String, Forecast); 2]> {
+        let mut alike = self.ranked.iter().filter(|(name, _)| !name.ends_with(ANOTHER));
+        Some([alike.next()?, alike.next()?])
+    }
+
     /// How many times as long the second takes.
     fn lead(&self) -> Option<f64> {
-        let [(_, first), (_, second), ..] = &self.ranked[..] else { return None };
+        let [(_, first), (_, second)] = self.first_two()?;
         Some(second.step_s / first.step_s)
     }
 
@@ -108,7 +117,7 @@ impl Agreements {
         for (name, why) in &self.refused {
             let _ = writeln!(text, "  {name}: not in this run: {why}");
         }
-        if let (Some(lead), [(first, _), (second, _), ..]) = (self.lead(), &self.ranked[..]) {
+        if let (Some(lead), Some([(first, _), (second, _)])) = (self.lead(), self.first_two()) {
             let _ = match lead < 1.005 {
                 true => writeln!(text, "  {first} and {second} are expected to be equally fast"),
                 false => writeln!(text, "  {first} is expected to be fastest, {lead:.2}× as fast as {second}"),
@@ -156,7 +165,7 @@ fn choosable(config: &Config) -> Vec<Choosable> {
         if let Steps::Local { rounds: Some(Rounds { every, .. }) } =
             agree.recipe().protocol(&Shape::default(), &own.agreement(false)).steps
         {
-            return vec![one(Way::Rounds(every), format!("{name}, weights every {every} steps: another training"))];
+            return vec![one(Way::Rounds(every), format!("{name}, weights every {every} steps{ANOTHER}"))];
         }
         match (agree.recipe().has_servers(), config.shard) {
             (false, Sharding::None) => vec![one(Way::AllReduce, name.to_owned())],

@@ -68,6 +68,9 @@ pub(crate) fn servers(histories: &[History]) -> String {
     section("servers", "Servers", &out) + &staleness(histories)
 }
 
+/// Servers do not tell apart what has missed more.
+const MISSED_MAX: usize = 64;
+
 /// The shares of a histogram that are shown.
 const SHARES_MAX: usize = 8;
 
@@ -91,7 +94,7 @@ fn staleness(histories: &[History]) -> String {
             "<tr><td class=\"n\">{worker}</td><td class=\"n\">{}</td><td class=\"n\">{:.2}</td><td class=\"n\">{}</td><td>{}</td></tr>",
             count(staleness.steps()),
             staleness.mean(),
-            staleness.most(),
+            if staleness.most() < MISSED_MAX { staleness.most().to_string() } else { format!("{MISSED_MAX} or more") },
             shares.join(", ")
         );
     }

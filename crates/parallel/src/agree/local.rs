@@ -110,12 +110,12 @@ impl Recipe for LocalSgd {
                 .into()
         } else if let Some(node) = within_node.filter(|node| !every.is_multiple_of(*node) || *node == every) {
             format!(
-                "--node-period {node} has to divide --period {every}, so that a round of all ends one of each machine; \
-                 type for example --node-period {node} --period {}",
-                4 * node
+                "--node-period {node} has to be less than --period {every} and to divide it, so that a round of all ends \
+                 one of each machine; type for example --node-period {node} --period {}",
+                node.saturating_mul(4)
             )
         } else if !(rate.is_finite() && rate > 0.0) {
-            "--outer-rate must be above zero; type for example --outer-rate 0.7".into()
+            "--outer-rate must be above zero, and a number that 32 bits hold; type for example --outer-rate 0.7".into()
         } else if !(0.0..1.0).contains(&momentum) {
             "--outer-momentum must be from 0 to below 1; type for example --outer-momentum 0.9".into()
         } else {

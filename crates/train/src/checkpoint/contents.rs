@@ -52,7 +52,7 @@ pub struct Contents<'a> {
     layout: &'a Layout,
     states_layout: &'a Layout,
     weights: &'a [f32],
-    kept: &'a [f32],
+    state_values: &'a [f32],
     /// And behind it what the agreement keeps: so many slots.
     optimizer: OptimizerState<'a>,
     kept_slots: usize,
@@ -149,7 +149,7 @@ impl<'a> Contents<'a> {
             layout: store.layout(),
             states_layout: store.states_layout(),
             weights: &store.parameters,
-            kept: &store.states,
+            state_values: &store.states,
             optimizer: match divided {
                 true => OptimizerState::Divided(weights, RefCell::new(exchange)),
                 false => OptimizerState::Here(slots(weights).collect()),
@@ -191,7 +191,7 @@ impl<'a> Contents<'a> {
     fn own(&self, tensor: Tensor, own: usize) -> io::Result<Cow<'_, [f32]>> {
         match tensor {
             Tensor::Parameter(_) => Ok(Cow::Borrowed(&self.weights[self.layout.range(own)])),
-            Tensor::State(_) => Ok(Cow::Borrowed(&self.kept[self.states_layout.range(own)])),
+            Tensor::State(_) => Ok(Cow::Borrowed(&self.state_values[self.states_layout.range(own)])),
             Tensor::Optimizer { slot, .. } => self.optimizer.tensor(slot, self.layout.range(own)),
         }
     }
@@ -258,7 +258,7 @@ pub struct Snapshot {
     layout: Layout,
     states_layout: Layout,
     weights: Vec<f32>,
-    kept: Vec<f32>,
+    state_values: Vec<f32>,
     optimizer: Vec<Vec<f32>>,
     kept_slots: usize,
 }
@@ -281,7 +281,7 @@ impl Snapshot {
             layout: replica.store().layout().clone(),
             states_layout: replica.store().states_layout().clone(),
             weights: copy(&replica.store().parameters)?,
-            kept: copy(&replica.store().states)?,
+            state_values: copy(&replica.store().states)?,
             optimizer: slots(replica.engine.weights()).map(copy).collect::<Result<_, _>>()?,
             kept_slots: replica.engine.weights().kept.len(),
         })
@@ -290,7 +290,7 @@ impl Snapshot {
     /// Fills it again, from the same replica.
     pub fn fill(&mut self, replica: &Replica) {
         self.weights.copy_from_slice(&replica.store().parameters);
-        self.kept.copy_from_slice(&replica.store().states);
+        self.state_values.copy_from_slice(&replica.store().states);
         for (copy, slot) in self.optimizer.iter_mut().zip(slots(replica.engine.weights())) {
             copy.copy_from_slice(slot);
         }
@@ -304,7 +304,7 @@ impl Snapshot {
             layout: &self.layout,
             states_layout: &self.states_layout,
             weights: &self.weights,
-            kept: &self.kept,
+            state_values: &self.state_values,
             optimizer: OptimizerState::Here(self.optimizer.iter().map(Vec::as_slice).collect()),
             kept_slots: self.kept_slots,
             whole: None,

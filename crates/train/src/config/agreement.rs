@@ -52,6 +52,10 @@ impl Config {
                     .into(),
             );
         }
+        if self.carry == Carry::NCCL && !self.gradients_leave() {
+            let name = self.agree.name();
+            return refuse(format!("--agree {name} sends no gradients that NCCL could add up; leave --carry out"));
+        }
         if let (Carry::NCCL, Err(flag)) = (self.carry, self.keeps_off_host()) {
             return refuse(format!(
                 "{flag} needs gradients on the hosts, and --carry nccl keeps them off; leave --carry out"

@@ -24,7 +24,7 @@ impl Replica {
         let writes = !has_one_copy || self.exchange.rank() == 0;
         let has_shard = self.has_shard();
         let Self { engine, exchange, whole, .. } = self;
-        let Weights { store, optimizer, .. } = engine.weights_mut();
+        let Weights { store, optimizer, kept, .. } = engine.weights_mut();
         for tensor in everybodys {
             let Some((number, _)) = held(whole.as_ref(), tensor) else { continue };
             match tensor {
@@ -37,12 +37,14 @@ impl Replica {
                         let mut slots = optimizer.iter_mut();
                         slots.try_for_each(|slot| exchange.follow_first_part(&mut slot[place.clone()]))?;
                     }
+                    kept.iter_mut().try_for_each(|buffer| exchange.follow_first_part(&mut buffer[place.clone()]))?;
                 }
             }
         }
         if has_one_copy {
             exchange.agreement().sum(&mut [0.0])?;
         }
+        exchange.agreement().opened(&engine.weights().store.parameters);
         engine.load();
         Ok(())
     }

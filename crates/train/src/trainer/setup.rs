@@ -357,7 +357,9 @@ fn assemble(
         // Only the first stage looks at images.
         let views = holds_images || around.stage.rank > 0 && augment.is_view();
         let (threads, shard) = (config.loader_threads, around.shard);
-        let (deadline, stop) = (config.deadlines.batch, Some(around.stop.clone()));
+        // Workers that step by themselves hear of a stop where they meet: one that left while it waits for data would be missed there.
+        let meets = config.steps_together() || around.shard.world == 1 || !options.shuffle;
+        let (deadline, stop) = (config.deadlines.batch, meets.then(|| around.stop.clone()));
         let options = LoaderOptions { threads, shard, views, deadline, stop, ..options };
         Loader::new(Arc::new(dataset), augment, options, around.clock.clone())
     };
@@ -398,9 +400,9 @@ fn open_gpu(config: &Config, around: &Surroundings) -> Result<Option<Kept>, Trai
         return Ok(None);
     }
     let found = cuda::count().unwrap_or(0);
-    let number = gpus::choose(config.device, (around.local, around.hosted || around.stage.world > 1), found)
-        .map_err(TrainError::Refused)?
-        .unwrap_or(0);
+    // Only NCCL needs a GPU for each.
+    let shares = !config.sums_on_devices() || around.hosted || around.stage.world > 1;
+    let number = gpus::choose(config.device, (around.local, shares), found).map_err(TrainError::Refused)?.unwrap_or(0);
     let options = Options { tf32: config.tf32, deterministic: config.deterministic, tune: true };
     let opened = Kept::open(&around.disk, around.cache.as_deref(), number, options);
     opened.map(Some).map_err(|error| TrainError::Refused(error.to_string()))
