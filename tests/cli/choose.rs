@@ -217,7 +217,13 @@ fn runs_that_are_timed_end_with_a_search_that_is_killed() {
     let mut running = Running::start(&place, &format!("choose {LENET} --workers 2 --carry tcp"));
     let pid = running.pid();
     // A launcher and its two workers, which stand still so that they do not end by themselves.
-    within(PATIENCE, "processes are timed", || timed_by(pid).len() > 2, || running.said());
+    // Whoever has threads has tied itself to the one that started it: that is the first thing it does.
+    let has_threads = |pid: &u32| {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+        tasks.is_ok_and(|tasks| tasks.count() > 1)
+    };
+    let begun = || Some(timed_by(pid)).is_some_and(|timed| timed.len() > 2 && timed.iter().all(has_threads));
+    within(PATIENCE, "processes are timed", begun, || running.said());
     let timed = timed_by(pid);
     timed.iter().for_each(|timed| tell(*timed, Tell::Stop));
     tell(pid, Tell::Kill);
