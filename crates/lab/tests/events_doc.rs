@@ -70,7 +70,7 @@ fn all_events() -> Vec<Event> {
             seconds: 0.0,
             phases: PhaseTimes::default(),
             waited: BTreeMap::new(),
-            missed: BTreeMap::from([("0".into(), vec![1])]),
+            missed: BTreeMap::new(),
         },
         Event::Late {
             late_rank: 0,

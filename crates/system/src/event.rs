@@ -148,7 +148,7 @@ pub enum Event {
         waited: BTreeMap<String, f64>,
         /// Where every push is a step: how many steps of each worker had missed no update, one, two, …; the 65th is for 64 and
         /// more.
-        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        #[serde(default)]
         missed: BTreeMap<String, Vec<u64>>,
     },
     /// Others wait for a rank; the run goes on.
