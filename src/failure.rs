@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use crate::cluster::ClusterError;
 use crate::comm::CommError;
@@ -14,6 +15,13 @@ use crate::train::TrainError;
 use clap::Parser;
 
 use crate::arguments::Cli;
+use crate::cluster::speaker::ends_with_the_first;
+use crate::run::team::variables;
+use crate::system::clock::sleep;
+
+/// Until a launcher has read what a process wrote. MPICH's tears its pipes down as soon as it knows of a process
+/// that has failed: on busy cores it once came to know before it had read.
+const TO_BE_READ: Duration = Duration::from_millis(500);
 
 /// A command did not do what was asked.
 #[derive(Debug)]
@@ -119,11 +127,14 @@ impl Failure {
         }
     }
 
-    /// Says it.
+    /// Says it, and stays until a launcher has read it that would otherwise clean up first.
     pub fn report(self) -> ExitCode {
         if !self.silent {
             // Names of files and classes stand in sentences, and a terminal would obey what is in them.
             eprintln!("error: {}", printable_lines(&self.message));
+            if ends_with_the_first(&variables()) {
+                sleep(TO_BE_READ);
+            }
         }
         ExitCode::from(self.code())
     }
