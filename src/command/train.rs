@@ -256,6 +256,9 @@ fn apply_agreement(arguments: &Train, config: &mut Config) {
     set_some(&mut config.algorithm, &arguments.algorithm);
     set(&mut config.servers, &arguments.servers);
     set(&mut config.staleness, &arguments.staleness);
+    set(&mut config.slow, &arguments.slow);
+    set(&mut config.balance, &arguments.balance);
+    set(&mut config.balance_every, &arguments.balance_every);
     set_some(&mut config.period, &arguments.period);
     set_some(&mut config.node_period, &arguments.node_period);
     set_some(&mut config.post_local, &arguments.post_local);

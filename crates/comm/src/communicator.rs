@@ -305,6 +305,16 @@ impl Communicator {
         self.run(list, ("exchange", EXCHANGE_BF16, tag), Kind::Bf16, Bytes::Open(cast_slice_mut(buffer)))
     }
 
+    /// What failed was with a rank that is lost, and with no other: what others send is whole, and is waited for as before.
+    pub const fn go_on(&mut self) {
+        self.broken = false;
+    }
+
+    /// Whether a rank is lost and the others go on without it ([`Stop::lose`]).
+    pub fn has_lost(&self, rank: Rank) -> bool {
+        self.options.stop.has_lost(self.members[rank.index()])
+    }
+
     /// Waits until one of these ranks has sent something, and says which: the first in the order of `peers`.
     ///
     /// # Errors
@@ -325,6 +335,10 @@ impl Communicator {
                 let has = self.transport.has_bytes(peer);
                 if has.map_err(|reason| CommError::PeerGone { rank, peer: peer.into(), phase: PHASE, reason })? {
                     return Ok(peer);
+                }
+                if wait.has_lost(peer) {
+                    let reason = "it is lost".to_owned();
+                    return Err(CommError::PeerGone { rank, peer: peer.into(), phase: PHASE, reason });
                 }
             }
             // Of several, whoever comes first is served: none of them is waited for.

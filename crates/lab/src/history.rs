@@ -187,6 +187,12 @@ impl History {
             Event::Served { .. } => self.served.get_or_insert_default().add(&line.event),
             Event::Late { .. } | Event::CaughtUp { .. } => Lateness::add(&mut self.late, line),
             Event::Gpu(seen) => self.gpu.get_or_insert_default().add(seen),
+            Event::Balanced { .. } => {}
+            Event::Lost { why, portions, .. } => {
+                let message =
+                    format!("{why}; the others went on without it, and {portions} portions of batches it had taken");
+                self.push_warning(line.time_s, &message);
+            }
             Event::Warning { message } => self.push_warning(line.time_s, message),
         }
     }

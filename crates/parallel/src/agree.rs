@@ -57,6 +57,12 @@ pub trait Recipe: Debug + Sync {
         true
     }
 
+    /// Whether workers that are free take the next portion of the data, so that nobody waits for a slow one: they meet
+    /// only where all say they do.
+    fn hands_out_portions(&self, _options: &Options) -> bool {
+        false
+    }
+
     /// Whether sums of gradients can be made between GPUs, without the hosts.
     fn sums_on_devices(&self) -> bool {
         false

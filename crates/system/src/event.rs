@@ -180,6 +180,30 @@ pub enum Event {
         /// How long the one who waited longest waited for it, in all.
         waited_s: f64,
     },
+    /// Workers share batches by the speed that each has measured of itself.
+    Balanced {
+        /// Updates done.
+        step: u64,
+        /// How many samples of a batch each worker has from here on.
+        samples: Vec<u64>,
+        /// How many each computes in a second, without what it waits for.
+        samples_per_s: Vec<f64>,
+    },
+    /// A rank is lost, and the others go on without it.
+    Lost {
+        /// The rank.
+        lost_rank: u32,
+        /// Its machine.
+        host: String,
+        /// What it was doing.
+        phase: Phase,
+        /// Updates that it had done.
+        step: u64,
+        /// Portions of batches that it had taken and not said to have finished; the last of them may have been applied.
+        portions: u64,
+        /// What happened to it.
+        why: String,
+    },
     /// Something the user should know; the run goes on.
     Warning {
         /// What it is.

@@ -260,6 +260,11 @@ impl Exchange {
         }
     }
 
+    /// Time, without what was waited for others in this pass.
+    pub fn computed_s(&self) -> f64 {
+        self.clock.seconds() - self.waited_s
+    }
+
     /// The step is computed.
     pub fn end(&mut self) {
         self.pending = self.settles().then_some(self.moment);
@@ -299,6 +304,14 @@ impl Exchange {
         let report = self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?;
         let report = self.sum_siblings(report)?;
         Ok(self.take_total(report))
+    }
+
+    /// Replaces numbers by their sum over all replicas.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), TrainError> {
+        Ok(self.wait_for(Message::Report, |agreement| agreement.sum(numbers))?)
     }
 
     /// What all replicas that step together have reported, and of one that steps by itself its own.

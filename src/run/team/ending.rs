@@ -6,6 +6,7 @@ use super::Team;
 use crate::cluster::speaker::speaker;
 use crate::cluster::{ClusterError, Verdict};
 use crate::comm::Rank;
+use crate::data::DataError;
 use crate::failure::Failure;
 use crate::system::shell::resume_line;
 use crate::train::{TrainError, Trainer};
@@ -35,7 +36,9 @@ impl Team {
         let in_vain = error.is_in_vain();
         let verdict = self.control.give_up(&error.to_string(), suspect, in_vain);
         let failure = match (&error, &verdict) {
-            (TrainError::Comm(_), Some(verdict)) => Failure::failed(verdict).in_vain(verdict.is_in_vain()),
+            (TrainError::Comm(_) | TrainError::Data(DataError::NotTold { .. }), Some(verdict)) => {
+                Failure::failed(verdict).in_vain(verdict.is_in_vain())
+            }
             _ => error.into(),
         };
         let rank = self.shares_output.then_some(self.member.rank);

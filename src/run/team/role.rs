@@ -96,6 +96,9 @@ pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<
         local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
     };
     starts[0].inherits = true;
+    if config.goes_on_without_workers() {
+        starts[1..config.workers].iter_mut().for_each(|start| start.spare = true);
+    }
     for start in &mut starts[1..] {
         start.arguments.retain(|word| word != "--json");
         if !arguments.quiet {

@@ -45,6 +45,7 @@ impl Local {
             token: token.clone(),
             cores,
             inherits: false,
+            spare: false,
             signals: true,
         };
         Ok(shares.into_iter().enumerate().map(start).collect())

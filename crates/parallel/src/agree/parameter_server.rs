@@ -14,7 +14,7 @@ mod worker;
 
 use paceline_comm::CommError;
 
-use super::{Agreement, Demands, HAS_NO_ROUNDS, Join, Options, Protocol, Recipe, ServerShard, Shape};
+use super::{Agreement, Demands, HAS_NO_ROUNDS, Join, LostPeer, Options, Protocol, Recipe, ServerShard, Shape};
 
 /// What the command line offers.
 #[derive(Debug)]
@@ -63,6 +63,10 @@ impl Recipe for ParameterServer {
         Pace::from_staleness(options.staleness) == Pace::Synchronous
     }
 
+    fn hands_out_portions(&self, options: &Options) -> bool {
+        !self.is_synchronous(options)
+    }
+
     fn refuses(&self, demands: &Demands) -> Option<String> {
         let sentence = if !self.is_synchronous(&demands.options) && demands.saves_by_clock {
             "--checkpoint-minutes needs workers that are at the same step, and those of --staleness are not; type \
@@ -85,8 +89,9 @@ impl Recipe for ParameterServer {
         Some(sentence.to_owned())
     }
 
-    fn protocol(&self, shape: &Shape, _: &Options) -> Protocol {
-        Protocol::parameter_server(shape.buckets.len())
+    fn protocol(&self, shape: &Shape, options: &Options) -> Protocol {
+        let lost_peer = if self.is_synchronous(options) { LostPeer::End } else { LostPeer::GoOn };
+        Protocol { lost_peer, ..Protocol::parameter_server(shape.buckets.len()) }
     }
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {

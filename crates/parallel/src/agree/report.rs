@@ -28,6 +28,13 @@ pub struct Votes {
     pub checkpoint: u32,
 }
 
+impl Votes {
+    /// Whether somebody wishes the run to end.
+    pub const fn end(self) -> bool {
+        self.interrupted > 0 || self.time_limit > 0
+    }
+}
+
 /// Numbers that a report takes in a message.
 pub(super) const WORDS: usize = 8;
 

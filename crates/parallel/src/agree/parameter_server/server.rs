@@ -4,13 +4,15 @@
 //! does to the weights is the
 //! [`ServerShard`]'s affair.
 
+use std::ops::Range;
+
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank};
 use paceline_system::memory;
 
 use super::super::report::WORDS;
 use super::super::{
-    Between, BucketShape, Join, Opening, Protocol, Push, Roles, ServerShard, Shape, StepReport, Votes,
+    Between, BucketShape, Join, LostPeer, Opening, Protocol, Push, Roles, ServerShard, Shape, StepReport, Votes,
 };
 use super::Pace;
 use super::header::{Command, HEADER, Header, MEETS};
@@ -152,6 +154,7 @@ impl Run<'_> {
     /// Asynchronous: every worker by itself, as they come.
     fn apart(&mut self) -> Result<(), CommError> {
         while !self.turns.is_over() {
+            self.miss_those_who_wait();
             let open = |worker: &usize| match self.doing[*worker] {
                 Doing::Idle => self.turns.may_step(*worker).0,
                 Doing::Step(_) => true,
@@ -162,13 +165,52 @@ impl Run<'_> {
                 self.meet()?;
                 continue;
             }
-            let worker = self.communicator.wait_any(&peers)?.index();
-            match self.doing[worker] {
-                Doing::Step(call) => self.push(worker, call)?,
-                _ => self.receive_command(worker)?,
-            }
+            let served = self.communicator.wait_any(&peers).and_then(|worker| match self.doing[worker.index()] {
+                Doing::Step(call) => self.push(worker.index(), call),
+                _ => self.receive_command(worker.index()),
+            });
+            self.or_without(served)?;
         }
         Ok(())
+    }
+
+    /// Goes on without a worker that is lost, where the others can: what it had pushed stays.
+    fn or_without(&mut self, served: Result<(), CommError>) -> Result<(), CommError> {
+        let Err(error) = served else { return Ok(()) };
+        let lost = error.peer().map(Rank::index).filter(|&worker| worker < self.roles.workers);
+        match lost {
+            Some(worker) if self.can_do_without(worker) && matches!(error, CommError::PeerGone { .. }) => {
+                self.miss(worker);
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// The first worker has what nobody else has.
+    fn can_do_without(&self, worker: usize) -> bool {
+        worker > 0 && self.protocol.lost_peer == LostPeer::GoOn
+    }
+
+    fn miss(&mut self, worker: usize) {
+        // Every list is with one worker alone, so nothing of the others is lost.
+        self.communicator.go_on();
+        self.doing[worker] = Doing::Gone;
+        self.turns = self.turns.clone().after(Event::Left(worker));
+    }
+
+    /// Whoever waits for the others sends nothing by which its loss would be seen.
+    fn miss_those_who_wait(&mut self) {
+        let is_lost = |worker: &usize| {
+            matches!(self.doing[*worker], Doing::Waits(_)) && self.communicator.has_lost(Rank::at(*worker))
+        };
+        let lost: Vec<usize> = (0..self.roles.workers).filter(is_lost).collect();
+        lost.into_iter().for_each(|worker| self.miss(worker));
+    }
+
+    /// The workers that are there.
+    fn present(&self) -> Vec<usize> {
+        (0..self.roles.workers).filter(|&worker| self.doing[worker] != Doing::Gone).collect()
     }
 
     /// All workers that are left have come to the same point between steps.
@@ -179,16 +221,17 @@ impl Run<'_> {
         });
         let all: Vec<Between> = waiting.collect();
         let same = all.windows(2).all(|pair| pair[0] == pair[1]);
-        let (Some(&between), true, true) = (all.first(), same, all.len() == self.roles.workers) else {
+        let (Some(&between), true, true) = (all.first(), same, all.len() == self.present().len()) else {
             return Err(self.violation("workers do different things between steps"));
         };
         self.sum_reports();
         self.answer_all()?;
         self.between(between)?;
+        self.turns = self.turns.clone().after(Event::Met);
         if between == Between::Weights {
             self.versions.read_by_all();
         }
-        self.doing.fill(Doing::Idle);
+        self.doing.iter_mut().filter(|doing| **doing != Doing::Gone).for_each(|doing| *doing = Doing::Idle);
         Ok(())
     }
 
@@ -205,7 +248,10 @@ impl Run<'_> {
                 self.doing[worker] = Doing::Gone;
                 self.turns = self.turns.clone().after(Event::Left(worker));
             }
-            Command::Between(between) => self.doing[worker] = Doing::Waits(between),
+            Command::Between(between) => {
+                self.doing[worker] = Doing::Waits(between);
+                self.turns = self.turns.clone().after(Event::Waits(worker));
+            }
         }
         Ok(())
     }
@@ -234,7 +280,8 @@ impl Run<'_> {
         let steps = self.headers[worker].report.rows > 0;
         if steps {
             pushes.into_iter().for_each(|bucket| self.versions.apply(worker, bucket));
-            self.apply(call, self.steps[worker]);
+            // Whoever made them: so many steps of all workers' samples.
+            self.apply(call, self.steps.iter().sum::<u64>() / self.roles.workers as u64);
         }
         if call + 1 < self.calls.len() {
             self.doing[worker] = Doing::Step(call + 1);
@@ -251,7 +298,7 @@ impl Run<'_> {
     }
 
     /// Exchanges a call's gradients and weights with some workers.
-    fn call(&mut self, call: usize, workers: std::ops::Range<usize>) -> Result<(), CommError> {
+    fn call(&mut self, call: usize, workers: Range<usize>) -> Result<(), CommError> {
         let [takes, gives] = self.calls[call].server_elements(self.roles, self.server);
         self.room_for(takes + gives + 1);
         if let Some(bucket) = self.calls[call].pulls {
@@ -276,7 +323,7 @@ impl Run<'_> {
     }
 
     /// This server's part of a bucket, among all parameters.
-    fn part(&self, bucket: usize) -> std::ops::Range<usize> {
+    fn part(&self, bucket: usize) -> Range<usize> {
         let BucketShape { start, elements, .. } = self.shape.buckets[bucket];
         let part = self.roles.part(elements, self.server);
         start + part.start..start + part.end
@@ -284,24 +331,15 @@ impl Run<'_> {
 
     /// What follows between steps.
     fn between(&mut self, between: Between) -> Result<(), CommError> {
-        let workers = self.roles.workers;
         match between {
             Between::Sum => {
                 let length = self.headers[0].length;
                 // A worker says how long; nothing that is added up is longer than what both ends know of.
-                let same = self.headers.iter().all(|header| header.length == length);
+                let same = self.present().into_iter().all(|worker| self.headers[worker].length == length);
                 if !same || length > self.shape.parameters.max(self.shape.states).max(HEADER) {
                     return Err(self.violation("numbers to add up that are longer than the model"));
                 }
-                let [push, pull] = Call::pair(length);
-                let [takes, _] = push.server_elements(self.roles, self.server);
-                self.room_for(takes + 1);
-                for call in [push, pull] {
-                    let list = call.server(self.roles, self.server, 0..workers);
-                    self.meets += 1;
-                    self.communicator.exchange(&list, self.meets, &mut self.room[..takes + 1])?;
-                }
-                Ok(())
+                self.sum(length)
             }
             Between::Optimizer => {
                 let list = all_of_server(self.roles, &self.shape.buckets, self.server, 0..1);
@@ -312,11 +350,47 @@ impl Run<'_> {
                 Ok(())
             }
             Between::Weights => {
-                let list = all_of_server(self.roles, &self.shape.buckets, self.server, 0..workers);
                 self.meets += 1;
-                self.communicator.exchange(&list, self.meets, &mut self.weights)
+                for group in self.lists() {
+                    let list = all_of_server(self.roles, &self.shape.buckets, self.server, group);
+                    let sent = self.communicator.exchange(&list, self.meets, &mut self.weights);
+                    self.or_without(sent)?;
+                }
+                Ok(())
             }
         }
+    }
+
+    /// The workers that are served by one list: all of them, or each by itself where it may be lost.
+    fn lists(&self) -> Vec<Range<usize>> {
+        match self.protocol.lost_peer {
+            LostPeer::End => std::iter::once(0..self.roles.workers).collect(),
+            LostPeer::GoOn => self.present().into_iter().map(|worker| worker..worker + 1).collect(),
+        }
+    }
+
+    /// Adds up numbers of all workers, and gives each the sum.
+    fn sum(&mut self, length: usize) -> Result<(), CommError> {
+        let [push, pull] = Call::pair(length);
+        let [takes, _] = push.server_elements(self.roles, self.server);
+        let mut sums = vec![0.0; takes];
+        self.room_for(takes + 1);
+        self.meets += 1;
+        for group in self.lists() {
+            let list = push.server(self.roles, self.server, group.clone());
+            let received = self.communicator.exchange(&list, self.meets, &mut self.room[..takes + 1]);
+            let came = received.is_ok();
+            self.or_without(received)?;
+            sums.iter_mut().zip(&self.room[..takes]).filter(|_| came).for_each(|(sum, number)| *sum += number);
+        }
+        self.meets += 1;
+        for group in self.lists() {
+            self.room[..takes].copy_from_slice(&sums);
+            let list = pull.server(self.roles, self.server, group);
+            let sent = self.communicator.exchange(&list, self.meets, &mut self.room[..takes + 1]);
+            self.or_without(sent)?;
+        }
+        Ok(())
     }
 
     /// Receives the headers of all workers, who all say the same follows.
@@ -335,15 +409,19 @@ impl Run<'_> {
     /// Every worker is given the sum of all reports.
     fn sum_reports(&mut self) {
         let mut sums = [0.0; WORDS];
-        for header in &self.headers {
-            sums.iter_mut().zip(header.report.to_words()).for_each(|(sum, word)| *sum += word);
+        for worker in self.present() {
+            sums.iter_mut().zip(self.headers[worker].report.to_words()).for_each(|(sum, word)| *sum += word);
         }
         let total = StepReport::from_words(sums);
         self.headers.iter_mut().for_each(|header| header.report = total);
     }
 
     fn answer_all(&mut self) -> Result<(), CommError> {
-        (0..self.roles.workers).try_for_each(|worker| self.answer(worker))
+        for worker in self.present() {
+            let answered = self.answer(worker);
+            self.or_without(answered)?;
+        }
+        Ok(())
     }
 
     /// The first server answers with the sum of reports.
@@ -365,7 +443,7 @@ impl Run<'_> {
 
     fn exchange(
         &mut self,
-        workers: std::ops::Range<usize>,
+        workers: Range<usize>,
         list: &[Transfer],
         elements: usize,
     ) -> Result<(), CommError> {
@@ -374,7 +452,7 @@ impl Run<'_> {
         self.communicator.exchange(list, tag, &mut self.room[..elements])
     }
 
-    fn next_tag(&mut self, workers: std::ops::Range<usize>) -> u64 {
+    fn next_tag(&mut self, workers: Range<usize>) -> u64 {
         let tag = self.tags[workers.start] + 1;
         self.tags[workers].fill(tag);
         tag
