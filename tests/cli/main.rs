@@ -16,6 +16,7 @@ mod instructions;
 mod late;
 mod launch;
 mod local;
+mod lost;
 mod matrix;
 mod memory;
 mod own;

@@ -116,7 +116,9 @@ mod tests {
     #[test]
     fn what_a_lost_rank_had_taken_is_counted_once() {
         let mut ledger = Ledger::new(3, 3);
-        (0..3).for_each(|_| drop(ledger.take(2, take(1, 9, 0))));
+        for _ in 0..3 {
+            ledger.take(2, take(1, 9, 0));
+        }
         ledger.take(2, take(1, 9, 2));
         assert_eq!((ledger.lose(2), ledger.lose(2), ledger.lose(0)), (2, 0, 0));
     }

@@ -330,7 +330,17 @@ mod tests {
 
     fn step(step: u64, loss: f64) -> Line {
         let phases = PhaseTimes::default();
-        line(Event::Step { step, epoch: 0, loss, accuracy: 0.0, learning_rate: 0.1, samples: 8, seconds: 1.0, phases })
+        line(Event::Step {
+            step,
+            epoch: 0,
+            loss,
+            accuracy: 0.0,
+            learning_rate: 0.1,
+            samples: 8,
+            portion: None,
+            seconds: 1.0,
+            phases,
+        })
     }
 
     fn started(resumed_step: u64) -> Line {

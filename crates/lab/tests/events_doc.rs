@@ -30,6 +30,7 @@ fn all_events() -> Vec<Event> {
             accuracy: 0.0,
             learning_rate: 0.0,
             samples: 0,
+            portion: Some(0),
             seconds: 0.0,
             phases: PhaseTimes::default(),
         },

@@ -70,6 +70,9 @@ pub enum Event {
         learning_rate: f64,
         /// Samples in the batch.
         samples: u64,
+        /// How many of them were this rank's, where portions of batches go to whoever is free.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        portion: Option<u64>,
         /// Wall time of the step.
         seconds: f64,
         /// Where the time went.
@@ -373,6 +376,7 @@ mod tests {
             accuracy: 0.0,
             learning_rate: 0.1,
             samples: 1,
+            portion: None,
             seconds: 1.0,
             phases: PhaseTimes::default(),
         };

@@ -85,6 +85,7 @@ pub fn step(
     let output = replica.end_step(closed)?;
 
     let (samples, own) = (replica.samples(&batch), batch.size);
+    let portion = batch.portion.map(|_| own as u64);
     let not_finite = match output.updated {
         Ok(()) => {
             epoch.recycle(batch);
@@ -100,6 +101,7 @@ pub fn step(
         accuracy: output.tally.accuracy(),
         learning_rate: f64::from(learning_rate),
         samples,
+        portion,
         seconds,
         phases,
     };

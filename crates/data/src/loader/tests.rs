@@ -134,7 +134,8 @@ fn portions_go_to_whoever_is_free_and_each_goes_once() {
         let mut taken: Vec<Batch> = Vec::new();
         taken.extend(epochs[0].next().map(Result::unwrap));
         taken.extend(epochs[1].by_ref().map(Result::unwrap));
-        taken.extend(epochs[0].by_ref().chain(epochs[2].by_ref()).map(Result::unwrap));
+        taken.extend(epochs[0].by_ref().map(Result::unwrap));
+        taken.extend(epochs[2].by_ref().map(Result::unwrap));
         taken.sort_by_key(|batch| batch.portion.map(|portion| (portion.step, portion.part)));
         assert_eq!(taken.len(), 18);
         let samples: Vec<usize> = taken.iter().flat_map(|batch| batch.samples.clone()).collect();
