@@ -70,7 +70,7 @@ fn the_first_worker_ends_the_run_with_it() {
     let mut run = Running::start(&place, &line);
     run.steps(30);
     tell(run.process_of(0), Tell::Kill);
-    run.fails_once(PATIENCE, &["rank 0 on ", "--resume run"]);
+    run.fails_once(PATIENCE, &["rank 0 on ", "; to go on, type: "]);
 }
 
 /// Every portion of every step is computed once, most by those that are fast; what is resumed goes on where it was.
@@ -100,8 +100,8 @@ fn a_slow_worker_computes_less_and_every_sample_counts_once() {
 #[test]
 fn shares_follow_the_speed_and_the_steps_are_the_same() {
     let place = Place::new();
-    for (model, more) in [(MODELS[0], ""), (MODELS[1], "--sync-batch-norm")] {
-        // Statistics of few numbers magnify rounding from step to step: fewer digits are lost at a low rate.
+    // A maximum that is nearly two can fall the other way, and statistics of few numbers make more of that from step to step.
+    for (model, more, close) in [(MODELS[0], "", 1e-5), (MODELS[1], "--sync-batch-norm", 1e-4)] {
         let line = format!("train {model} {LENGTH} --lr 0.001 --epochs 2 --quiet");
         place.run(&format!("{line} --run one"));
         for carry in ["shm", "tcp"] {
@@ -119,7 +119,7 @@ fn shares_follow_the_speed_and_the_steps_are_the_same() {
                 events(run, "step").iter().map(|event| event["loss"].as_f64().unwrap()).collect()
             };
             for (one, many) in losses("one").into_iter().zip(losses("many")) {
-                assert!((one / many - 1.0).abs() < 1e-5, "{model} over {carry}: {one} and {many}");
+                assert!((one / many - 1.0).abs() < close, "{model} over {carry}: {one} and {many}");
             }
             let _ = std::fs::remove_dir_all(place.path("many"));
         }

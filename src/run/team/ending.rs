@@ -36,9 +36,7 @@ impl Team {
         let in_vain = error.is_in_vain();
         let verdict = self.control.give_up(&error.to_string(), suspect, in_vain);
         let failure = match (&error, &verdict) {
-            (error, Some(verdict)) if shows_another(error) => {
-                Failure::failed(verdict).in_vain(verdict.is_in_vain())
-            }
+            (error, Some(verdict)) if shows_another(error) => Failure::failed(verdict).in_vain(verdict.is_in_vain()),
             _ => error.into(),
         };
         let rank = self.shares_output.then_some(self.member.rank);
