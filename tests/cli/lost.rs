@@ -49,6 +49,26 @@ fn the_others_go_on_without_a_worker_that_is_killed() {
     }
 }
 
+/// A synchronous server goes on with the mean over the samples that arrive.
+#[test]
+fn a_synchronous_server_goes_on_without_a_worker_that_is_killed() {
+    let place = Place::new();
+    for (carry, model) in ["shm", "tcp"].into_iter().zip(MODELS) {
+        let _ = std::fs::remove_dir_all(place.path("run"));
+        let line = format!(
+            "train {model} {LENGTH} --epochs 12 --agree parameter-server --servers 2 --workers 3 --carry {carry} \
+             --silent 2s --run run"
+        );
+        let mut run = Running::start(&place, &line);
+        run.steps(20);
+        tell(run.process_of(1), Tell::Kill);
+        let status = run.ends(PATIENCE);
+        assert_eq!(status.code(), Some(0), "{}", run.said());
+        assert_eq!((run.events(0, "lost").len(), run.events(0, "epoch").len()), (1, 12), "{}", run.said());
+        assert_eq!(run.events(0, "step").last().unwrap()["step"], 240);
+    }
+}
+
 /// A worker that stands still is lost once it has been silent for long enough, and ended when the others are through.
 #[test]
 fn the_others_go_on_without_a_worker_that_is_stopped() {

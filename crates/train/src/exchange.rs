@@ -47,6 +47,8 @@ pub struct Exchange {
     tally: Tally,
     /// Samples since running statistics were the same everywhere.
     samples: u64,
+    /// Which share of the batch under way is this replica's.
+    share: f32,
     /// Whether replicas have made steps of their own since their weights, and all of their state, were the same.
     apart: Apart,
     /// This replica's wishes, and after a step everybody's.
@@ -77,6 +79,7 @@ impl Exchange {
             reported: false,
             tally: Tally::default(),
             samples: 0,
+            share: 0.0,
             apart: Apart::default(),
             votes: Votes::default(),
             clock: clock.clone(),
@@ -213,9 +216,10 @@ impl Exchange {
         self.agreement.shares_steps()
     }
 
-    /// Samples of a batch are computed: running statistics count for as many.
-    pub fn count(&mut self, samples: usize, part: usize) {
+    /// Samples of a batch are computed, which has so many in all: running statistics count for as many.
+    pub fn count(&mut self, samples: usize, part: usize, of: usize) {
         self.samples += if part == 0 { samples as u64 } else { 0 };
+        self.share = samples as f32 / of.max(1) as f32;
     }
 
     /// Whether the step of a bucket is made with what comes back, and not with this replica's own gradients.
@@ -300,7 +304,7 @@ impl Exchange {
     /// # Errors
     /// When another replica, or the way to it, has failed.
     pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
-        let own = report(&tally, self.votes);
+        let own = report(&tally, self.votes, 0.0);
         let report = self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?;
         let report = self.sum_siblings(report)?;
         Ok(self.take_total(report))
@@ -462,7 +466,7 @@ impl Listener for Exchange {
                     return Err(Halt::NotFinite(NotFinite::Loss));
                 }
                 self.reported = true;
-                let report = report(&tally, self.votes);
+                let report = report(&tally, self.votes, self.share);
                 Ok(self.wait_for(Message::Report, |agreement| agreement.begin_step(report))?)
             }
             Event::BeforeRead { bucket, target } => match self.pending {
@@ -584,7 +588,7 @@ fn open(agreement: &mut dyn Agreement, weights: &mut Weights, identity: RunIdent
     Ok(())
 }
 
-fn report(tally: &Tally, votes: Votes) -> StepReport {
+fn report(tally: &Tally, votes: Votes, share: f32) -> StepReport {
     let Tally { rows, loss, top1, top5 } = *tally;
-    StepReport { rows, loss, top1, top5, votes }
+    StepReport { rows, loss, top1, top5, share, votes }
 }

@@ -348,7 +348,7 @@ impl Trainer {
     fn evaluate(&mut self) -> Result<Option<Tally>, TrainError> {
         let stop = self.journal.stop.clone();
         self.journal.progress.enter(Phase::Evaluate, self.journal.position.step);
-        if self.takes_portions() {
+        if self.evaluates_portions() {
             return self.evaluate_in_portions();
         }
         let mirrored = self.journal.config.evaluate_mirrored;

@@ -37,7 +37,8 @@ impl Team {
     pub fn portions(&self, config: &Config) -> PortionCounter {
         let (control, rank, limit) = (Arc::downgrade(&self.control), self.member.rank, self.deadlines.message);
         let hub = || Arc::new(Hub { control, rank, limit }) as Arc<dyn Counter>;
-        PortionCounter(config.hands_out_portions().then(hub))
+        // An evaluation is handed out too where a worker may be lost in it.
+        PortionCounter((config.hands_out_portions() || config.goes_on_without_workers()).then(hub))
     }
 
     /// From now on the others go on without a worker that is lost, where they can.

@@ -89,9 +89,8 @@ impl Recipe for ParameterServer {
         Some(sentence.to_owned())
     }
 
-    fn protocol(&self, shape: &Shape, options: &Options) -> Protocol {
-        let lost_peer = if self.is_synchronous(options) { LostPeer::End } else { LostPeer::GoOn };
-        Protocol { lost_peer, ..Protocol::parameter_server(shape.buckets.len()) }
+    fn protocol(&self, shape: &Shape, _: &Options) -> Protocol {
+        Protocol { lost_peer: LostPeer::GoOn, ..Protocol::parameter_server(shape.buckets.len()) }
     }
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {

@@ -68,7 +68,7 @@ impl Exchange {
 
     /// The tally of a step that this replica has made by itself, and what others wish where a round of all ends.
     pub(super) fn total_of_own(&mut self, tally: Tally) -> Result<Tally, TrainError> {
-        let own = self.sum_siblings(report(&tally, self.votes))?;
+        let own = self.sum_siblings(report(&tally, self.votes, 0.0))?;
         let all = match self.round_ends(self.moment.step + 1) {
             Some(Reach::All) => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
             _ => StepReport::default(),

@@ -14,9 +14,14 @@ use crate::portions::Stretch;
 use crate::step::{Rules, Stepped, step};
 
 impl Trainer {
-    /// Whether portions are handed out to workers, and none has a share of its own.
-    pub(super) fn takes_portions(&self) -> bool {
+    /// Whether portions of evaluations are handed out to workers.
+    pub(super) fn evaluates_portions(&self) -> bool {
         self.portions.0.is_some() && self.replica.world() > 1
+    }
+
+    /// Whether portions of the training data are, and none has a share of its own.
+    pub(super) fn takes_portions(&self) -> bool {
+        self.evaluates_portions() && self.journal.config.hands_out_portions()
     }
 
     /// The next stretch of the data: so many steps of a batch for all workers.

@@ -67,6 +67,8 @@ pub(super) fn serve(join: Join<'_>, protocol: Protocol, shard: &mut dyn ServerSh
         meets: MEETS,
         weights: zeros(shape.parameters),
         steps: vec![0; workers],
+        shares: vec![0.0; workers],
+        pace,
         room: Vec::new(),
         votes: Votes::default(),
     };
@@ -83,6 +85,7 @@ struct Run<'a> {
     shape: &'a Shape,
     roles: Roles,
     server: usize,
+    pace: Pace,
     calls: Vec<Call>,
     shard: &'a mut dyn ServerShard,
     codec: Box<dyn Codec>,
@@ -99,6 +102,8 @@ struct Run<'a> {
     weights: Vec<f32>,
     /// Steps that each worker has ended.
     steps: Vec<u64>,
+    /// Which share of the step's batch each worker computes.
+    shares: Vec<f32>,
     /// What comes in, then what goes out.
     room: Vec<f32>,
     /// Wishes of all workers.
@@ -144,11 +149,23 @@ impl Run<'_> {
                 }
             }
             for call in 0..self.calls.len() {
-                self.call(call, 0..self.roles.workers)?;
+                self.call_all(call)?;
                 self.apply(call, self.steps[0]);
             }
             self.steps.iter_mut().for_each(|steps| *steps += 1);
         }
+    }
+
+    /// Exchanges a call with all workers that are there. One that is lost meanwhile has its gradients in some of the sum,
+    /// and none in the next.
+    fn call_all(&mut self, call: usize) -> Result<(), CommError> {
+        // The first worker is never missed, and its numbers are those that the others' are added to.
+        self.communicator.spare(1..self.roles.workers);
+        let called = self.call(call, self.present());
+        self.communicator.spare(0..0);
+        let missed = self.communicator.take_missed();
+        missed.into_iter().for_each(|rank| self.miss(rank.index()));
+        called
     }
 
     /// Asynchronous: every worker by itself, as they come.
@@ -275,7 +292,7 @@ impl Run<'_> {
     fn push(&mut self, worker: usize, call: usize) -> Result<(), CommError> {
         let Call { pushes, pulls, .. } = self.calls[call];
         pulls.into_iter().for_each(|bucket| self.versions.read(worker, bucket));
-        self.call(call, worker..worker + 1)?;
+        self.call(call, vec![worker])?;
         // Whoever had no samples has nothing to step with.
         let steps = self.headers[worker].report.rows > 0;
         if steps {
@@ -298,7 +315,7 @@ impl Run<'_> {
     }
 
     /// Exchanges a call's gradients and weights with some workers.
-    fn call(&mut self, call: usize, workers: Range<usize>) -> Result<(), CommError> {
+    fn call(&mut self, call: usize, workers: Vec<usize>) -> Result<(), CommError> {
         let [takes, gives] = self.calls[call].server_elements(self.roles, self.server);
         self.room_for(takes + gives + 1);
         if let Some(bucket) = self.calls[call].pulls {
@@ -306,8 +323,8 @@ impl Run<'_> {
             self.room[takes..takes + gives].copy_from_slice(&self.weights[weights]);
         }
         let buckets = Buckets { sent: self.calls[call].pulls, received: self.calls[call].pushes };
-        let list = self.calls[call].server(self.roles, self.server, workers.clone());
-        let tag = self.next_tag(workers);
+        let tag = self.next_tag(&workers);
+        let list = self.calls[call].server(self.roles, self.server, workers.into_iter());
         let Self { communicator, codec, message, room, .. } = self;
         let values = &mut room[..takes + gives + 1];
         squeeze::exchange(&mut **codec, communicator, (&list, tag), buckets, (values, message))
@@ -318,6 +335,12 @@ impl Run<'_> {
         let [takes, _] = self.calls[call].server_elements(self.roles, self.server);
         let Some(bucket) = self.calls[call].pushes.filter(|_| takes > 0) else { return };
         let part = self.part(bucket);
+        if self.pace == Pace::Synchronous && self.doing.contains(&Doing::Gone) {
+            // Each worker's part counts among the samples of all: those of the lost do not arrive.
+            let arrived: f32 = self.present().into_iter().map(|worker| self.shares[worker]).sum();
+            let scale = if arrived > 0.0 { 1.0 / arrived } else { 0.0 };
+            self.room[..takes].iter_mut().for_each(|gradient| *gradient *= scale);
+        }
         let (gradients, weights) = (&mut self.room[..takes], &mut self.weights[part.clone()]);
         self.shard.apply(Push { bucket, start: part.start, step, gradients, weights });
     }
@@ -395,11 +418,13 @@ impl Run<'_> {
 
     /// Receives the headers of all workers, who all say the same follows.
     fn receive_headers(&mut self) -> Result<Command, CommError> {
-        for worker in 0..self.roles.workers {
-            self.receive_header(worker)?;
+        for worker in self.present() {
+            let received = self.receive_header(worker).map(|_| ());
+            self.or_without(received)?;
+            self.shares[worker] = self.headers[worker].report.share;
         }
         let command = self.headers[0].command;
-        if self.headers.iter().any(|header| header.command != command) {
+        if self.present().into_iter().any(|worker| self.headers[worker].command != command) {
             return Err(self.violation("workers do different things at the same step"));
         }
         self.sum_reports();
@@ -438,23 +463,15 @@ impl Run<'_> {
     }
 
     fn with_worker(&mut self, worker: usize, list: &[Transfer], elements: usize) -> Result<(), CommError> {
-        self.exchange(worker..worker + 1, list, elements)
-    }
-
-    fn exchange(
-        &mut self,
-        workers: Range<usize>,
-        list: &[Transfer],
-        elements: usize,
-    ) -> Result<(), CommError> {
         self.room_for(elements);
-        let tag = self.next_tag(workers);
+        let tag = self.next_tag(&[worker]);
         self.communicator.exchange(list, tag, &mut self.room[..elements])
     }
 
-    fn next_tag(&mut self, workers: Range<usize>) -> u64 {
-        let tag = self.tags[workers.start] + 1;
-        self.tags[workers].fill(tag);
+    /// The next number of an exchange with workers who have counted alike.
+    fn next_tag(&mut self, workers: &[usize]) -> u64 {
+        let tag = self.tags[workers[0]] + 1;
+        workers.iter().for_each(|&worker| self.tags[worker] = tag);
         tag
     }
 
