@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock};
 use crate::cluster::launch::group::GRACE;
 use crate::cluster::launch::threads::{Seat, seats};
 use crate::comm::Token;
+use crate::parallel::lock_free::ThreadMemory;
 use crate::system::clock::Clock;
 use crate::system::signal::Stop;
 use crate::system::threads;
@@ -34,7 +35,8 @@ pub fn take_part(first: Execution<'_>, config: Config) -> Result<Part, Failure> 
     let own = seats.remove(0);
     let course = Course { culprit: Arc::default(), absent: first.around.stop.child() };
     let interrupt = Some(course.absent.clone());
-    let meeting = Meeting { token: Some(Token::random()), starts_others: true, interrupt, ..first.meeting.clone() };
+    let (token, memory) = (Some(Token::random()), Some(ThreadMemory::default()));
+    let meeting = Meeting { token, memory, starts_others: true, interrupt, ..first.meeting.clone() };
     let other = Other::beside(&first, &meeting, &config);
     let (sender, ends) = sync_channel(seats.len());
     let others = seats.len();

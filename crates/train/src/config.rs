@@ -397,9 +397,14 @@ impl Config {
         self.computing() + if self.workers > 1 { self.server_count() } else { 0 }
     }
 
-    /// Whether the ranks of a run are threads of one process.
+    /// Whether the ranks of a run are threads of one process, as many as there are.
+    pub fn keeps_one_process(&self) -> bool {
+        self.carry == Carry::THREAD || self.carry == Carry::AUTO && self.agree.recipe().shares_process()
+    }
+
+    /// Whether the ranks of a run are threads of one process, of which there are several.
     pub fn has_rank_threads(&self) -> bool {
-        self.carry == Carry::THREAD && self.ranks() > 1
+        self.keeps_one_process() && self.ranks() > 1
     }
 
     /// Whether GPUs add up gradients among themselves, inside of a step's graph.
