@@ -17,7 +17,7 @@ const RATE: f32 = 4.0;
 /// What becomes of the rate after every epoch.
 const DECAY: f32 = 0.85;
 /// Runs of each kind, in turns; the fastest counts.
-const TURNS: usize = 3;
+const TURNS: usize = 5;
 
 fn scale() -> f32 {
     (NONZEROS as f32).sqrt().recip()
@@ -99,7 +99,7 @@ fn train(data: &Sparse, features: usize, (threads, epochs): (usize, usize)) -> (
 fn main() {
     let mut numbers = std::env::args().skip(1).map_while(|word| word.parse().ok());
     let mut next = |usual: usize| numbers.next().unwrap_or(usual).max(1);
-    let (samples, features, epochs) = (next(50_000), next(1_000_000), next(12));
+    let (samples, features, epochs) = (next(200_000), next(1_000_000), next(10));
     let data = Sparse::generate(samples, features, 1);
     println!(
         "{samples} samples with {NONZEROS} of {features} features each, {epochs} epochs: {} updates",

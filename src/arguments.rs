@@ -223,7 +223,7 @@ pub struct Train {
     /// Steps that a worker of a parameter server may be ahead of the slowest: 0 for synchronous, none for no bound
     #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
     pub staleness: Option<Staleness>,
-    /// Steps between two exchanges of weights, where workers step by themselves: --agree local [default: 8]
+    /// Steps between two exchanges of weights, where workers step by themselves: --agree local [default: 8], or of herds [default: 64]
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
     pub period: Option<u64>,
     /// Exchange weights among the workers of each machine after every so many steps, inside of a --period of all
@@ -238,6 +238,9 @@ pub struct Train {
     /// The (Nesterov) momentum of those steps, such as 0.9 [default: 0]
     #[arg(long, value_name = "MOMENTUM", allow_negative_numbers = true, help_heading = "Many processes")]
     pub outer_momentum: Option<f64>,
+    /// With --agree hogwild, copies of the weights, each for some of the workers, between which changes go round a ring [default: one for each NUMA node]
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub herds: Option<usize>,
     /// Take the statistics of batch-norm layers over the batches of all workers, instead of each its own; for --agree all-reduce
     #[arg(long, help_heading = "Many processes")]
     pub sync_batch_norm: bool,

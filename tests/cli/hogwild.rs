@@ -51,6 +51,20 @@ fn threads_on_one_buffer_train_evaluate_save_and_go_on() {
     }
 }
 
+/// Each thread has a copy of its own, and changes go round after every step.
+#[test]
+fn herds_train_and_go_on_from_the_mean_of_their_copies() {
+    let place = Place::new();
+    let (_, model) = MODELS[1];
+    let line = format!("train {model} {LENGTH} --epochs 4 --workers 2 --agree hogwild --herds 2 --period 1");
+    place.run(&format!("{line} --max-steps 12 --run run"));
+    place.run("train --quiet --resume run --max-steps 20");
+    place.run("train --quiet --resume run --herds 1 --max-steps 24");
+    place.fails("train --quiet --resume run --workers 1 --herds 2 --max-steps 28", 2, &["--herds 1 or less"]);
+    let losses: Vec<f64> = place.events("run").iter().filter_map(|event| event["val_loss"].as_f64()).collect();
+    assert!(losses.len() >= 4 && losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
+}
+
 #[test]
 fn a_signal_is_heard_by_threads_that_do_not_wait_for_each_other() {
     let place = Place::new();
@@ -80,12 +94,17 @@ fn what_does_not_go_together_is_refused_with_what_to_type() {
         ("--workers 2 --squeeze bf16", "--squeeze none"),
         ("--workers 2 --checkpoint-minutes 5", "--checkpoint-every"),
         ("--workers 2 --outer-rate 0.7", "--agree local"),
+        ("--workers 2 --herds 3", "--herds 2 or less"),
+        ("--workers 2 --period 99", "--herds 2"),
+        ("--workers 2 --agree local --herds 2", "--agree hogwild"),
+        ("--workers 2 --agree all-reduce --herds 2", "leave them out"),
         ("--workers 2 --split pipeline:2", "leave --split out"),
         ("--workers 2 --split channel:2", "leave --split out"),
         ("--hosts a,b", "--agree all-reduce"),
     ];
     for (flags, typed) in cases {
-        place.refuses(&format!("train --agree hogwild {flags}"), &[typed]);
+        let agree = if flags.contains("--agree") { "" } else { "--agree hogwild" };
+        place.refuses(&format!("train {agree} {flags}"), &[typed]);
     }
     let mut member = place.command("train --agree hogwild --workers 2");
     let variables = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29999")];

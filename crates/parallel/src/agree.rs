@@ -136,8 +136,8 @@ impl Demands {
 }
 
 /// What an agreement says to them that exchanges something in every step.
-const HAS_NO_ROUNDS: &str = "--period, --node-period, --post-local, --outer-rate and --outer-momentum are for workers that step by \
-                             themselves; type --agree local, or leave them out";
+const HAS_NO_ROUNDS: &str = "--period, --node-period, --post-local, --outer-rate, --outer-momentum and --herds are for workers that \
+                             step by themselves; type --agree local, or leave them out";
 
 /// How workers that make their own steps exchange weights; what was not said is the agreement's own choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -152,6 +152,8 @@ pub struct RoundOptions {
     pub outer_rate: Option<f64>,
     /// The momentum of those steps.
     pub outer_momentum: Option<f64>,
+    /// Copies of the weights that the threads of one process share.
+    pub herds: Option<usize>,
 }
 
 /// The options of an agreement.

@@ -7,13 +7,16 @@
 //!
 //! Called by [`crate::agree::hogwild`], and by programs of one's own (`examples/hogwild.rs`).
 
+mod herds;
+
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
 
 #[cfg(not(test))]
 use std::sync::atomic::AtomicU32 as Word;
 #[cfg(test)]
 use tests::Word;
+
+pub use herds::{Leader, Place, ThreadMemory};
 
 /// Numbers that many threads change.
 #[derive(Debug)]
@@ -22,9 +25,6 @@ pub struct LockFreeBuffer {
     /// Steps whose changes are all there.
     updates: AtomicU64,
 }
-
-/// A buffer that the ranks of a run share where they are threads of one process; whoever comes first makes it.
-pub type ThreadMemory = Arc<OnceLock<LockFreeBuffer>>;
 
 impl LockFreeBuffer {
     /// One that begins with these numbers.

@@ -134,6 +134,9 @@ pub struct Config {
     /// The momentum of those steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_momentum: Option<f64>,
+    /// Copies of the weights that workers share, each some of them, where they are threads of one process; one for each NUMA node if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub herds: Option<usize>,
     /// Whether batch normalisations take their statistics over the batches of all workers instead of each its own.
     pub sync_batch_norm: bool,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
@@ -225,6 +228,7 @@ impl Default for Config {
             post_local: None,
             outer_rate: None,
             outer_momentum: None,
+            herds: None,
             sync_batch_norm: false,
             dtype: Precision::F32,
             device: Compute::Cpu,
@@ -287,6 +291,7 @@ impl Config {
             ("--sockets", Some(self.sockets as u64)),
             ("--period", self.period),
             ("--node-period", self.node_period),
+            ("--herds", self.herds.map(|herds| herds as u64)),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));

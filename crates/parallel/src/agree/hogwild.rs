@@ -7,21 +7,27 @@
 //!
 //! Per step and worker, S bytes of weights, 6·S are read and written, and nobody waits. All meet where the weights are
 //! looked at (an evaluation, a checkpoint, the end): between two barriers nobody writes, and all take what is in the
-//! buffer, and the mean of the optimizers' state. So a resumed run goes on from what was saved, though not with the bits
+//! buffer (the mean of the copies, if there are several), and the mean of the optimizers' state. So a resumed run goes on from what was saved, though not with the bits
 //! of one that was not stopped: who comes first is the machine's affair.
+//!
+//! With `--herds`, or on several NUMA nodes, each herd of workers has a copy of the buffer, and changes go round a ring
+//! ([`crate::lock_free::ThreadMemory`], HogWild++).
 
 use paceline_comm::{CommError, Communicator, Rank};
 
 use super::missed::Missed;
 use super::{
-    Agreement, Demands, HAS_NO_ROUNDS, Join, Options, Protocol, Reach, Recipe, Rounds, Settled, Shape, StepReport, Target,
+    Agreement, Demands, Join, Options, Protocol, Reach, Recipe, RoundOptions, Rounds, Settled, Shape, StepReport, Target,
     Wait,
 };
-use crate::lock_free::{LockFreeBuffer, ThreadMemory};
+use crate::lock_free::{Leader, LockFreeBuffer, Place, ThreadMemory};
 
 /// Steps after which all hear what all wish (Ctrl-C, a limit of time). Nothing else is waited for there, and all make
 /// equally many steps in an epoch anyway, so only what disturbs a worker for a moment is felt.
 const VOTES_EVERY: u64 = 16;
+
+/// Steps of a herd's leader between two exchanges with the next herd, if nobody says otherwise: the paper's least.
+const DELAY: u64 = 64;
 
 /// What the command line offers.
 #[derive(Debug)]
@@ -48,15 +54,23 @@ impl Recipe for Hogwild {
     }
 
     fn copies(&self, _: &Options) -> usize {
-        // What it has loaded, and the buffer, which is there once.
-        2
+        // What it has loaded; of every herd, its copy and what its leader last saw of it.
+        3
     }
 
     fn refuses(&self, demands: &Demands) -> Option<String> {
+        let RoundOptions { period, herds, .. } = demands.options.rounds;
         let sentence = if demands.staleness {
             "--staleness is for parameter servers; type --agree parameter-server, or leave it out".into()
-        } else if demands.has_rounds() {
-            HAS_NO_ROUNDS.into()
+        } else if demands.options.rounds != (RoundOptions { period, herds, ..RoundOptions::default() }) {
+            "--node-period, --post-local, --outer-rate and --outer-momentum are for workers that exchange weights in rounds; \
+             type --agree local, or leave them out"
+                .into()
+        } else if let (Some(period), None) = (period, herds) {
+            format!(
+                "--period {period} would be the steps between two exchanges of herds, and --herds does not say how many there \
+                 are; type for example --herds 2, or leave --period out"
+            )
         } else if demands.sync_batch_norm {
             "--sync-batch-norm needs workers that are at the same step, and those of --agree hogwild step by themselves; \
              type --agree all-reduce, or leave it out"
@@ -93,8 +107,10 @@ impl Recipe for Hogwild {
             return Err(CommError::Failed { rank: communicator.rank(), phase: "hogwild", what });
         };
         let protocol = self.protocol(shape, &options);
-        let step = LocalStep::default();
-        Ok(Box::new(Worker { communicator, protocol, memory, step, report: StepReport::default() }))
+        let place = memory.place(communicator.rank().index());
+        let delay = options.rounds.period.unwrap_or(DELAY);
+        let (step, report) = (LocalStep::default(), StepReport::default());
+        Ok(Box::new(Worker { communicator, protocol, memory, place, delay, leader: None, step, report }))
     }
 }
 
@@ -109,10 +125,9 @@ struct LocalStep {
 }
 
 impl LocalStep {
-    /// Loads everything.
-    fn load(&mut self, buffer: &LockFreeBuffer, weights: &mut [f32]) {
-        self.version = buffer.updates();
-        buffer.load_all(weights);
+    /// Begins with these weights, which are those of the buffer after so many updates.
+    fn begin(&mut self, version: u64, weights: &[f32]) {
+        self.version = version;
         self.seen.clear();
         self.seen.extend_from_slice(weights);
     }
@@ -136,8 +151,33 @@ struct Worker {
     communicator: Communicator,
     protocol: Protocol,
     memory: ThreadMemory,
+    place: Place,
+    /// Steps between two exchanges of herds.
+    delay: u64,
+    /// What it knows as a herd's leader, where there are several.
+    leader: Option<Leader>,
     step: LocalStep,
     report: StepReport,
+}
+
+impl Worker {
+    /// All take the same weights, while nobody writes.
+    fn meet(&mut self, weights: &mut [f32]) -> Result<(), CommError> {
+        let Self { communicator, memory, place, leader, step, .. } = self;
+        // Everybody's last step is there.
+        communicator.barrier()?;
+        memory.mean(weights);
+        if memory.herds() > 1 {
+            communicator.barrier()?;
+            if let Some(leader) = leader {
+                memory.copy(place.herd).store_all(weights);
+                leader.begin_again(weights);
+            }
+        }
+        step.begin(memory.copy(place.herd).updates(), weights);
+        // Nobody makes the next step before all have them.
+        communicator.barrier()
+    }
 }
 
 impl Agreement for Worker {
@@ -183,25 +223,28 @@ impl Agreement for Worker {
     }
 
     fn opened(&mut self, weights: &[f32]) {
-        // All have been given the same: it does not matter whose the buffer is filled with. Others may have stepped since.
-        let buffer = self.memory.get_or_init(|| LockFreeBuffer::new(weights));
-        self.step.version = buffer.updates();
-        self.step.seen = weights.to_vec();
+        let Self { memory, place, delay, leader, step, .. } = self;
+        // All have been given the same: it does not matter whose a copy is filled with.
+        memory.open(place.herd, weights);
+        // Others may have stepped since, which this one has missed.
+        step.begin(0, weights);
+        if place.leads && memory.herds() > 1 {
+            *leader = Some(Leader::new(memory, place.herd, *delay, weights));
+        }
     }
 
     fn exchange_weights(&mut self, reach: Reach, weights: &mut [f32], _: &mut [Vec<f32>]) -> Result<(), CommError> {
-        let Self { communicator, memory, step, .. } = self;
-        let buffer = memory.get().expect("the run was opened");
+        let Self { memory, place, leader, step, .. } = self;
         match reach {
-            Reach::Node => step.apply(buffer, weights),
-            Reach::All => {
-                // Everybody's last step is there, and nobody makes the next one before all have loaded.
-                communicator.barrier()?;
-                step.load(buffer, weights);
-                communicator.barrier()?;
+            Reach::Node => {
+                step.apply(memory.copy(place.herd), weights);
+                if let Some(leader) = leader {
+                    leader.stepped(memory);
+                }
+                Ok(())
             }
+            Reach::All => self.meet(weights),
         }
-        Ok(())
     }
 
     fn take_missed(&mut self) -> Vec<u64> {

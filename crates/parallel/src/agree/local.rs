@@ -103,6 +103,8 @@ impl Recipe for LocalSgd {
             "--shard optimizer needs sums of gradients, and workers of --agree local step with their own; type --agree \
              all-reduce, or --shard none"
                 .into()
+        } else if demands.options.rounds.herds.is_some() {
+            "--herds is for threads that share weights; type --agree hogwild, or leave it out".into()
         } else if !demands.options.squeeze.codec().is_identity() {
             format!(
                 "--squeeze {} is for gradients, and --agree local sends weights, {every} steps apart; type a longer \

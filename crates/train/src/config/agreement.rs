@@ -19,6 +19,7 @@ impl Config {
             warm_up: self.post_local,
             outer_rate: self.outer_rate,
             outer_momentum: self.outer_momentum,
+            herds: self.herds,
         };
         agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy, shard, rounds }
     }
@@ -41,6 +42,10 @@ impl Config {
                 "--agree {name} has all workers in one process, and --carry {carry} is for several; leave --carry out, or type \
                  --agree all-reduce"
             ));
+        }
+        if let Some(herds) = self.herds.filter(|&herds| herds > self.workers) {
+            let workers = self.workers;
+            return refuse(format!("--herds {herds} are more than there are workers; type --herds {workers} or less"));
         }
         if self.device != Compute::Cpu {
             let device = self.device;

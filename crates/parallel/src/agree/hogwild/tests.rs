@@ -13,7 +13,8 @@ const BEGIN: f32 = 3.0;
 
 fn worker(buffer: &LockFreeBuffer) -> (LocalStep, Vec<f32>) {
     let (mut step, mut weights) = (LocalStep::default(), vec![0.0; buffer.len()]);
-    step.load(buffer, &mut weights);
+    buffer.load_all(&mut weights);
+    step.begin(buffer.updates(), &weights);
     (step, weights)
 }
 
@@ -72,10 +73,13 @@ fn a_change_between_load_and_store_is_lost_and_missed() {
 
 #[test]
 fn what_cannot_be_is_refused_with_what_to_type() {
-    let options = Options { rounds: RoundOptions { period: Some(4), ..RoundOptions::default() }, ..Options::default() };
+    let with = |rounds| Demands { options: Options { rounds, ..Options::default() }, ..Demands::default() };
+    let rounds = RoundOptions::default();
     let cases = [
         (Demands::default(), None),
-        (Demands { options, ..Demands::default() }, Some("--agree local")),
+        (with(RoundOptions { outer_rate: Some(0.7), ..rounds }), Some("--agree local")),
+        (with(RoundOptions { period: Some(99), ..rounds }), Some("--herds 2")),
+        (with(RoundOptions { period: Some(99), herds: Some(2), ..rounds }), None),
         (Demands { staleness: true, ..Demands::default() }, Some("--agree parameter-server")),
         (Demands { sync_batch_norm: true, ..Demands::default() }, Some("--agree all-reduce")),
         (Demands { saves_by_clock: true, ..Demands::default() }, Some("--checkpoint-every")),
