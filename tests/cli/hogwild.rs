@@ -26,7 +26,8 @@ fn missed(place: &Place, run: &str, rank: usize) -> (u64, u64) {
     (told.iter().sum(), told.iter().skip(1).sum())
 }
 
-/// Over evaluations and checkpoints inside of an epoch and at its end, to a run that goes on with as many and with one.
+/// Over evaluations and checkpoints inside of an epoch and at its end, to a run that goes on with as many and
+/// with one.
 #[test]
 fn threads_on_one_buffer_train_evaluate_save_and_go_on() {
     let place = Place::new();
@@ -110,7 +111,10 @@ fn what_does_not_go_together_is_refused_with_what_to_type() {
     let variables = [("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29999")];
     let output = member.envs(variables).output().unwrap();
     let said = text(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("type --agree all-reduce in their place"), "{said}");
+    assert!(
+        output.status.code() == Some(2) && said.contains("type --agree all-reduce --carry auto in their place"),
+        "{said}"
+    );
     assert!(text(&place.output("train --help").stdout).contains("| hogwild"));
     let plan = place.run("plan --model lenet5 --workers 2");
     assert!(plan.contains("all-reduce") && !plan.contains("hogwild"), "no link is between threads: {plan}");

@@ -1,9 +1,11 @@
-//! One buffer of numbers that many threads read and write at once, without locks and without compare-and-swap.
+//! One buffer of numbers that many threads read and write at once, without locks and without
+//! compare-and-swap.
 //!
-//! Every element is an atomic word that is loaded and stored relaxed. A change is added by a load and a store; what
-//! another thread stores between the two is lost, which is the method (Hogwild!) and not a fault: where changes are
-//! sparse it is rare, and steps are noisy anyway. No value is torn: what is loaded is what somebody has stored. Nothing
-//! more is promised, least of all an order between elements, so whoever needs everybody's changes has all meet first.
+//! Every element is an atomic word that is loaded and stored relaxed. A change is added by a load and a
+//! store; what another thread stores between the two is lost, which is the method (Hogwild!) and not a fault:
+//! where changes are sparse it is rare, and steps are noisy anyway. No value is torn: what is loaded is what
+//! somebody has stored. Nothing more is promised, least of all an order between elements, so whoever needs
+//! everybody's changes has all meet first.
 //!
 //! Called by [`crate::agree::hogwild`], and by programs of one's own (`examples/hogwild.rs`).
 
@@ -79,8 +81,8 @@ impl LockFreeBuffer {
         values.iter().zip(&self.words).for_each(|(value, word)| word.store(value.to_bits(), Relaxed));
     }
 
-    /// Adds what has become of `seen`, which was loaded before, in `own`; both are what is there afterwards. An
-    /// element that did not change is not written, so that no other thread's change to it is lost.
+    /// Adds what has become of `seen`, which was loaded before, in `own`; both are what is there afterwards.
+    /// An element that did not change is not written, so that no other thread's change to it is lost.
     pub fn exchange(&self, seen: &mut [f32], own: &mut [f32]) {
         assert!(self.len() == seen.len() && self.len() == own.len(), "a buffer has one length");
         for ((word, seen), own) in self.words.iter().zip(seen).zip(own) {
@@ -104,8 +106,9 @@ impl LockFreeBuffer {
     }
 }
 
-/// A number with the change from `seen` to `own`. Where nobody else has changed it this is `own` to the last bit, which a
-/// rounded difference added again would not be: one thread by itself makes the steps that it would make without a buffer.
+/// A number with the change from `seen` to `own`. Where nobody else has changed it this is `own` to the last
+/// bit, which a rounded difference added again would not be: one thread by itself makes the steps that it
+/// would make without a buffer.
 fn added(now: f32, seen: f32, own: f32) -> f32 {
     if now == seen { own } else { now + (own - seen) }
 }

@@ -116,19 +116,18 @@ pub fn from_launcher(config: &Config, variables: &Variables) -> Result<Option<Me
 pub fn check_threads(config: &Config, member: Option<&Member>) -> Result<(), Failure> {
     let Some(member) = member.filter(|member| member.world > 1 && config.keeps_one_process()) else { return Ok(()) };
     let (flag, instead) = one_process(config);
-    let flags =
-        if config.carry == Carry::THREAD { format!("{flag} and --replicas keep") } else { format!("{flag} keeps") };
     Err(Failure::refused(format!(
-        "{flags} all ranks in one process, and by {} there are {}; type {instead} in their place, or start one process",
+        "{flag} and --replicas keep all ranks in one process, and by {} there are {}; \
+         type {instead} in their place, or start one process",
         member.source, member.world
     )))
 }
 
 /// What keeps all ranks in one process, and what to type in its place.
 fn one_process(config: &Config) -> (String, &'static str) {
-    match config.carry == Carry::THREAD && !config.agree.recipe().shares_process() {
-        true => ("--carry thread".into(), "--carry auto"),
-        false => (format!("--agree {}", config.agree.name()), "--agree all-reduce"),
+    match config.agree.recipe().shares_process() {
+        true => (format!("--agree {}", config.agree.name()), "--agree all-reduce --carry auto"),
+        false => ("--carry thread".into(), "--carry auto"),
     }
 }
 

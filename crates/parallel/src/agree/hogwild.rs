@@ -1,17 +1,20 @@
-//! Hogwild!: the workers are threads of one process, and step by themselves on one buffer of weights that nobody locks.
+//! Hogwild!: the workers are threads of one process, and step by themselves on one buffer of weights that
+//! nobody locks.
 //!
-//! A worker computes with a copy of its own, loaded from the buffer before each step, and makes its step there with the
-//! run's optimizer, whose state is its own. Then it adds what the step has changed to the buffer, element by element, by a
-//! load and a store: what another worker stores between the two is lost. With plain SGD that is the paper's rule; with
-//! momentum or Adam the change is what their rule makes of the worker's own gradients (ours).
+//! A worker computes with a copy of its own, loaded from the buffer before each step, and makes its step
+//! there with the run's optimizer, whose state is its own. Then it adds what the step has changed to the
+//! buffer, element by element, by a load and a store: what another worker stores between the two is lost.
+//! With plain SGD that is the paper's rule; with momentum or Adam the change is what their rule makes of the
+//! worker's own gradients (ours).
 //!
-//! Per step and worker, S bytes of weights, 6·S are read and written, and nobody waits. All meet where the weights are
-//! looked at (an evaluation, a checkpoint, the end): between two barriers nobody writes, and all take what is in the
-//! buffer (the mean of the copies, if there are several), and the mean of the optimizers' state. So a resumed run goes on from what was saved, though not with the bits
-//! of one that was not stopped: who comes first is the machine's affair.
+//! Per step and worker, S bytes of weights, 6·S are read and written, and nobody waits. All meet where the
+//! weights are looked at (an evaluation, a checkpoint, the end): between two barriers nobody writes, and all
+//! take what is in the buffer (the mean of the copies, if there are several), and the mean of the optimizers'
+//! state. So a resumed run goes on from what was saved, though not with the bits of one that was not stopped:
+//! who comes first is the machine's affair.
 //!
-//! With `--herds`, or on several NUMA nodes, each herd of workers has a copy of the buffer, and changes go round a ring
-//! ([`crate::lock_free::ThreadMemory`], HogWild++).
+//! With `--herds`, or on several NUMA nodes, each herd of workers has a copy of the buffer, and changes go
+//! round a ring ([`crate::lock_free::ThreadMemory`], HogWild++).
 
 use paceline_comm::{CommError, Communicator, Rank};
 
@@ -22,11 +25,12 @@ use super::{
 };
 use crate::lock_free::{Leader, LockFreeBuffer, Place, ThreadMemory};
 
-/// Steps after which all hear what all wish (Ctrl-C, a limit of time). Nothing else is waited for there, and all make
-/// equally many steps in an epoch anyway, so only what disturbs a worker for a moment is felt.
+/// Steps after which all hear what all wish (Ctrl-C, a limit of time). Nothing else is waited for there, and
+/// all make equally many steps in an epoch anyway, so only what disturbs a worker for a moment is felt.
 const VOTES_EVERY: u64 = 16;
 
-/// Steps of a herd's leader between two exchanges with the next herd, if nobody says otherwise: the paper's least.
+/// Steps of a herd's leader between two exchanges with the next herd, if nobody says otherwise: the paper's
+/// least.
 const DELAY: u64 = 64;
 
 /// What the command line offers.
@@ -136,8 +140,8 @@ impl LocalStep {
     fn apply(&mut self, buffer: &LockFreeBuffer, weights: &mut [f32]) {
         let version = buffer.updates();
         buffer.exchange(&mut self.seen, weights);
-        // Counted once it is all there: who reads the count before the weights has every update that it says, so that a
-        // step may have missed fewer than are counted, and never more.
+        // Counted once it is all there: who reads the count before the weights has every update that it says,
+        // so that a step may have missed fewer than are counted, and never more.
         let before = buffer.count_update();
         self.missed.count(before - self.version);
         // Its own is one that it does not miss.

@@ -1,17 +1,19 @@
-//! What the ranks of a run share where they are threads of one process: a buffer of weights, or a copy of it for each herd
-//! of them, between which changes go round a ring (HogWild++).
+//! What the ranks of a run share where they are threads of one process: a buffer of weights, or a copy of it
+//! for each herd of them, between which changes go round a ring (HogWild++).
 //!
-//! A herd is near its copy: its workers write there alone. One of them, which leads it, holds a token for some steps, then
-//! exchanges with the copy of the next herd and passes the token on: so only one exchanges at a time, with one other, and
-//! nobody waits for it. With n herds and δ what a copy w has become since its leader looked last (w_old):
+//! A herd is near its copy: its workers write there alone. One of them, which leads it, holds a token for
+//! some steps, then exchanges with the copy of the next herd and passes the token on: so only one exchanges
+//! at a time, with one other, and nobody waits for it. With n herds and δ what a copy w has become since its
+//! leader looked last (w_old):
 //!
 //! | | w becomes | the next copy, v | w_old becomes |
 //! |---|---|---|---|
 //! | \|δ\| > 0.01 | λv + (1−λ)w + (β+λ−1)δ | v + βδ | the new w |
 //! | otherwise | λv + (1−λ)w + λδ | stays, so that its memory need not travel | the new w − δ: it is told later |
 //!
-//! βⁿ + β = 1 and λ = 1 − βⁿ⁻¹. A change of one herd comes to be the same in all copies: the whole change where there are
-//! two, and 0.87, 0.78 and 0.71 of it where there are three, four and five and the others change nothing (a test).
+//! βⁿ + β = 1 and λ = 1 − βⁿ⁻¹. A change of one herd comes to be the same in all copies: the whole change
+//! where there are two, and 0.87, 0.78 and 0.71 of it where there are three, four and five and the others
+//! change nothing (a test).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};

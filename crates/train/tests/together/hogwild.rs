@@ -1,4 +1,5 @@
-//! Threads on one buffer of weights: in a fixed order of steps they go where the rule says, and they meet with the same weights.
+//! Threads on one buffer of weights: in a fixed order of steps they go where the rule says, and they meet
+//! with the same weights.
 
 use std::sync::{Condvar, Mutex};
 
@@ -60,7 +61,8 @@ fn by_threads(optimizer: Optimizer) -> Vec<(Vec<f32>, Vec<u64>)> {
     })
 }
 
-/// The rule by hand: replicas that know nothing of each other, whose changes are added to one list of numbers.
+/// The rule by hand: replicas that know nothing of each other, whose changes are added to one list of
+/// numbers.
 fn by_hand(optimizer: Optimizer) -> Vec<f32> {
     let mut replicas: Vec<Replica> = (0..WORKERS).map(|rank| own_replica(rank, optimizer)).collect();
     let mut shared = replicas[0].store().parameters.to_vec();

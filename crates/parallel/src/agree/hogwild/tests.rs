@@ -26,8 +26,8 @@ fn two_workers_in_turns_go_where_the_rule_says() {
         let (step, weights) = &mut workers[turn % 2];
         descend(weights);
         step.apply(&buffer, weights);
-        // Every step but the first is computed from the weights before the last one: with e = x − m,
-        // e(k+1) = e(k) − 0.16·e(k−1), whose roots are 0.8 and 0.2; e(0) = 1 and e(1) = 0.84 say how much of each.
+        // Every step but the first is computed from the weights before the last one: with e = x − m, e(k+1) =
+        // e(k) − 0.16·e(k−1), whose roots are 0.8 and 0.2; e(0) = 1 and e(1) = 0.84 say how much of each.
         let nth = turn as i32 + 1;
         let expected = 2.0 + 16.0 / 15.0 * 0.8f64.powi(nth) - 1.0 / 15.0 * 0.2f64.powi(nth);
         for index in 0..buffer.len() {

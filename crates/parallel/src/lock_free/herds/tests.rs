@@ -108,7 +108,8 @@ fn ranks_have_places_and_one_of_a_herd_leads_it() {
     assert_eq!((flat.herds(), flat.place(7).herd), (1, 0));
 }
 
-/// The exchange loads its own copy and the next, and stores to the next and its own; the worker loads and stores.
+/// The exchange loads its own copy and the next, and stores to the next and its own; the worker loads and
+/// stores.
 #[test]
 fn an_exchange_and_a_step_at_once_lose_one_of_each_other_at_most() {
     let (beta, mut found) = ((5f32.sqrt() - 1.0) / 2.0, Vec::new());
