@@ -232,7 +232,7 @@ pub struct Train {
     /// For experiments: rank 1 takes 4 times as long for its arithmetic with 1=4; several with commas
     #[arg(long, value_name = "RANK=FACTOR", help_heading = "Many processes")]
     pub slow: Option<Slow>,
-    /// Steps between two exchanges of weights, where workers step by themselves: --agree local [default: 8]
+    /// Steps between two exchanges of weights, where workers step by themselves: --agree local [default: 8], or of herds [default: 64]
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
     pub period: Option<u64>,
     /// Exchange weights among the workers of each machine after every so many steps, inside of a --period of all
@@ -247,6 +247,9 @@ pub struct Train {
     /// The (Nesterov) momentum of those steps, such as 0.9 [default: 0]
     #[arg(long, value_name = "MOMENTUM", allow_negative_numbers = true, help_heading = "Many processes")]
     pub outer_momentum: Option<f64>,
+    /// With --agree hogwild, copies of the weights, each for some of the workers, between which changes go round a ring [default: one for each NUMA node]
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub herds: Option<usize>,
     /// Take the statistics of batch-norm layers over the batches of all workers, instead of each its own; for --agree all-reduce
     #[arg(long, help_heading = "Many processes")]
     pub sync_batch_norm: bool,

@@ -136,6 +136,7 @@ pub fn parameter_server(bytes: &[u8]) {
         let join = Join {
             communicator: server,
             urgent: None,
+            memory: None,
             roles: Roles { workers: 1, servers: 1 },
             shape: &shape,
             options: agreement,

@@ -264,6 +264,7 @@ fn apply_agreement(arguments: &Train, config: &mut Config) {
     set_some(&mut config.post_local, &arguments.post_local);
     set_some(&mut config.outer_rate, &arguments.outer_rate);
     set_some(&mut config.outer_momentum, &arguments.outer_momentum);
+    set_some(&mut config.herds, &arguments.herds);
     config.sync_batch_norm |= arguments.sync_batch_norm;
 }
 

@@ -12,6 +12,7 @@ mod examples;
 mod failures;
 mod faults;
 mod files;
+mod hogwild;
 mod instructions;
 mod late;
 mod launch;

@@ -138,13 +138,18 @@ pub(crate) struct History {
     pub warnings_more: u64,
     /// Ranks that were late, as this one told.
     pub late: Vec<Lateness>,
-    /// What this rank did as a server, if it was one.
+    /// What this rank did as a server, or what its own steps had missed.
     pub served: Option<Served>,
     /// None if nothing was told of a GPU.
     pub gpu: Option<GpuTotals>,
 }
 
 impl History {
+    /// Whether this rank held parameters and trained nothing.
+    pub fn is_server(&self) -> bool {
+        self.served.is_some() && self.steps.is_empty()
+    }
+
     /// The history that `lines` of one rank tell.
     pub fn of<'a>(lines: impl IntoIterator<Item = &'a Line>) -> Self {
         let mut history = Self::default();

@@ -9,6 +9,7 @@
 mod alone;
 mod courier;
 pub(crate) mod identity;
+mod missed;
 mod protocol;
 mod report;
 mod sharded;
@@ -20,11 +21,13 @@ use std::time::Duration;
 
 pub use alone::Alone;
 pub use identity::{IDENTITY, RunIdentity, receive as receive_identity};
+pub use missed::Missed;
 use paceline_comm::{CommError, Communicator, LentSlice, Rank};
 use paceline_system::clock::Clock;
 pub use protocol::{Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, Reach, Roles, Rounds, Steps};
 pub use report::{StepReport, Votes};
 
+use crate::lock_free::ThreadMemory;
 use crate::squeeze::{Segment, Squeeze, none};
 
 /// Declares every agreement's module, and lists what it offers.
@@ -37,7 +40,7 @@ macro_rules! agreements {
     };
 }
 
-agreements! { all_reduce, parameter_server, local }
+agreements! { all_reduce, parameter_server, local, hogwild }
 
 /// An agreement as the command line offers it: how to join it, and what it cannot be combined with.
 pub trait Recipe: Debug + Sync {
@@ -70,6 +73,11 @@ pub trait Recipe: Debug + Sync {
 
     /// Whether workers that share a machine's memory keep one copy of the weights.
     fn keeps_one_copy(&self) -> bool {
+        false
+    }
+
+    /// Whether workers share weights in the memory of one process, so that they have to be threads of it.
+    fn shares_process(&self) -> bool {
         false
     }
 
@@ -134,8 +142,8 @@ impl Demands {
 }
 
 /// What an agreement says to them that exchanges something in every step.
-const HAS_NO_ROUNDS: &str = "--period, --node-period, --post-local, --outer-rate and --outer-momentum are for workers that step by \
-                             themselves; type --agree local, or leave them out";
+const HAS_NO_ROUNDS: &str = "--period, --node-period, --post-local, --outer-rate, --outer-momentum and --herds are for workers that \
+                             step by themselves; type --agree local, or leave them out";
 
 /// How workers that make their own steps exchange weights; what was not said is the agreement's own choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -150,6 +158,8 @@ pub struct RoundOptions {
     pub outer_rate: Option<f64>,
     /// The momentum of those steps.
     pub outer_momentum: Option<f64>,
+    /// Copies of the weights that the threads of one process share.
+    pub herds: Option<usize>,
 }
 
 /// The options of an agreement.
@@ -210,6 +220,8 @@ pub struct Join<'a> {
     /// For numbers that somebody waits for, which then do not travel behind gradients. All ranks have one, or
     /// none.
     pub urgent: Option<Communicator>,
+    /// What all ranks share where they are threads of one process.
+    pub memory: Option<ThreadMemory>,
     /// Which ranks do what.
     pub roles: Roles,
     /// The model.
@@ -384,6 +396,12 @@ pub trait Agreement: Debug + Send {
     /// As above.
     fn exchange_weights(&mut self, _: Reach, _weights: &mut [f32], _kept: &mut [Vec<f32>]) -> Result<(), CommError> {
         Ok(())
+    }
+
+    /// How many of its own steps had missed no update of another worker, one, two, … since this was last asked, where a
+    /// worker can tell.
+    fn take_missed(&mut self) -> Vec<u64> {
+        Vec::new()
     }
 
     /// Whether the weights here are those after so many steps since the beginning, whole, and the optimizer's

@@ -143,6 +143,9 @@ pub struct Config {
     /// The momentum of those steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub outer_momentum: Option<f64>,
+    /// Copies of the weights that workers share, each some of them, where they are threads of one process; one for each NUMA node if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub herds: Option<usize>,
     /// Whether batch normalisations take their statistics over the batches of all workers instead of each its own.
     pub sync_batch_norm: bool,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
@@ -237,6 +240,7 @@ impl Default for Config {
             post_local: None,
             outer_rate: None,
             outer_momentum: None,
+            herds: None,
             sync_batch_norm: false,
             dtype: Precision::F32,
             device: Compute::Cpu,
@@ -299,6 +303,7 @@ impl Config {
             ("--sockets", Some(self.sockets as u64)),
             ("--period", self.period),
             ("--node-period", self.node_period),
+            ("--herds", self.herds.map(|herds| herds as u64)),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
@@ -458,9 +463,14 @@ impl Config {
         self.computing() + if self.workers > 1 { self.server_count() } else { 0 }
     }
 
-    /// Whether the ranks of a run are threads of one process.
+    /// Whether the ranks of a run are threads of one process, as many as there are.
+    pub fn keeps_one_process(&self) -> bool {
+        self.carry == Carry::THREAD || self.carry == Carry::AUTO && self.agree.recipe().shares_process()
+    }
+
+    /// Whether the ranks of a run are threads of one process, of which there are several.
     pub fn has_rank_threads(&self) -> bool {
-        self.carry == Carry::THREAD && self.ranks() > 1
+        self.keeps_one_process() && self.ranks() > 1
     }
 
     /// Whether GPUs add up gradients among themselves, inside of a step's graph.

@@ -363,6 +363,11 @@ impl Replica {
         self.exchange.is_alone()
     }
 
+    /// How many of its steps had missed no update of another replica, one, two, … since this was last asked.
+    pub fn take_missed(&mut self) -> Vec<u64> {
+        self.exchange.agreement().take_missed()
+    }
+
     /// This replica's wishes, and after a step everybody's.
     pub fn votes(&self) -> Votes {
         self.exchange.votes

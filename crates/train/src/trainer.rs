@@ -420,12 +420,13 @@ impl Trainer {
 
 impl Trainer {
     fn settle(&mut self) -> Result<(), TrainError> {
-        settle(&mut self.replica, &self.journal)
+        settle(&mut self.replica, &mut self.journal)
     }
 }
 
-/// Waits for the last gradients of all ranks.
-fn settle(replica: &mut Replica, journal: &Journal) -> Result<(), TrainError> {
+/// Waits for the last gradients of all ranks, and tells what the steps until here had missed.
+fn settle(replica: &mut Replica, journal: &mut Journal) -> Result<(), TrainError> {
+    journal.record_missed(replica.take_missed())?;
     replica.settle()?.map_err(|seen| {
         let layer = match seen {
             NotFinite::Loss => "loss".to_owned(),

@@ -162,7 +162,7 @@ fn choosable(config: &Config) -> Vec<Choosable> {
         let agree: Agree = name.parse().expect("it is the name of an agreement");
         let one = |way, name| Choosable { way, agree, name };
         let own = Config { agree, ..config.clone() };
-        if let Steps::Local { rounds: Some(Rounds { every, .. }) } =
+        if let Steps::Local { rounds: Some(Rounds { every: Some(every), .. }) } =
             agree.recipe().protocol(&Shape::default(), &own.agreement(false)).steps
         {
             return vec![one(Way::Rounds(every), format!("{name}, weights every {every} steps{ANOTHER}"))];
@@ -177,7 +177,9 @@ fn choosable(config: &Config) -> Vec<Choosable> {
             ],
         }
     };
-    Agree::all().flat_map(of).collect()
+    // Between threads of one process there is no link.
+    let has_links = |agree: &Agree| !agree.recipe().shares_process();
+    Agree::all().flat_map(of).filter(|choosable| has_links(&choosable.agree)).collect()
 }
 
 impl Choosable {

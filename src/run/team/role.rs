@@ -35,10 +35,11 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
             "this paceline was built without MPI; with mpicc and libclang installed, type: cargo install --path . --features mpi",
         ));
     }
-    if config.carry == Carry::THREAD && (arguments.cluster.is_some() || arguments.hosts.is_some()) {
-        return Err(Failure::refused(
-            "--carry thread keeps all ranks in one process of one machine; for several machines type --carry auto",
-        ));
+    if config.keeps_one_process() && (arguments.cluster.is_some() || arguments.hosts.is_some()) {
+        let (flag, instead) = one_process(config);
+        return Err(Failure::refused(format!(
+            "{flag} keeps all ranks in one process of one machine; for several machines type {instead}"
+        )));
     }
     if let Some(file) = &arguments.cluster {
         return Ok(Role::Member(Box::new(from_file(file, arguments.job, arguments.task)?)));
@@ -117,12 +118,21 @@ pub fn from_launcher(config: &Config, variables: &Variables) -> Result<Option<Me
 
 /// Refuses several processes of which each would have all ranks.
 pub fn check_threads(config: &Config, member: Option<&Member>) -> Result<(), Failure> {
-    let Some(member) = member.filter(|member| member.world > 1 && config.carry == Carry::THREAD) else { return Ok(()) };
+    let Some(member) = member.filter(|member| member.world > 1 && config.keeps_one_process()) else { return Ok(()) };
+    let (flag, instead) = one_process(config);
     Err(Failure::refused(format!(
-        "--carry thread and --replicas keep all ranks in one process, and by {} there are {}; \
-         type --carry auto in their place, or start one process",
+        "{flag} and --replicas keep all ranks in one process, and by {} there are {}; \
+         type {instead} in their place, or start one process",
         member.source, member.world
     )))
+}
+
+/// What keeps all ranks in one process, and what to type in its place.
+fn one_process(config: &Config) -> (String, &'static str) {
+    match config.agree.recipe().shares_process() {
+        true => (format!("--agree {}", config.agree.name()), "--agree all-reduce --carry auto"),
+        false => ("--carry thread".into(), "--carry auto"),
+    }
 }
 
 /// The member of a cluster file that this process was told to be.

@@ -64,12 +64,14 @@ pub enum Steps {
 /// After which steps workers that make their own exchange weights: known to all, so that nobody asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounds {
-    /// Steps between two exchanges of all workers.
-    pub every: u64,
+    /// Steps between two exchanges of all workers; none if all exchange only where somebody looks at the weights.
+    pub every: Option<u64>,
     /// Steps between two exchanges of the workers of each machine.
     pub within_node: Option<u64>,
     /// So many steps at the beginning of a run are each followed by an exchange of all.
     pub warm_up: u64,
+    /// Steps after which all hear what all wish, besides where all exchange weights.
+    pub votes: Option<u64>,
 }
 
 /// Who exchanges weights at the end of a round.
@@ -84,10 +86,15 @@ pub enum Reach {
 impl Rounds {
     /// Who exchanges weights when so many steps were made since the beginning of the run.
     pub fn after(self, steps: u64) -> Option<Reach> {
-        if steps <= self.warm_up || steps.is_multiple_of(self.every) {
+        if steps <= self.warm_up || self.every.is_some_and(|every| steps.is_multiple_of(every)) {
             return Some(Reach::All);
         }
         self.within_node.filter(|&every| steps.is_multiple_of(every)).map(|_| Reach::Node)
+    }
+
+    /// Whether all hear what all wish when so many steps were made.
+    pub fn votes_after(self, steps: u64) -> bool {
+        self.after(steps) == Some(Reach::All) || self.votes.is_some_and(|every| steps.is_multiple_of(every))
     }
 }
 
@@ -291,12 +298,16 @@ mod tests {
 
     #[test]
     fn rounds_end_where_all_know_they_do() {
-        let rounds = Rounds { every: 6, within_node: Some(2), warm_up: 3 };
+        let rounds = Rounds { every: Some(6), within_node: Some(2), warm_up: 3, votes: None };
         let ends: Vec<Option<Reach>> = (1..=12).map(|steps| rounds.after(steps)).collect();
         let (all, node) = (Some(Reach::All), Some(Reach::Node));
         assert_eq!(ends, [all, all, all, node, None, all, None, node, None, node, None, all]);
-        let flat = Rounds { every: 4, within_node: None, warm_up: 0 };
+        let flat = Rounds { every: Some(4), within_node: None, warm_up: 0, votes: None };
         assert_eq!((1..=8).filter(|&steps| flat.after(steps) == all).collect::<Vec<_>>(), [4, 8]);
+        let never = Rounds { every: None, votes: Some(3), ..flat };
+        let heard = |rounds: Rounds| (1..=8).filter(|&steps| rounds.votes_after(steps)).collect::<Vec<_>>();
+        assert_eq!((heard(flat), heard(never)), (vec![4, 8], vec![3, 6]));
+        assert!((1..=8).all(|steps| never.after(steps).is_none()));
     }
 
     #[test]

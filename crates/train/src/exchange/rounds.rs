@@ -66,12 +66,12 @@ impl Exchange {
         Ok(())
     }
 
-    /// The tally of a step that this replica has made by itself, and what others wish where a round of all ends.
+    /// The tally of a step that this replica has made by itself, and what others wish where all hear of it.
     pub(super) fn total_of_own(&mut self, tally: Tally) -> Result<Tally, TrainError> {
         let own = self.sum_siblings(report(&tally, self.votes, 0.0))?;
-        let all = match self.round_ends(self.moment.step + 1) {
-            Some(Reach::All) => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
-            _ => StepReport::default(),
+        let all = match self.rounds().is_some_and(|rounds| rounds.votes_after(self.moment.step + 1)) {
+            true => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
+            false => StepReport::default(),
         };
         Ok(self.take_total(StepReport { votes: all.votes, ..own }))
     }

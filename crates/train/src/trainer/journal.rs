@@ -1,5 +1,6 @@
 //! What a run remembers and tells: its position, events, checkpoints and limits. No arithmetic of the model.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use paceline_system::disk::{Disk, DiskError};
 use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
 use paceline_system::host::{self, Host};
 use paceline_system::inbox::Inbox;
-use paceline_system::phase::Phase;
+use paceline_system::phase::{Phase, PhaseTimes};
 use paceline_system::printable::Shown;
 use paceline_system::progress::Progress;
 use paceline_system::shell::quote;
@@ -77,6 +78,8 @@ pub(super) struct Journal {
     restarts: Restarts,
     /// Damaged samples that were told of already.
     damage_told: usize,
+    /// When it was last told what steps had missed.
+    missed_told_s: f64,
     /// How long the run goes on, if it is made to be timed.
     rehearsal: Option<Rehearsal>,
     /// How the stages or parts compute together, to be told at the beginning.
@@ -128,6 +131,7 @@ impl Journal {
             saved: None,
             restarts,
             damage_told: 0,
+            missed_told_s: 0.0,
             gpu: None,
             pipeline: None,
             rehearsal,
@@ -394,6 +398,22 @@ impl Journal {
             self.position.best_between = Some(Evaluated { top1, step });
         }
         Ok(best)
+    }
+
+    /// Tells what this worker's own steps had missed since the last time, where it can tell.
+    pub fn record_missed(&mut self, counts: Vec<u64>) -> Result<(), TrainError> {
+        if counts.is_empty() {
+            return Ok(());
+        }
+        let seconds = self.clock.seconds() - self.missed_told_s;
+        self.missed_told_s += seconds;
+        self.record(Event::Served {
+            step: self.position.step,
+            seconds,
+            phases: PhaseTimes::default(),
+            waited: BTreeMap::new(),
+            missed: BTreeMap::from([(self.worker.to_string(), counts)]),
+        })
     }
 
     /// Tells of damaged samples that were skipped since the last time.

@@ -49,7 +49,7 @@ impl Trainer {
                 return Ok(None);
             }
             if self.journal.checkpoint_due(votes).is_some() {
-                settle(&mut self.replica, &self.journal)?;
+                settle(&mut self.replica, &mut self.journal)?;
                 self.journal.save(&mut self.replica, false)?;
             }
         }

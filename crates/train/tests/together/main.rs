@@ -2,6 +2,7 @@
 //! threads.
 #![allow(unsafe_code)]
 
+mod hogwild;
 mod local;
 mod on_gpu;
 mod sharded;
@@ -197,7 +198,9 @@ fn join(communicator: Communicator, shape: &Shape, one_copy: bool) -> Box<dyn Ag
     let roles = Roles { workers: communicator.world(), servers: 0 };
     let options = agree::Options { one_copy, ..agree::Options::default() };
     let (deadline, clock) = (TIMEOUT, Clock::real());
-    all_reduce::RECIPE.join(Join { communicator, urgent: None, roles, shape, options, deadline, clock }).unwrap()
+    all_reduce::RECIPE
+        .join(Join { communicator, urgent: None, memory: None, roles, shape, options, deadline, clock })
+        .unwrap()
 }
 
 /// A server, which hears of the run from the first worker.
@@ -246,6 +249,7 @@ fn together(case: Case) -> Vec<Trained> {
                     let agreement = case.recipe().join(Join {
                         communicator,
                         urgent,
+                        memory: None,
                         roles: case.roles(),
                         shape: &shape,
                         options: case.agreement(one_copy),
