@@ -224,7 +224,8 @@ pub struct Train {
     /// Steps that a worker may be ahead of the slowest, with servers: 0 for synchronous, none for no bound [default: 0 for parameter-server, otherwise none]
     #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
     pub staleness: Option<Staleness>,
-    /// Steps between two exchanges of weights, where workers step by themselves: --agree local, elastic [default: 8]
+    /// Steps between two exchanges of weights, where workers step by themselves: --agree local, elastic; in which all of them have been
+    /// exchanged once, a piece beside each: --agree dogwild [default: 8]
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
     pub period: Option<u64>,
     /// Exchange weights among the workers of each machine after every so many steps, inside of a --period of all

@@ -16,7 +16,7 @@ pub struct Center {
     /// Steps between two pushes of what a worker has changed: --agree downpour [default: 1]
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
     pub push_every: Option<u64>,
-    /// How much of what is pushed the servers add, up to 1 for all of it: --agree downpour [default: 1 / workers]
+    /// How much of what is pushed the servers add, up to 1 for all of it: --agree downpour, dogwild [default: 1 / workers]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Many processes")]
     pub push_rate: Option<f64>,
     /// Make a step of Adagrad of this rate with what is pushed, such as 0.01, instead of adding it: --agree downpour

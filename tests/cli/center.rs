@@ -31,7 +31,9 @@ fn updates(event: &serde_json::Value) -> u64 {
 #[test]
 #[ignore = "cargo x ci: agreements"]
 fn the_default_run_reaches_93_percent_with_every_agreement() {
-    for agreement in ["elastic", "elastic --staleness 0", "downpour", "downpour --fetch-every 4 --push-every 4"] {
+    for agreement in
+        ["elastic", "elastic --staleness 0", "downpour", "downpour --fetch-every 4 --push-every 4", "dogwild"]
+    {
         reaches_93(&format!("--agree {agreement}"));
     }
 }
@@ -45,6 +47,7 @@ fn runs_begin_evaluate_save_and_go_on() {
         ("tcp", "elastic --period 2 --staleness 0 --servers 2"),
         ("shm", "downpour --fetch-every 2 --push-every 3 --server-adagrad 0.01 --warm-start 3"),
         ("tcp", "downpour"),
+        ("shm", "dogwild --period 3 --servers 2"),
     ];
     for (index, (carry, agreement)) in ways.into_iter().enumerate() {
         let (run, model) = (format!("run-{index}"), MODELS[index % 2]);
@@ -103,7 +106,9 @@ fn what_does_not_go_together_is_refused_with_what_to_type() {
         ("--agree elastic --elastic-rate 1.5", "--elastic-rate 0.45"),
         ("--agree elastic --fetch-every 4", "--agree downpour"),
         ("--agree elastic --split pipeline:2", "--agree all-reduce"),
-        ("--agree downpour --period 4", "--agree local or --agree elastic"),
+        ("--agree downpour --period 4", "--agree local or --agree elastic or --agree dogwild"),
+        ("--agree dogwild --push-rate 2", "--push-rate 0.5"),
+        ("--agree dogwild --period 5000", "at most 1024"),
         ("--agree downpour --staleness 0", "--staleness with a number from 1"),
         ("--agree downpour --server-adagrad 0", "--server-adagrad 0.01"),
         ("--agree downpour --push-every 0", "--push-every"),
@@ -114,7 +119,7 @@ fn what_does_not_go_together_is_refused_with_what_to_type() {
     }
     let help = text(&place.output("train --help").stdout);
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(help.contains("| elastic (steps of") && help.contains("| downpour (steps of"), "{help}");
+    assert!(help.contains("| elastic (steps of") && help.contains("| dogwild (steps of"), "{help}");
     let plan = place.output("plan --model cnn5 --workers 2");
     assert!(text(&plan.stdout).contains("elastic, 1 server on a machine of its own"), "{}", text(&plan.stdout));
 }

@@ -41,7 +41,7 @@ macro_rules! agreements {
     };
 }
 
-agreements! { all_reduce, parameter_server, local, elastic, downpour }
+agreements! { all_reduce, parameter_server, local, elastic, downpour, dogwild }
 
 /// An agreement as the command line offers it: how to join it, and what it cannot be combined with.
 pub trait Recipe: Debug + Sync {

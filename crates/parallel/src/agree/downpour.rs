@@ -13,7 +13,7 @@ use std::ops::Range;
 use paceline_comm::CommError;
 
 use super::center::{self, Changes, Exchange, Held, Rule, ServerSide, Timetable, WorkerSide};
-use super::{Agreement, Demands, Join, Options, Protocol, Recipe, ServerShard, Shape};
+use super::{Agreement, Demands, Join, Options, Protocol, Recipe, RoundOptions, ServerShard, Shape};
 
 /// What the command line offers.
 #[derive(Debug)]
@@ -35,6 +35,14 @@ impl Every {
         let rounds = &options.rounds;
         Self { fetch: rounds.fetch_every.unwrap_or(1), push: rounds.push_every.unwrap_or(1) }
     }
+}
+
+/// A rate of pushes that cannot be: a sentence that says what to type.
+pub(super) fn refuses_push_rate(rounds: &RoundOptions) -> Option<&'static str> {
+    rounds.push_rate.is_some_and(|rate| !(rate > 0.0 && rate <= 1.0)).then_some(
+        "--push-rate must be above 0 and at most 1; type for example --push-rate 0.5, or leave it out for 1 divided by the \
+         number of workers",
+    )
 }
 
 impl Timetable for Every {
@@ -86,9 +94,8 @@ impl Recipe for Downpour {
         } else if rounds.server_adagrad.is_some() && rounds.push_rate.is_some() {
             "--push-rate is for changes that are added, and --server-adagrad steps with them at a rate of its own; leave one \
              of them out"
-        } else if rounds.push_rate.is_some_and(|rate| !(rate > 0.0 && rate <= 1.0)) {
-            "--push-rate must be above 0 and at most 1; type for example --push-rate 0.5, or leave it out for 1 divided by \
-             the number of workers"
+        } else if let Some(sentence) = refuses_push_rate(rounds) {
+            sentence
         } else {
             return None;
         };

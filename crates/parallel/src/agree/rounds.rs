@@ -35,7 +35,7 @@ impl RoundOptions {
         const LOCAL: &[&str] = &["local"];
         const DOWNPOUR: &[&str] = &["downpour"];
         let all: [(&str, bool, &[&str]); 11] = [
-            ("--period", self.period.is_some(), &["local", "elastic"]),
+            ("--period", self.period.is_some(), &["local", "elastic", "dogwild"]),
             ("--node-period", self.node_period.is_some(), LOCAL),
             ("--post-local", self.warm_up.is_some(), LOCAL),
             ("--outer-rate", self.outer_rate.is_some(), LOCAL),
@@ -43,7 +43,7 @@ impl RoundOptions {
             ("--elastic-rate", self.elastic_rate.is_some(), &["elastic"]),
             ("--fetch-every", self.fetch_every.is_some(), DOWNPOUR),
             ("--push-every", self.push_every.is_some(), DOWNPOUR),
-            ("--push-rate", self.push_rate.is_some(), DOWNPOUR),
+            ("--push-rate", self.push_rate.is_some(), &["downpour", "dogwild"]),
             ("--server-adagrad", self.server_adagrad.is_some(), DOWNPOUR),
             ("--warm-start", self.warm_start.is_some(), DOWNPOUR),
         ];
@@ -75,7 +75,10 @@ mod tests {
         let period = RoundOptions { period: Some(4), ..RoundOptions::default() };
         assert_eq!((said("local", period), said("elastic", period)), (None, None));
         let sentence = said("all-reduce", period).unwrap();
-        assert!(sentence.ends_with("type --agree local or --agree elastic, or leave it out"), "{sentence}");
+        assert!(
+            sentence.ends_with("--agree local or --agree elastic or --agree dogwild, or leave it out"),
+            "{sentence}"
+        );
         let fetch = RoundOptions { fetch_every: Some(4), ..RoundOptions::default() };
         assert!(said("elastic", fetch).unwrap().contains("--agree downpour"));
         assert_eq!(said("downpour", fetch), None);

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::super::{
     Agreement, BucketShape, Join, Opening, Options, Push, Reach, Recipe, Roles, RoundOptions, ServerShard, Shape,
-    StepReport, Votes, downpour, elastic,
+    StepReport, Votes, dogwild, downpour, elastic,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -395,7 +395,50 @@ fn downpour_in_any_order_is_where_the_rule_says() {
 }
 
 #[test]
-fn one_worker_of_downpour_makes_the_steps_of_sgd() {
+fn dogwild_in_any_order_is_where_the_rule_says() {
+    let order = [0, 0, 1, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 1];
+    for (servers, period, rate) in [(1, 1, Some(1.0)), (1, 3, None), (2, 2, Some(1.0)), (3, 4, None)] {
+        let rounds = RoundOptions { period: Some(period), push_rate: rate, ..RoundOptions::default() };
+        let elements = 7;
+        // Which piece an element is of: every server's part is cut into as many as equal pieces.
+        let mut pieces = Vec::new();
+        for server in 0..servers {
+            let length = elements / servers + usize::from(server < elements % servers);
+            let of = |piece: usize| length / period as usize + usize::from(piece < length % period as usize);
+            pieces.extend((0..period as usize).flat_map(|piece| vec![piece; of(piece)]));
+        }
+        world(&dogwild::RECIPE, options(rounds, None), (2, servers, elements), |mut workers| {
+            let (mut w, mut known) = (vec![start(elements); 2], vec![start(elements); 2]);
+            let (mut master, mut steps) = (start(elements), [0u64; 2]);
+            let rate = rate.unwrap_or(0.5);
+            for worker in order {
+                workers[worker].step(1);
+                let piece = steps[worker].checked_sub(1).map(|step| (step % period) as usize);
+                steps[worker] += 1;
+                for index in 0..elements {
+                    let (w, known) = (&mut w[worker][index], &mut known[worker][index]);
+                    let before = *w;
+                    *w -= RATE * gradient(worker, before);
+                    if piece == Some(pieces[index]) {
+                        // W − L is sent, and L is W as it was sent; then comes M.
+                        master[index] += rate * (before - *known);
+                        *w += master[index] - before;
+                        *known = master[index];
+                    }
+                }
+                workers[worker].assert_at(&w[worker]);
+            }
+            all_meet(&mut workers, 0);
+            for index in 0..elements {
+                master[index] += (0..2).map(|worker| rate * (w[worker][index] - known[worker][index])).sum::<f64>();
+            }
+            workers.iter().for_each(|worker| worker.assert_at(&master));
+        });
+    }
+}
+
+#[test]
+fn one_worker_that_pushes_changes_makes_the_steps_of_sgd() {
     for every in [(1, 1), (3, 5), (5, 2)] {
         let rounds = RoundOptions { fetch_every: Some(every.0), push_every: Some(every.1), ..RoundOptions::default() };
         world(&downpour::RECIPE, options(rounds, None), (1, 1, 3), |mut workers| {
@@ -409,6 +452,16 @@ fn one_worker_of_downpour_makes_the_steps_of_sgd() {
             workers[0].assert_at(&expected);
         });
     }
+    // And so does one of dogwild, whatever its pieces.
+    let rounds = RoundOptions { period: Some(3), ..RoundOptions::default() };
+    world(&dogwild::RECIPE, options(rounds, None), (1, 1, 3), |mut workers| {
+        workers[0].step(20);
+        let after = |x: f64| FUNCTIONS[0].1 + (x - FUNCTIONS[0].1) * (1.0 - RATE).powi(20);
+        let expected: Vec<f64> = start(3).into_iter().map(after).collect();
+        workers[0].assert_at(&expected);
+        workers[0].meet(&mut []);
+        workers[0].assert_at(&expected);
+    });
 }
 
 #[test]
