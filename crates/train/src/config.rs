@@ -119,8 +119,10 @@ pub struct Config {
     pub algorithm: Option<String>,
     /// Processes that hold parameters, for a parameter server.
     pub servers: usize,
-    /// Steps that a worker of a parameter server may be ahead of the slowest; 0 is synchronous.
-    pub staleness: Staleness,
+    /// Steps that a worker may be ahead of the slowest, where servers hold the weights; 0 is synchronous. The agreement's own choice if
+    /// not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub staleness: Option<Staleness>,
     /// How many samples of a batch each worker has.
     pub balance: Balance,
     /// Steps after which that is measured again.
@@ -146,6 +148,24 @@ pub struct Config {
     /// Copies of the weights that workers share, each some of them, where they are threads of one process; one for each NUMA node if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub herds: Option<usize>,
+    /// How much of what is between a worker and the centre both move in an exchange.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub elastic_rate: Option<f64>,
+    /// Steps between two fetches of the servers' weights, where workers step by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetch_every: Option<u64>,
+    /// Steps between two pushes of what a worker has changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push_every: Option<u64>,
+    /// How much of what is pushed the servers add; 1 divided by the number of workers if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push_rate: Option<f64>,
+    /// The rate of a step that servers make with Adagrad of what is pushed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_adagrad: Option<f64>,
+    /// Steps at the beginning that one worker makes alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warm_start: Option<u64>,
     /// Whether batch normalisations take their statistics over the batches of all workers instead of each its own.
     pub sync_batch_norm: bool,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
@@ -231,7 +251,7 @@ impl Default for Config {
             sockets: 1,
             algorithm: None,
             servers: 1,
-            staleness: Staleness::default(),
+            staleness: None,
             balance: Balance::Even,
             balance_every: 50,
             slow: Slow::default(),
@@ -241,6 +261,12 @@ impl Default for Config {
             outer_rate: None,
             outer_momentum: None,
             herds: None,
+            elastic_rate: None,
+            fetch_every: None,
+            push_every: None,
+            push_rate: None,
+            server_adagrad: None,
+            warm_start: None,
             sync_batch_norm: false,
             dtype: Precision::F32,
             device: Compute::Cpu,
@@ -304,6 +330,8 @@ impl Config {
             ("--period", self.period),
             ("--node-period", self.node_period),
             ("--herds", self.herds.map(|herds| herds as u64)),
+            ("--fetch-every", self.fetch_every),
+            ("--push-every", self.push_every),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
@@ -580,8 +608,11 @@ mod tests {
         let told = |minutes| Config { checkpoint_minutes: Some(minutes), ..Config::default() };
         assert_eq!((told(0.0).checkpoint_seconds(2), told(2.0).checkpoint_seconds(1)), (None, Some(120.0)));
         assert!(told(-1.0).check().is_err() && told(f64::NAN).check().is_err() && told(0.5).check().is_ok());
-        let apart =
-            Config { agree: "parameter-server".parse().unwrap(), staleness: Staleness(Some(3)), ..Config::default() };
+        let apart = Config {
+            agree: "parameter-server".parse().unwrap(),
+            staleness: Some(Staleness(Some(3))),
+            ..Config::default()
+        };
         assert_eq!(apart.checkpoint_seconds(2), None);
         let error = Config { checkpoint_minutes: Some(1.0), ..apart }.check().unwrap_err().to_string();
         assert!(error.ends_with("type --checkpoint-every with a number of steps"), "{error}");
@@ -627,7 +658,7 @@ mod tests {
         assert!(config.check().is_ok());
         config.agree = "parameter-server".parse().unwrap();
         for staleness in [Some(0), Some(3), None] {
-            config.staleness = Staleness(staleness);
+            config.staleness = Some(Staleness(staleness));
             let error = config.check().unwrap_err().to_string();
             assert!(error.ends_with("type --agree all-reduce, or leave it out"), "{error}");
         }

@@ -224,7 +224,7 @@ impl Exchange {
 
     /// Whether the step of a bucket is made with what comes back, and not with this replica's own gradients.
     fn settles(&self) -> bool {
-        !matches!(self.agreement.protocol().steps, Steps::Local { .. })
+        !self.agreement.protocol().steps.are_own()
     }
 
     /// The step under way.
@@ -242,10 +242,14 @@ impl Exchange {
         !matches!(self.agreement.protocol().steps, Steps::Chunks | Steps::Servers)
     }
 
-    /// A step begins.
-    pub fn begin(&mut self, moment: Moment) {
+    /// A step begins, with weights that are ahead of where the optimizer is by so many times its velocity.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed.
+    pub fn begin(&mut self, engine: &mut Engine, moment: Moment, ahead: f32) -> Result<(), TrainError> {
         (self.moment, self.reported) = (moment, false);
         (self.waited_s, self.updated_s) = (0.0, 0.0);
+        self.begin_exchange(engine, ahead)
     }
 
     /// Says from now on what it waits for.
@@ -320,7 +324,7 @@ impl Exchange {
 
     /// What all replicas that step together have reported, and of one that steps by itself its own.
     fn total_of_step(&mut self, tally: Tally) -> Result<Tally, TrainError> {
-        if self.rounds().is_some() {
+        if self.steps_apart() {
             return self.total_of_own(tally);
         }
         if !self.reported {
@@ -349,8 +353,8 @@ impl Exchange {
             engine.settle(self)?;
             self.pending = None;
         }
-        // Alone, nothing is anywhere else.
-        if self.agreement.protocol().opening.is_empty() {
+        // Alone, nothing is anywhere else; and who has made no step since the last time is where all are.
+        if self.agreement.protocol().opening.is_empty() || (self.steps_apart() && !self.has_stepped_apart()) {
             return Ok(());
         }
         engine.fetch()?;

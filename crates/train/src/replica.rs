@@ -393,9 +393,12 @@ impl Replica {
     }
 
     /// A step begins.
-    pub fn begin_step(&mut self, moment: Moment) {
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed.
+    pub fn begin_step(&mut self, moment: Moment) -> Result<(), TrainError> {
         self.mark_begin(moment.step);
-        self.exchange.begin(moment);
+        self.exchange.begin(&mut self.engine, moment, self.options.rule.look_ahead(moment))
     }
 
     /// Ends the step: its tally becomes that of all replicas, and gradients that were kept are applied.
@@ -470,7 +473,7 @@ impl Replica {
     pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<StepOutput, TrainError> {
         let cores = self.engine.bound();
         let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
-        self.begin_step(moment);
+        self.begin_step(moment)?;
         let mut passes = || {
             let schedule = self.schedule(batch)?;
             for &task in schedule.tasks(self.pipeline.stage) {
@@ -525,7 +528,8 @@ impl Replica {
     /// When the replica was built for evaluation or applies gradients as they come.
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Result<Tally, TrainError> {
         assert!(self.engine.keeps_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
-        self.begin_step(Moment { step, learning_rate: 0.0 });
+        self.begin_step(Moment { step, learning_rate: 0.0 })
+            .expect("nothing is exchanged where gradients are only computed");
         let mut passes = || {
             let schedule = self.schedule(batch)?;
             schedule.tasks(0).iter().try_for_each(|&task| self.pass(batch, &schedule, task))

@@ -65,7 +65,8 @@ pub fn step(
     let cores = replica.engine.bound();
     let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
     let learning_rate = rules.learning_rate.rate(step, rules.length);
-    replica.begin_step(Moment { step, learning_rate });
+    // Where workers exchange with a centre beside their steps, that begins.
+    replica.begin_step(Moment { step, learning_rate })?;
     let mut passes = || {
         // parallel: forward and backward passes in the order of a list. A model that is not cut is a pipeline of one
         // stage.

@@ -90,7 +90,7 @@ answer!(Agree, paceline_parallel::agree::Recipe, paceline_parallel::agree, "How 
 answer!(Squeeze, paceline_parallel::squeeze::Squeeze, paceline_parallel::squeeze, "How messages are squeezed.");
 
 /// A line of help: what a flag decides, and its answers.
-pub fn help(what: &str, answers: impl Iterator<Item = &'static str>) -> String {
+pub fn help<'a>(what: &str, answers: impl Iterator<Item = &'a str>) -> String {
     format!("{what}: {}", answers.collect::<Vec<_>>().join(" | "))
 }
 

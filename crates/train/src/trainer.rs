@@ -300,6 +300,8 @@ impl Trainer {
             let ended = if self.journal.awaits_evaluation() { None } else { self.epoch()? };
             self.journal.record_damage(&self.train.dataset().damaged())?;
             self.settle()?;
+            // Workers that step by themselves may hear here of one that stopped elsewhere in the epoch.
+            let ended = ended.or_else(|| self.journal.ends_inside_epoch(self.replica.votes()));
             if let Some(reason) = ended {
                 return self.end_between(reason, evaluation);
             }
@@ -402,6 +404,9 @@ impl Trainer {
                 match how {
                     Save::Now => journal.save(replica, false)?,
                     Save::Beside => journal.save_beside(replica)?,
+                }
+                if let Some(reason) = journal.ends_inside_epoch(replica.votes()) {
+                    return Ok(Some(reason));
                 }
             }
             let done = journal.position.step;

@@ -324,7 +324,7 @@ fn batches_come_to_a_gpu_in_three_ways() {
         for number in 0..2 {
             let mut epoch = loader.epoch(number, 0);
             while let Some(batch) = epoch.next().map(Result::unwrap) {
-                replica.begin_step(Moment { step: losses.len() as u64, learning_rate: 0.01 });
+                replica.begin_step(Moment { step: losses.len() as u64, learning_rate: 0.01 }).unwrap();
                 let schedule = replica.schedule(&batch).unwrap();
                 schedule.tasks(0).iter().for_each(|&task| replica.pass(&batch, &schedule, task).unwrap());
                 replica.engine.prefetch(if ahead { epoch.peek() } else { None });

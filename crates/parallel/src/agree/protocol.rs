@@ -52,6 +52,12 @@ pub enum Steps {
         /// After which steps.
         rounds: Option<Rounds>,
     },
+    /// Every worker, with its own gradients. Each exchanges weights, or their changes, with a centre that servers hold,
+    /// beside its steps.
+    Center {
+        /// Once in so many.
+        every: u64,
+    },
     /// Every worker, with the sum of all gradients.
     Sums,
     /// Every worker for its own chunk of every bucket, with the sum of all gradients there; the others are given
@@ -59,6 +65,13 @@ pub enum Steps {
     Chunks,
     /// Servers; their weights replace the workers'.
     Servers,
+}
+
+impl Steps {
+    /// Whether every worker makes its own, with its own gradients.
+    pub const fn are_own(self) -> bool {
+        matches!(self, Self::Local { .. } | Self::Center { .. })
+    }
 }
 
 /// After which steps workers that make their own exchange weights: known to all, so that nobody asks.
@@ -232,6 +245,18 @@ impl Protocol {
             closing: None,
             lost_peer: LostPeer::End,
             joiner: opening,
+        }
+    }
+
+    /// Nothing in a step's list; exchanges with a centre beside steps, once in `every`. What servers keep for that
+    /// beside the centre, `buffers` of the parameters' length, is rank 0's at the opening.
+    pub fn center(name: &'static str, every: u64, buffers: usize) -> Self {
+        let rounds = Rounds { every: Some(every), within_node: None, warm_up: 0, votes: None };
+        Self {
+            steps: Steps::Center { every },
+            between: vec![Between::Sum, Between::Weights],
+            closing: Some(Closing::Goodbye),
+            ..Self::local(name, rounds, buffers)
         }
     }
 

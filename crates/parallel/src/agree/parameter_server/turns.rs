@@ -25,6 +25,13 @@ pub struct Turns {
 pub enum Event {
     /// A worker has ended a step.
     Stepped(usize),
+    /// A worker has made so many steps in all.
+    Reached {
+        /// Which.
+        worker: usize,
+        /// How many.
+        steps: u64,
+    },
     /// A worker has ended.
     Left(usize),
     /// A worker waits where all meet.
@@ -76,6 +83,7 @@ impl Turns {
                 assert!(!self.gone[worker], "worker {worker} steps after it left");
                 self.clocks[worker] += 1;
             }
+            Event::Reached { worker, steps } => self.clocks[worker] = self.clocks[worker].max(steps),
             Event::Left(worker) => self.gone[worker] = true,
             Event::Waits(worker) => self.waits[worker] = true,
             Event::Met => {
@@ -124,6 +132,14 @@ mod tests {
         assert_eq!(turns.may_step(0).1.to_string(), "it is 2 steps ahead of worker 1");
         turns = turns.after(Event::Stepped(1));
         assert!(turns.may_step(0).0);
+    }
+
+    #[test]
+    fn steps_may_be_told_several_at_once() {
+        let turns = Turns::new(2, Some(8)).after(Event::Reached { worker: 0, steps: 16 });
+        assert_eq!(turns.may_step(0).1, Reason::Ahead { slowest: 1, steps: 16 });
+        let turns = turns.after(Event::Reached { worker: 1, steps: 8 }).after(Event::Reached { worker: 1, steps: 4 });
+        assert!(turns.may_step(0).0 && turns.may_step(1).0, "nobody goes back");
     }
 
     #[test]
