@@ -49,6 +49,8 @@ pub struct Exchange {
     samples: u64,
     /// Which share of the batch under way is this replica's.
     share: f32,
+    /// Steps of the run that this replica has made, where it makes its own: those of all, and its own since they met.
+    made: u64,
     /// Whether replicas have made steps of their own since their weights, and all of their state, were the same.
     apart: Apart,
     /// This replica's wishes, and after a step everybody's.
@@ -80,6 +82,7 @@ impl Exchange {
             tally: Tally::default(),
             samples: 0,
             share: 0.0,
+            made: 0,
             apart: Apart::default(),
             votes: Votes::default(),
             clock: clock.clone(),
@@ -273,8 +276,14 @@ impl Exchange {
         self.clock.seconds() - self.waited_s
     }
 
+    /// So many steps of the run were made when all replicas had the same weights last.
+    pub fn count_from(&mut self, steps: u64) {
+        self.made = steps;
+    }
+
     /// The step is computed.
     pub fn end(&mut self) {
+        self.made += 1;
         self.pending = self.settles().then_some(self.moment);
     }
 

@@ -67,9 +67,7 @@ fn rounds(options: &Options) -> Rounds {
     Rounds {
         every: Some(period(options)),
         within_node: rounds.node_period,
-        warm_up: rounds.warm_up.unwrap_or(0),
-        votes: None,
-    }
+        warm_up: rounds.warm_up.unwrap_or(0) }
 }
 
 impl Recipe for LocalSgd {

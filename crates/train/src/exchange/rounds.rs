@@ -41,7 +41,7 @@ impl Exchange {
             return Ok(());
         }
         self.votes = self.agreement.tell_wishes(self.votes);
-        let step = self.moment.step;
+        let step = self.made;
         if !self.agreement.exchanges_before(step) {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl Exchange {
             self.apart = Apart { weights: true, optimizer: true };
         }
         if self.has_center() {
-            return self.end_exchange(engine, steps_done - 1);
+            return self.end_exchange(engine, self.made - 1);
         }
         let Some(reach) = self.round_ends(steps_done) else { return Ok(()) };
         engine.fetch()?;
@@ -132,9 +132,9 @@ impl Exchange {
             return Ok(self.take_total(report(&tally, votes, 0.0)));
         }
         let own = self.sum_siblings(report(&tally, self.votes, 0.0))?;
-        let all = match self.rounds().is_some_and(|rounds| rounds.votes_after(self.moment.step + 1)) {
-            true => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
-            false => StepReport::default(),
+        let all = match self.round_ends(self.moment.step + 1) {
+            Some(Reach::All) => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
+            _ => StepReport::default(),
         };
         Ok(self.take_total(StepReport { votes: all.votes, ..own }))
     }

@@ -64,6 +64,7 @@ impl Trainer {
         let (per_epoch, done) = (journal.length.steps_per_epoch, journal.position.step);
         let portions: Arc<dyn Portions> = Arc::<Stretch>::clone(stretch);
         let mut epoch = train.portions(done / per_epoch, (done % per_epoch) as usize, portions);
+        replica.count_from(done);
         let mut closed = false;
         while let Some(stepped) = step(replica, &mut epoch, done, &rules)? {
             let Stepped { event, tally, not_finite, .. } = stepped;

@@ -194,19 +194,9 @@ impl Run<'_> {
     /// Goes on without a worker that is lost, where the others can: what it had pushed stays.
     fn or_without(&mut self, served: Result<(), CommError>) -> Result<(), CommError> {
         let Err(error) = served else { return Ok(()) };
-        let lost = error.peer().map(Rank::index).filter(|&worker| worker < self.roles.workers);
-        match lost {
-            Some(worker) if self.can_do_without(worker) && matches!(error, CommError::PeerGone { .. }) => {
-                self.miss(worker);
-                Ok(())
-            }
-            _ => Err(error),
-        }
-    }
-
-    /// The first worker has what nobody else has.
-    fn can_do_without(&self, worker: usize) -> bool {
-        worker > 0 && self.protocol.lost_peer == LostPeer::GoOn
+        let worker = self.roles.missed(&error).filter(|_| self.protocol.lost_peer == LostPeer::GoOn).ok_or(error)?;
+        self.miss(worker);
+        Ok(())
     }
 
     fn miss(&mut self, worker: usize) {
