@@ -25,10 +25,17 @@ fn samples(run: &Running<'_>, rank: usize) -> u64 {
 #[test]
 fn the_others_go_on_without_a_worker_that_is_killed() {
     let place = Place::new();
-    for (carry, model) in ["tcp", "shm"].into_iter().zip(MODELS) {
+    let cases = [
+        ("tcp", MODELS[0], APART),
+        ("shm", MODELS[1], APART),
+        ("shm", MODELS[0], "--agree elastic"),
+        ("tcp", MODELS[1], "--agree downpour"),
+        ("tcp", MODELS[0], "--agree dogwild"),
+    ];
+    for (carry, model, apart) in cases {
         let _ = std::fs::remove_dir_all(place.path("run"));
         let line =
-            format!("train {model} {LENGTH} --epochs 12 {APART} --workers 3 --carry {carry} --silent 2s --run run");
+            format!("train {model} {LENGTH} --epochs 12 {apart} --workers 3 --carry {carry} --silent 2s --run run");
         let mut run = Running::start(&place, &line);
         run.steps(20);
         tell(run.process_of(2), Tell::Kill);
