@@ -5,10 +5,10 @@ use paceline_train::engine::Weights;
 
 use super::*;
 
-const WORKERS: usize = 2;
+pub const WORKERS: usize = 2;
 
 /// A replica, which steps with the mean of its own samples.
-fn own_replica(rank: usize, optimizer: Optimizer) -> Replica {
+pub fn own_replica(rank: usize, optimizer: Optimizer) -> Replica {
     let case = Case { optimizer, workers: WORKERS, ..MOMENTUM };
     Replica::new(&normed, options((rank, WORKERS), case), &Arc::new(Cpu::new(1))).unwrap()
 }
@@ -19,7 +19,7 @@ fn own_batch(step: u64, rank: usize, alone: bool) -> Batch {
     if alone { Batch { share: None, ..share } } else { share }
 }
 
-fn one_step(replica: &mut Replica, step: u64, rank: usize, alone: bool) {
+pub fn one_step(replica: &mut Replica, step: u64, rank: usize, alone: bool) {
     let moment = Moment { step, learning_rate: RATE };
     let clock = Clock::real();
     replica.step(&own_batch(step, rank, alone), moment, &mut Phases::start(&clock)).unwrap().updated.unwrap();
@@ -57,7 +57,7 @@ fn norm(numbers: impl Iterator<Item = f32>) -> f64 {
     numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
 }
 
-fn apart(found: &[f32], expected: &[f32]) -> f64 {
+pub fn apart(found: &[f32], expected: &[f32]) -> f64 {
     norm(found.iter().zip(expected).map(|(a, b)| a - b)) / norm(expected.iter().copied())
 }
 

@@ -2,6 +2,7 @@
 //! threads.
 #![allow(unsafe_code)]
 
+mod center;
 mod local;
 mod on_gpu;
 mod sharded;
@@ -585,9 +586,8 @@ fn ranks_whose_gradients_travel_elsewhere_still_agree_on_the_rest() {
         let totals = ranks(carry, 3, |communicator| {
             let rank = communicator.rank().0 as f32;
             let mut agreement = join(communicator, &Shape::default(), false);
-            let mut weights = [rank; 5];
+            let (mut weights, mut sum) = ([rank; 5], 0.0);
             agreement.broadcast_from_root(&mut weights).unwrap();
-            let mut sum = 0.0;
             for step in 0..10 {
                 let mut numbers = [rank, step as f32];
                 agreement.sum(&mut numbers).unwrap();
