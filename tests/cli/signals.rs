@@ -43,6 +43,7 @@ fn signals_save_and_are_answered_as_shells_expect() {
     let one = format!("train {LONG} --json --run");
     let two = format!("train {LONG} --workers 2 --json --run");
     let tied = format!("train {LONG} --workers 2 --agree elastic --json --run");
+    let tied_together = format!("train {LONG} --workers 2 --agree elastic --staleness 0 --json --run");
     let launched = format!("launch --workers 2 -- train {LONG} --json --run");
     let cases = [
         (&one, "-INT", 130),
@@ -50,6 +51,7 @@ fn signals_save_and_are_answered_as_shells_expect() {
         (&one, "-HUP", 129),
         (&two, "-TERM", 143),
         (&tied, "-INT", 130),
+        (&tied_together, "-INT", 130),
         (&launched, "-INT", 130),
     ];
     for (number, (line, signal, code)) in cases.into_iter().enumerate() {

@@ -208,9 +208,16 @@ impl<'a> Server<'a> {
         self.room[length..length + TOLD].copy_from_slice(&told.to_words());
     }
 
-    /// All that are left have come to the same point.
+    /// All that are left have come to the same point, or to an exchange before others who were asked to stop and want to
+    /// meet: these hear of it there.
     fn all_together(&mut self) -> Result<(), CommError> {
-        let waiting: Vec<usize> = (0..self.doing.len()).filter(|&worker| self.doing[worker] == Doing::Waits).collect();
+        let mut waiting: Vec<usize> =
+            (0..self.doing.len()).filter(|&worker| self.doing[worker] == Doing::Waits).collect();
+        let exchanges = |&worker: &usize| matches!(self.headers[worker].command, Command::Exchange { .. });
+        let meets = |&worker: &usize| self.headers[worker].command == Command::Meet;
+        if waiting.iter().all(|worker| exchanges(worker) || meets(worker)) && waiting.iter().any(exchanges) {
+            waiting.retain(exchanges);
+        }
         let Some(&first) = waiting.first() else { return Err(self.violation(0, "nobody says anything")) };
         let Header { command, number, .. } = self.headers[first];
         let same = |&worker: &usize| {

@@ -554,6 +554,26 @@ fn who_is_too_far_ahead_waits_for_the_slowest() {
 }
 
 #[test]
+fn one_that_was_asked_to_stop_may_meet_before_an_exchange_of_the_others() {
+    let rounds = RoundOptions { period: Some(2), ..RoundOptions::default() };
+    world(&elastic::RECIPE, options(rounds, Some(0)), (2, 1, 2), |workers| {
+        let [mut first, mut second] = <[Driven; 2]>::try_from(workers).ok().unwrap();
+        std::thread::scope(|scope| {
+            let wish = Votes { interrupted: 1, ..Votes::default() };
+            scope.spawn(move || {
+                first.step(1);
+                first.agreement.tell_wishes(wish);
+                first.meet(&mut []);
+            });
+            // Its third step has an exchange, with nobody.
+            second.step(3);
+            assert_eq!(second.agreement.tell_wishes(Votes::default()), wish);
+            second.meet(&mut []);
+        });
+    });
+}
+
+#[test]
 fn who_has_left_is_not_waited_for() {
     let rounds = RoundOptions { period: Some(1), ..RoundOptions::default() };
     world(&elastic::RECIPE, options(rounds, Some(0)), (2, 1, 2), |workers| {
