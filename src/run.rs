@@ -54,7 +54,7 @@ type Change = Box<dyn Fn(&mut Config)>;
 /// | where | what happens |
 /// |---|---|
 /// | a launcher has set its variables (`torchrun`, `mpirun`, `srun`, `paceline launch`) | this process joins as the rank they say |
-/// | `config.carry` is `Carry::THREAD` | this process has all ranks, each a thread; there is no other process |
+/// | `config.carry` is `Carry::THREAD`, or `config.agree` is for threads | this process has all ranks, each a thread; there is no other process |
 /// | `config.workers` is above 1 | this process is rank 0 and starts the others, parameter servers included: the same program with the same arguments |
 /// | otherwise | this process trains alone |
 ///

@@ -15,7 +15,9 @@ use std::sync::{Arc, OnceLock};
 use crate::cluster::launch::group::GRACE;
 use crate::cluster::launch::threads::{Seat, seats};
 use crate::comm::Token;
+use crate::parallel::lock_free::ThreadMemory;
 use crate::system::clock::Clock;
+use crate::system::cores;
 use crate::system::signal::Stop;
 use crate::system::threads;
 use crate::terminal::Style;
@@ -31,10 +33,12 @@ use crate::failure::Failure;
 /// Does the parts of all ranks; `first` is how rank 0 does its own. Whether the machine has room for them was looked at before.
 pub fn take_part(first: Execution<'_>, config: Config) -> Result<Part, Failure> {
     let mut seats = seats(config.ranks(), config.server_count(), config.pin)?;
+    let memory = Some(shared_memory(&seats, &config));
     let own = seats.remove(0);
     let course = Course { culprit: Arc::default(), absent: first.around.stop.child() };
     let interrupt = Some(course.absent.clone());
-    let meeting = Meeting { token: Some(Token::random()), starts_others: true, interrupt, ..first.meeting.clone() };
+    let token = Some(Token::random());
+    let meeting = Meeting { token, memory, starts_others: true, interrupt, ..first.meeting.clone() };
     let other = Other::beside(&first, &meeting, &config);
     let (sender, ends) = sync_channel(seats.len());
     let others = seats.len();
@@ -57,6 +61,16 @@ pub fn take_part(first: Execution<'_>, config: Config) -> Result<Part, Failure> 
     drop(pinned);
     let all = collect(ended, &ends, others);
     outcome(all?, *course.culprit.get().unwrap_or(&0), has_met.get()).map_err(|failure| failure.for_all(true))
+}
+
+/// Where ranks keep what they share: as many copies as were asked for, or one on each NUMA node that ranks stay on.
+fn shared_memory(seats: &[Seat], config: &Config) -> ThreadMemory {
+    if let Some(herds) = config.herds {
+        return ThreadMemory::of_neighbours(seats.len(), herds);
+    }
+    let cores = cores::allowed();
+    let node = |seat: &Seat| cores.iter().find(|core| seat.cores.contains(&core.number)).map_or(0, |core| core.node);
+    ThreadMemory::of_nodes(&seats.iter().map(node).collect::<Vec<_>>())
 }
 
 /// How a rank ended.

@@ -1,6 +1,7 @@
 //! A process among others: starts them, meets them, and ends with them.
 
 mod ending;
+mod portions;
 mod role;
 pub mod room;
 mod secrecy;
@@ -24,6 +25,7 @@ use crate::comm::{
 };
 use crate::data::order::Shard;
 use crate::parallel::agree::{self, Join, Roles};
+use crate::parallel::lock_free::ThreadMemory;
 use crate::parallel::mesh::{Axis, Extent, Mesh};
 use crate::system::clock::Clock;
 use crate::system::disk::Disk;
@@ -80,6 +82,8 @@ pub struct Team {
     ends_with_the_first: bool,
     /// The models that can be named.
     registry: Registry,
+    /// What all ranks share where they are threads of one process.
+    memory: Option<ThreadMemory>,
 }
 
 /// How a process meets the others.
@@ -99,6 +103,8 @@ pub struct Meeting {
     pub interrupt: Option<Stop>,
     /// The models and data that can be named.
     pub registry: Registry,
+    /// What all ranks share where they are threads of one process.
+    pub memory: Option<ThreadMemory>,
 }
 
 /// Where the gradients of a run are added up, which follows from what all workers compute on.
@@ -152,6 +158,7 @@ impl Team {
         let workers = member.workers() / config.ranks_per_worker();
         let mesh = Mesh::new(Extent { workers, stages, parts, servers }, control.table().nodes());
         let (sums, deadlines, registry) = (Cell::new(Sums::Cpu), config.deadlines, arguments.registry.clone());
+        let memory = arguments.memory.clone();
         let team = Self {
             member,
             mesh,
@@ -165,6 +172,7 @@ impl Team {
             shares_output,
             ends_with_the_first,
             registry,
+            memory,
         };
         let connected = team.connect(listener, token, config, sockets);
         let (mut communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
@@ -186,7 +194,8 @@ impl Team {
         let one_machine = table.nodes().iter().all(|&node| node == 0);
         let membership = Membership { token, run: self.control.run(), rank, world, generation: Generation::default() };
         let wait = Wait::new(self.deadlines.connect, self.control.stop());
-        let by_memory = matches!(config.carry, Carry::SHM | Carry::THREAD)
+        let by_memory = config.keeps_one_process()
+            || config.carry == Carry::SHM
             || (matches!(config.carry, Carry::AUTO | Carry::NCCL) && one_machine);
         // The sums of batch-norms are waited for, and come at other points of a step on other devices: they do not travel behind
         // gradients.
@@ -402,6 +411,7 @@ impl Team {
         let join = Join {
             communicator,
             urgent: self.urgent.take(),
+            memory: self.memory.clone(),
             roles: self.roles(),
             shape: &shape,
             options,
@@ -409,7 +419,9 @@ impl Team {
             clock: Clock::real(),
         };
         let agreement = config.agree.recipe().join(join).map_err(TrainError::from);
-        self.guard(agreement.and_then(|agreement| trainer.agree(agreement)))
+        self.guard(agreement.and_then(|agreement| trainer.agree(agreement)))?;
+        self.go_on_without_workers(&config);
+        Ok(())
     }
 }
 

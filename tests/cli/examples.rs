@@ -33,3 +33,17 @@ fn a_second_run_starts_from_the_first_ones_weights() {
     assert!(said.contains("the first layer is taken over"), "{said}");
     assert!(place.read_text("runs/second/config.toml").contains("weights-except = [\"fc3\"]"));
 }
+
+#[test]
+fn threads_without_locks_learn_what_one_learns() {
+    let place = Place::new();
+    let Some(said) = run(&place, "hogwild", &["4000", "100000", "8"]) else { return };
+    let after = |line: &str, word: &str| -> f64 {
+        let words = line.split(word).nth(1).and_then(|rest| rest.split([',', '%']).next());
+        words.and_then(|number| number.trim().parse().ok()).unwrap_or_else(|| panic!("{line}"))
+    };
+    let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("threads ")).collect();
+    let [one, two] = [lines[0], lines[1]].map(|line| after(line, "loss "));
+    assert!(two < 0.5 && (two / one - 1.0).abs() < 0.05, "{said}");
+    assert!(said.contains("32000 updates") && said.contains("times as fast"), "{said}");
+}

@@ -138,13 +138,18 @@ pub(crate) struct History {
     pub warnings_more: u64,
     /// Ranks that were late, as this one told.
     pub late: Vec<Lateness>,
-    /// What this rank did as a server, if it was one.
+    /// What this rank did as a server, or what its own steps had missed.
     pub served: Option<Served>,
     /// None if nothing was told of a GPU.
     pub gpu: Option<GpuTotals>,
 }
 
 impl History {
+    /// Whether this rank held parameters and trained nothing.
+    pub fn is_server(&self) -> bool {
+        self.served.is_some() && self.steps.is_empty()
+    }
+
     /// The history that `lines` of one rank tell.
     pub fn of<'a>(lines: impl IntoIterator<Item = &'a Line>) -> Self {
         let mut history = Self::default();
@@ -187,6 +192,12 @@ impl History {
             Event::Served { .. } => self.served.get_or_insert_default().add(&line.event),
             Event::Late { .. } | Event::CaughtUp { .. } => Lateness::add(&mut self.late, line),
             Event::Gpu(seen) => self.gpu.get_or_insert_default().add(seen),
+            Event::Balanced { .. } => {}
+            Event::Lost { why, portions, .. } => {
+                let message =
+                    format!("{why}; the others went on without it, and {portions} portions of batches it had taken");
+                self.push_warning(line.time_s, &message);
+            }
             Event::Warning { message } => self.push_warning(line.time_s, message),
         }
     }
@@ -324,7 +335,17 @@ mod tests {
 
     fn step(step: u64, loss: f64) -> Line {
         let phases = PhaseTimes::default();
-        line(Event::Step { step, epoch: 0, loss, accuracy: 0.0, learning_rate: 0.1, samples: 8, seconds: 1.0, phases })
+        line(Event::Step {
+            step,
+            epoch: 0,
+            loss,
+            accuracy: 0.0,
+            learning_rate: 0.1,
+            samples: 8,
+            portion: None,
+            seconds: 1.0,
+            phases,
+        })
     }
 
     fn started(resumed_step: u64) -> Line {

@@ -11,6 +11,7 @@ mod alone;
 mod center;
 mod courier;
 pub(crate) mod identity;
+mod missed;
 mod protocol;
 mod report;
 mod rounds;
@@ -23,12 +24,14 @@ use std::time::Duration;
 
 pub use alone::Alone;
 pub use identity::{IDENTITY, RunIdentity, receive as receive_identity};
+pub use missed::Missed;
 use paceline_comm::{CommError, Communicator, LentSlice, Rank};
 use paceline_system::clock::Clock;
 pub use protocol::{Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, Reach, Roles, Rounds, Steps};
 pub use report::{StepReport, Votes};
 pub use rounds::RoundOptions;
 
+use crate::lock_free::ThreadMemory;
 use crate::squeeze::{Segment, Squeeze, none};
 
 /// Declares every agreement's module, and lists what it offers.
@@ -41,7 +44,7 @@ macro_rules! agreements {
     };
 }
 
-agreements! { all_reduce, parameter_server, local, elastic, downpour, dogwild }
+agreements! { all_reduce, parameter_server, local, elastic, downpour, dogwild, hogwild }
 
 /// An agreement as the command line offers it: how to join it, and what it cannot be combined with.
 pub trait Recipe: Debug + Sync {
@@ -61,6 +64,12 @@ pub trait Recipe: Debug + Sync {
         true
     }
 
+    /// Whether workers that are free take the next portion of the data, so that nobody waits for a slow one: they meet
+    /// only where all say they do.
+    fn hands_out_portions(&self, _options: &Options) -> bool {
+        false
+    }
+
     /// Whether sums of gradients can be made between GPUs, without the hosts.
     fn sums_on_devices(&self) -> bool {
         false
@@ -68,6 +77,11 @@ pub trait Recipe: Debug + Sync {
 
     /// Whether workers that share a machine's memory keep one copy of the weights.
     fn keeps_one_copy(&self) -> bool {
+        false
+    }
+
+    /// Whether workers share weights in the memory of one process, so that they have to be threads of it.
+    fn shares_process(&self) -> bool {
         false
     }
 
@@ -187,6 +201,8 @@ pub struct Join<'a> {
     /// For numbers that somebody waits for, which then do not travel behind gradients. All ranks have one, or
     /// none.
     pub urgent: Option<Communicator>,
+    /// What all ranks share where they are threads of one process.
+    pub memory: Option<ThreadMemory>,
     /// Which ranks do what.
     pub roles: Roles,
     /// The model.
@@ -408,6 +424,12 @@ pub trait Agreement: Debug + Send {
     /// As above.
     fn exchange_weights(&mut self, _: Reach, _weights: &mut [f32], _kept: &mut [Vec<f32>]) -> Result<(), CommError> {
         Ok(())
+    }
+
+    /// How many of its own steps had missed no update of another worker, one, two, … since this was last asked, where a
+    /// worker can tell.
+    fn take_missed(&mut self) -> Vec<u64> {
+        Vec::new()
     }
 
     /// Whether the weights here are those after so many steps since the beginning, whole, and the optimizer's

@@ -9,6 +9,7 @@
 
 pub mod agree;
 pub mod forecast;
+pub mod lock_free;
 pub mod mesh;
 pub mod ownership;
 pub mod part;

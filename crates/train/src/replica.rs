@@ -16,7 +16,7 @@ use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Parameter, StageNetwork, State};
 use paceline_parallel::agree::{RunIdentity, Shape, Steps, Votes};
 use paceline_parallel::{Agreement, Owned};
-use paceline_system::clock::Clock;
+use paceline_system::clock::{Clock, sleep};
 use paceline_system::limits::Limits;
 use paceline_system::memory;
 use paceline_system::phase::Phase;
@@ -41,6 +41,7 @@ use crate::metrics::Tally;
 use crate::micro_batch::{MicroBatch, OTHER_SIZES, share};
 use crate::phases::Phases;
 use crate::stage::{ModelStage, WholeModel, start, tensors};
+use crate::together::Slow;
 
 /// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough
 /// to overlap with the backward pass (25 MiB is also what PyTorch's DDP found to work).
@@ -138,6 +139,8 @@ pub struct Replica {
     boundary: Boundary,
     /// In which order it computes its micro-batches.
     pipeline: Pipeline,
+    /// How many times as long it takes for its arithmetic as it could, for experiments.
+    pub slow: f64,
 }
 
 /// What the plan of a network's step has to provide.
@@ -258,7 +261,7 @@ impl Replica {
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
         let pipeline = Pipeline::new(stage.number, stage.cuts.len() + 1);
-        Ok(Self { options, parameters, states, whole, engine, exchange, boundary, pipeline })
+        Ok(Self { options, parameters, states, whole, engine, exchange, boundary, pipeline, slow: 1.0 })
     }
 
     /// The buckets of gradients.
@@ -346,8 +349,15 @@ impl Replica {
     /// model.
     pub fn begin_together(&mut self, step: u64, identity: RunIdentity) -> Result<(), TrainError> {
         self.exchange.open(&mut self.engine, identity)?;
+        self.exchange.count_from(step);
         self.begin_boundary(step);
         Ok(())
+    }
+
+    /// So many steps of the run were made, and from here on this replica counts its own, which may be none; then all meet.
+    pub fn count_from(&mut self, steps: u64) {
+        self.exchange.count_from(steps);
+        self.exchange.step_apart();
     }
 
     /// How many replicas train together.
@@ -358,6 +368,11 @@ impl Replica {
     /// Whether nobody else takes part in training.
     pub fn is_alone(&self) -> bool {
         self.exchange.is_alone()
+    }
+
+    /// How many of its steps had missed no update of another replica, one, two, … since this was last asked.
+    pub fn take_missed(&mut self) -> Vec<u64> {
+        self.exchange.agreement().take_missed()
     }
 
     /// This replica's wishes, and after a step everybody's.
@@ -418,7 +433,14 @@ impl Replica {
         part: impl FnOnce(&mut Self) -> Result<T, Halt>,
     ) -> Result<T, Halt> {
         let phase = if self.engine.is_one_graph() { Phase::Compute } else { phase };
-        let done = phases.time(phase, || part(self));
+        let done = phases.time(phase, || {
+            let start = self.exchange.computed_s();
+            let done = part(self);
+            if self.slow > 1.0 {
+                sleep(Slow::pause(self.slow, self.exchange.computed_s() - start));
+            }
+            done
+        });
         self.exchange.tell_apart(phase, phases);
         done
     }
@@ -488,6 +510,19 @@ impl Replica {
     /// When another replica, or the way to it, has failed.
     pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
         self.exchange.total(tally)
+    }
+
+    /// This replica's number among all.
+    pub fn rank(&self) -> usize {
+        self.exchange.rank()
+    }
+
+    /// Replaces numbers by their sum over all replicas, which come here at the same step.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), TrainError> {
+        self.exchange.sum(numbers)
     }
 
     /// Forward and backward pass over a whole batch: leaves the gradient of the mean loss in the store. For

@@ -163,7 +163,7 @@ fn choosable(config: &Config) -> Vec<Choosable> {
         let one = |way, name| Choosable { way, agree, name };
         let own = Config { agree, ..config.clone() };
         let steps = agree.recipe().protocol(&Shape::default(), &own.agreement(false)).steps;
-        if let Steps::Local { rounds: Some(Rounds { every, .. }) } = steps {
+        if let Steps::Local { rounds: Some(Rounds { every: Some(every), .. }) } = steps {
             return vec![one(Way::Rounds(every), format!("{name}, weights every {every} steps{ANOTHER}"))];
         }
         if let Steps::Center { every } = steps {
@@ -182,7 +182,9 @@ fn choosable(config: &Config) -> Vec<Choosable> {
             ],
         }
     };
-    Agree::all().flat_map(of).collect()
+    // Between threads of one process there is no link.
+    let has_links = |agree: &Agree| !agree.recipe().shares_process();
+    Agree::all().flat_map(of).filter(|choosable| has_links(&choosable.agree)).collect()
 }
 
 impl Choosable {

@@ -35,10 +35,11 @@ pub fn role(arguments: &Train, config: &Config, variables: &Variables) -> Result
             "this paceline was built without MPI; with mpicc and libclang installed, type: cargo install --path . --features mpi",
         ));
     }
-    if config.carry == Carry::THREAD && (arguments.cluster.is_some() || arguments.hosts.is_some()) {
-        return Err(Failure::refused(
-            "--carry thread keeps all ranks in one process of one machine; for several machines type --carry auto",
-        ));
+    if config.keeps_one_process() && (arguments.cluster.is_some() || arguments.hosts.is_some()) {
+        let (flag, instead) = one_process(config);
+        return Err(Failure::refused(format!(
+            "{flag} keeps all ranks in one process of one machine; for several machines type {instead}"
+        )));
     }
     if let Some(file) = &arguments.cluster {
         return Ok(Role::Member(Box::new(from_file(file, arguments.job, arguments.task)?)));
@@ -90,12 +91,16 @@ pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<
         }
         .starts()?
     } else {
-        let workers = if config.has_rank_threads() { 1 } else { config.ranks() };
+        let (workers, servers) =
+            if config.has_rank_threads() { (1, 0) } else { (config.ranks(), config.server_count()) };
         // Files that all processes would refuse are refused once.
         arguments.tls.as_deref().map(|files| secrecy(files, &Token::random())).transpose()?;
-        local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
+        local::Local { workers, servers, program, arguments: words, pin: config.pin }.starts()?
     };
     starts[0].inherits = true;
+    if config.goes_on_without_workers() {
+        starts[1..config.workers].iter_mut().for_each(|start| start.spare = true);
+    }
     for start in &mut starts[1..] {
         start.arguments.retain(|word| word != "--json");
         if !arguments.quiet {
@@ -113,12 +118,21 @@ pub fn from_launcher(config: &Config, variables: &Variables) -> Result<Option<Me
 
 /// Refuses several processes of which each would have all ranks.
 pub fn check_threads(config: &Config, member: Option<&Member>) -> Result<(), Failure> {
-    let Some(member) = member.filter(|member| member.world > 1 && config.carry == Carry::THREAD) else { return Ok(()) };
+    let Some(member) = member.filter(|member| member.world > 1 && config.keeps_one_process()) else { return Ok(()) };
+    let (flag, instead) = one_process(config);
     Err(Failure::refused(format!(
-        "--carry thread and --replicas keep all ranks in one process, and by {} there are {}; \
-         type --carry auto in their place, or start one process",
+        "{flag} and --replicas keep all ranks in one process, and by {} there are {}; \
+         type {instead} in their place, or start one process",
         member.source, member.world
     )))
+}
+
+/// What keeps all ranks in one process, and what to type in its place.
+fn one_process(config: &Config) -> (String, &'static str) {
+    match config.agree.recipe().shares_process() {
+        true => (format!("--agree {}", config.agree.name()), "--agree all-reduce --carry auto"),
+        false => ("--carry thread".into(), "--carry auto"),
+    }
 }
 
 /// The member of a cluster file that this process was told to be.

@@ -149,7 +149,7 @@ fn epoch_cells(epoch: &Epoch) -> [String; 10] {
 
 /// How fast each was: one row for each worker, where there are several.
 pub(crate) fn ranks(histories: &[History]) -> String {
-    let workers = || histories.iter().filter(|history| history.served.is_none());
+    let workers = || histories.iter().filter(|history| !history.is_server());
     if workers().count() < 2 {
         return String::new();
     }

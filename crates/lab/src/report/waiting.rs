@@ -1,5 +1,6 @@
 //! The report's tables of who waited for whom: ranks that were late, and servers.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::markup::{escape, section};
@@ -37,17 +38,18 @@ pub(crate) fn late(histories: &[History]) -> String {
     section("late", "Late ranks", &out)
 }
 
-/// What servers did.
+/// What servers did, and what steps had missed.
 pub(crate) fn servers(histories: &[History]) -> String {
-    if histories.iter().all(|history| history.served.is_none()) {
-        return String::new();
+    let servers = || histories.iter().filter(|history| history.is_server());
+    if servers().next().is_none() {
+        return staleness(histories);
     }
     let mut out = String::from(
         "<div class=\"scroll\"><table>\n<thead><tr><th class=\"n\">Rank</th><th>Machine</th><th class=\"n\">Steps</th>\
          <th class=\"n\">Time</th><th class=\"n\">Exchange</th><th class=\"n\">Update</th><th>Waited longest for</th>\
          <th>Outcome</th></tr></thead>\n<tbody>\n",
     );
-    for (history, served) in histories.iter().filter_map(|history| Some((history, history.served.as_ref()?))) {
+    for (history, served) in servers().filter_map(|history| Some((history, history.served.as_ref()?))) {
         let share = |part_s: f64| percent_short(part_s / served.seconds.max(f64::MIN_POSITIVE));
         let longest = served.longest().map(|(rank, waited_s)| format!("rank {rank}, {}", seconds(waited_s)));
         let _ = writeln!(
@@ -74,16 +76,24 @@ const MISSED_MAX: usize = 64;
 /// The shares of a histogram that are shown.
 const SHARES_MAX: usize = 8;
 
-/// How many updates steps had missed, where every push is a step. All servers hear the same pushes: the first tells.
+/// How many updates steps had missed, where every worker's step is one of its own. All servers hear the same pushes, and workers that
+/// share memory tell each of itself: of a worker, the first who knows tells.
 fn staleness(histories: &[History]) -> String {
-    let told = histories.iter().filter_map(|history| history.served.as_ref());
-    let Some(served) = told.into_iter().find(|served| !served.staleness.is_empty()) else { return String::new() };
+    let mut known = BTreeMap::new();
+    for (worker, staleness) in
+        histories.iter().filter_map(|history| history.served.as_ref()).flat_map(|served| &served.staleness)
+    {
+        known.entry(worker).or_insert(staleness);
+    }
+    if known.is_empty() {
+        return String::new();
+    }
     let mut out = String::from(
         "<p>Updates that were applied between the reading of the weights that a step was computed from and the step itself.</p>\n\
          <div class=\"scroll\"><table>\n<thead><tr><th class=\"n\">Worker</th><th class=\"n\">Steps</th>\
          <th class=\"n\">Missed on average</th><th class=\"n\">At most</th><th>Missed: share of steps</th></tr></thead>\n<tbody>\n",
     );
-    for (worker, staleness) in &served.staleness {
+    for (worker, staleness) in known {
         let share = |(missed, share): (usize, f64)| format!("{missed}: {}", percent_short(share));
         let mut shares: Vec<String> = staleness.shares().take(SHARES_MAX).map(share).collect();
         if staleness.shares().count() > SHARES_MAX {

@@ -66,6 +66,11 @@ impl Recipe for Dogwild {
         false
     }
 
+    fn hands_out_portions(&self, options: &Options) -> bool {
+        // Workers that exchange together make equally many steps.
+        options.staleness != Some(0)
+    }
+
     fn usual_staleness(&self) -> Option<u64> {
         None
     }

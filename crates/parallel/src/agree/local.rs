@@ -58,13 +58,16 @@ impl Outer {
     }
 }
 
+fn period(options: &Options) -> u64 {
+    options.rounds.period.unwrap_or(PERIOD)
+}
+
 fn rounds(options: &Options) -> Rounds {
     let rounds = &options.rounds;
     Rounds {
-        every: rounds.period.unwrap_or(PERIOD),
+        every: Some(period(options)),
         within_node: rounds.node_period,
-        warm_up: rounds.warm_up.unwrap_or(0),
-    }
+        warm_up: rounds.warm_up.unwrap_or(0) }
 }
 
 impl Recipe for LocalSgd {
@@ -86,7 +89,7 @@ impl Recipe for LocalSgd {
     }
 
     fn refuses(&self, demands: &Demands) -> Option<String> {
-        let Rounds { every, within_node, .. } = rounds(&demands.options);
+        let (every, within_node) = (period(&demands.options), demands.options.rounds.node_period);
         let Outer { rate, momentum } = Outer::new(&demands.options);
         let sentence = if let Some(sentence) = demands.foreign(self.name()) {
             sentence
@@ -100,6 +103,8 @@ impl Recipe for LocalSgd {
             "--shard optimizer needs sums of gradients, and workers of --agree local step with their own; type --agree \
              all-reduce, or --shard none"
                 .into()
+        } else if demands.options.rounds.herds.is_some() {
+            "--herds is for threads that share weights; type --agree hogwild, or leave it out".into()
         } else if !demands.options.squeeze.codec().is_identity() {
             format!(
                 "--squeeze {} is for gradients, and --agree local sends weights, {every} steps apart; type a longer \

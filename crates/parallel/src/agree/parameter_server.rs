@@ -14,7 +14,7 @@ mod worker;
 
 use paceline_comm::CommError;
 
-use super::{Agreement, Demands, Join, Options, Protocol, Recipe, ServerShard, Shape};
+use super::{Agreement, Demands, Join, LostPeer, Options, Protocol, Recipe, ServerShard, Shape};
 
 /// What the command line offers.
 #[derive(Debug)]
@@ -63,6 +63,10 @@ impl Recipe for ParameterServer {
         Pace::from_staleness(options.staleness) == Pace::Synchronous
     }
 
+    fn hands_out_portions(&self, options: &Options) -> bool {
+        !self.is_synchronous(options)
+    }
+
     fn refuses(&self, demands: &Demands) -> Option<String> {
         if let Some(sentence) = demands.foreign(self.name()) {
             return Some(sentence);
@@ -87,7 +91,7 @@ impl Recipe for ParameterServer {
     }
 
     fn protocol(&self, shape: &Shape, _: &Options) -> Protocol {
-        Protocol::parameter_server(shape.buckets.len())
+        Protocol { lost_peer: LostPeer::GoOn, ..Protocol::parameter_server(shape.buckets.len()) }
     }
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {

@@ -1,7 +1,7 @@
 //! What an agreement sends, as a value: one list for each part of a run, from which workers and servers both
 //! derive what they send and what they expect. Two ends that walk one list cannot expect different things.
 
-use paceline_comm::Rank;
+use paceline_comm::{CommError, Rank};
 
 /// What travels between the ranks of a run, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,8 +77,8 @@ impl Steps {
 /// After which steps workers that make their own exchange weights: known to all, so that nobody asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounds {
-    /// Steps between two exchanges of all workers.
-    pub every: u64,
+    /// Steps between two exchanges of all workers; none if all exchange only where somebody looks at the weights.
+    pub every: Option<u64>,
     /// Steps between two exchanges of the workers of each machine.
     pub within_node: Option<u64>,
     /// So many steps at the beginning of a run are each followed by an exchange of all.
@@ -97,7 +97,7 @@ pub enum Reach {
 impl Rounds {
     /// Who exchanges weights when so many steps were made since the beginning of the run.
     pub fn after(self, steps: u64) -> Option<Reach> {
-        if steps <= self.warm_up || steps.is_multiple_of(self.every) {
+        if steps <= self.warm_up || self.every.is_some_and(|every| steps.is_multiple_of(every)) {
             return Some(Reach::All);
         }
         self.within_node.filter(|&every| steps.is_multiple_of(every)).map(|_| Reach::Node)
@@ -244,11 +244,12 @@ impl Protocol {
     /// Nothing in a step's list; exchanges with a centre beside steps, once in `every`. What servers keep for that
     /// beside the centre, `buffers` of the parameters' length, is rank 0's at the opening.
     pub fn center(name: &'static str, every: u64, buffers: usize) -> Self {
-        let rounds = Rounds { every, within_node: None, warm_up: 0 };
+        let rounds = Rounds { every: Some(every), within_node: None, warm_up: 0 };
         Self {
             steps: Steps::Center { every },
             between: vec![Between::Sum, Between::Weights],
             closing: Some(Closing::Goodbye),
+            lost_peer: LostPeer::GoOn,
             ..Self::local(name, rounds, buffers)
         }
     }
@@ -285,6 +286,12 @@ impl Roles {
         Rank::at(self.workers + index)
     }
 
+    /// The worker whose loss an error tells of, if the others can do without it: the first one has what nobody else has.
+    pub fn missed(&self, error: &CommError) -> Option<usize> {
+        let lost = error.peer().map(Rank::index).filter(|_| matches!(error, CommError::PeerGone { .. }));
+        lost.filter(|worker| (1..self.workers).contains(worker))
+    }
+
     /// A server's part of so many elements.
     pub fn part(&self, elements: usize, server: usize) -> std::ops::Range<usize> {
         paceline_comm::transfer::chunk(elements, self.servers, server)
@@ -316,12 +323,14 @@ mod tests {
 
     #[test]
     fn rounds_end_where_all_know_they_do() {
-        let rounds = Rounds { every: 6, within_node: Some(2), warm_up: 3 };
+        let rounds = Rounds { every: Some(6), within_node: Some(2), warm_up: 3 };
         let ends: Vec<Option<Reach>> = (1..=12).map(|steps| rounds.after(steps)).collect();
         let (all, node) = (Some(Reach::All), Some(Reach::Node));
         assert_eq!(ends, [all, all, all, node, None, all, None, node, None, node, None, all]);
-        let flat = Rounds { every: 4, within_node: None, warm_up: 0 };
+        let flat = Rounds { every: Some(4), within_node: None, warm_up: 0 };
         assert_eq!((1..=8).filter(|&steps| flat.after(steps) == all).collect::<Vec<_>>(), [4, 8]);
+        let never = Rounds { every: None, ..flat };
+        assert!((1..=8).all(|steps| never.after(steps).is_none()));
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub struct RoundOptions {
     pub server_adagrad: Option<f64>,
     /// Steps at the beginning that one worker makes alone.
     pub warm_start: Option<u64>,
+    /// Copies of the weights that the threads of one process share.
+    pub herds: Option<usize>,
 }
 
 impl RoundOptions {
@@ -34,8 +36,8 @@ impl RoundOptions {
     fn given(&self) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
         const LOCAL: &[&str] = &["local"];
         const DOWNPOUR: &[&str] = &["downpour"];
-        let all: [(&str, bool, &[&str]); 11] = [
-            ("--period", self.period.is_some(), &["local", "elastic", "dogwild"]),
+        let all: [(&str, bool, &[&str]); 12] = [
+            ("--period", self.period.is_some(), &["local", "elastic", "dogwild", "hogwild"]),
             ("--node-period", self.node_period.is_some(), LOCAL),
             ("--post-local", self.warm_up.is_some(), LOCAL),
             ("--outer-rate", self.outer_rate.is_some(), LOCAL),
@@ -46,6 +48,7 @@ impl RoundOptions {
             ("--push-rate", self.push_rate.is_some(), &["downpour", "dogwild"]),
             ("--server-adagrad", self.server_adagrad.is_some(), DOWNPOUR),
             ("--warm-start", self.warm_start.is_some(), DOWNPOUR),
+            ("--herds", self.herds.is_some(), &["hogwild"]),
         ];
         all.into_iter().filter(|(_, given, _)| *given).map(|(flag, _, owners)| (flag, owners))
     }
@@ -76,7 +79,8 @@ mod tests {
         assert_eq!((said("local", period), said("elastic", period)), (None, None));
         let sentence = said("all-reduce", period).unwrap();
         assert!(
-            sentence.ends_with("--agree local or --agree elastic or --agree dogwild, or leave it out"),
+            sentence
+                .ends_with("--agree local or --agree elastic or --agree dogwild or --agree hogwild, or leave it out"),
             "{sentence}"
         );
         let fetch = RoundOptions { fetch_every: Some(4), ..RoundOptions::default() };
@@ -99,8 +103,9 @@ mod tests {
             push_rate: Some(1.0),
             server_adagrad: Some(1.0),
             warm_start: some,
+            herds: Some(1),
         };
         assert!(all.given().flat_map(|(_, owners)| owners).all(|owner| super::super::find(owner).is_some()));
-        assert_eq!(all.given().count(), 11);
+        assert_eq!(all.given().count(), 12);
     }
 }

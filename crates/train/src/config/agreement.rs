@@ -19,6 +19,7 @@ impl Config {
             warm_up: self.post_local,
             outer_rate: self.outer_rate,
             outer_momentum: self.outer_momentum,
+            herds: self.herds,
             elastic_rate: self.elastic_rate,
             fetch_every: self.fetch_every,
             push_every: self.push_every,
@@ -37,12 +38,39 @@ impl Config {
         self.agree.recipe().protocol(&shape, &self.agreement(false)).gradients_leave()
     }
 
+    /// Whether an agreement that needs all ranks in one process can have them there.
+    fn check_process(&self) -> Result<(), TrainError> {
+        if !self.agree.recipe().shares_process() {
+            return Ok(());
+        }
+        let (name, carry) = (self.agree.name(), self.carry.name());
+        if !self.keeps_one_process() {
+            return refuse(format!(
+                "--agree {name} has all workers in one process, and --carry {carry} is for several; leave --carry out, or type \
+                 --agree all-reduce"
+            ));
+        }
+        if let Some(herds) = self.herds.filter(|&herds| herds > self.workers) {
+            let workers = self.workers;
+            return refuse(format!("--herds {herds} are more than there are workers; type --herds {workers} or less"));
+        }
+        if self.device != Compute::Cpu {
+            let device = self.device;
+            return refuse(format!(
+                "--agree {name} shares weights in the memory of this machine, and --device {device} keeps them on a GPU; type \
+                 --device cpu, or --agree local"
+            ));
+        }
+        Ok(())
+    }
+
     /// Whether the ways to agree fit the rest.
     pub(super) fn check_agreement(&self) -> Result<(), TrainError> {
         if let Some(name) = self.algorithm.as_deref().filter(|name| Algorithm::from_name(name).is_none()) {
             let names = Algorithm::ALL.map(Algorithm::name).join(", ");
             return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
         }
+        self.check_process()?;
         if self.carry == Carry::THREAD && self.device != Compute::Cpu {
             let workers = self.workers;
             return refuse(format!(

@@ -42,7 +42,7 @@ impl Config {
                 "--carry nccl is for whole models on GPUs, and --split has stages; leave --carry out".into(),
             );
         }
-        if self.agree.recipe().has_servers() {
+        if self.holds_whole_models() {
             return refuse(format!(
                 "--agree {} holds whole models, and --split {} has stages; type --agree all-reduce, or leave --split out",
                 self.agree.name(),
@@ -50,6 +50,12 @@ impl Config {
             ));
         }
         Ok(())
+    }
+
+    /// Whether the way to agree knows of no stages and parts.
+    fn holds_whole_models(&self) -> bool {
+        let recipe = self.agree.recipe();
+        recipe.has_servers() || recipe.shares_process()
     }
 
     /// Whether layers that are computed by several parts fit the rest.
@@ -60,7 +66,7 @@ impl Config {
                 "--split {split} computes layers on CPUs; type --device cpu, and another --carry than nccl"
             ));
         }
-        if self.agree.recipe().has_servers() {
+        if self.holds_whole_models() {
             return refuse(format!(
                 "--agree {} holds whole models, and --split {split} has parts; type --agree all-reduce, or leave --split out",
                 self.agree.name()

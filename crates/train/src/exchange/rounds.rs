@@ -35,13 +35,19 @@ impl Exchange {
         self.apart.optimizer
     }
 
+    /// From here on steps of replicas' own tell them apart: also this one that may make none of them.
+    pub fn step_apart(&mut self) {
+        let steps = self.steps_apart();
+        self.apart = Apart { weights: steps, optimizer: steps };
+    }
+
     /// Begins what is exchanged with a centre while the step is made.
     pub(super) fn begin_exchange(&mut self, engine: &mut Engine, ahead: f32) -> Result<(), TrainError> {
         if !self.has_center() {
             return Ok(());
         }
         self.votes = self.agreement.tell_wishes(self.votes);
-        let step = self.moment.step;
+        let step = self.made;
         if !self.agreement.exchanges_before(step) {
             return Ok(());
         }
@@ -84,11 +90,9 @@ impl Exchange {
     /// # Errors
     /// When another replica, or the way to it, or a device has failed.
     pub fn exchange_weights(&mut self, engine: &mut Engine, steps_done: u64) -> Result<(), TrainError> {
-        if self.steps_apart() {
-            self.apart = Apart { weights: true, optimizer: true };
-        }
+        self.step_apart();
         if self.has_center() {
-            return self.end_exchange(engine, steps_done - 1);
+            return self.end_exchange(engine, self.made);
         }
         let Some(reach) = self.round_ends(steps_done) else { return Ok(()) };
         engine.fetch()?;
@@ -125,13 +129,13 @@ impl Exchange {
         Ok(())
     }
 
-    /// The tally of a step that this replica has made by itself, and what others wish where a round of all ends.
+    /// The tally of a step that this replica has made by itself, and what others wish where all hear of it.
     pub(super) fn total_of_own(&mut self, tally: Tally) -> Result<Tally, TrainError> {
         if self.has_center() {
             let votes = self.agreement.tell_wishes(self.votes);
-            return Ok(self.take_total(report(&tally, votes)));
+            return Ok(self.take_total(report(&tally, votes, 0.0)));
         }
-        let own = self.sum_siblings(report(&tally, self.votes))?;
+        let own = self.sum_siblings(report(&tally, self.votes, 0.0))?;
         let all = match self.round_ends(self.moment.step + 1) {
             Some(Reach::All) => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
             _ => StepReport::default(),

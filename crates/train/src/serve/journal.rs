@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use paceline_parallel::agree::Missed;
 use paceline_system::clock::{self, Clock};
 use paceline_system::disk::Disk;
 use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
@@ -19,9 +20,6 @@ use crate::trainer::RunFolder;
 /// Between two lines.
 const EVERY_S: f64 = 1.0;
 
-/// Updates missed that are told apart: a step that has missed more counts as one that has missed so many.
-const MISSED_MAX: usize = 64;
-
 type Waited = dyn Fn() -> BTreeMap<u32, Duration> + Send;
 
 /// Tells of one server.
@@ -34,7 +32,7 @@ pub struct ServerJournal {
     /// Spent on them since the last line.
     updated_s: f64,
     /// How many steps of each worker had missed so many updates, since the last line.
-    missed: BTreeMap<usize, Vec<u64>>,
+    missed: BTreeMap<usize, Missed>,
 }
 
 /// Where lines go.
@@ -117,8 +115,7 @@ impl ServerJournal {
     /// A worker's step is applied, which had missed so many updates.
     pub(super) fn stepped(&mut self, worker: usize, missed: u64) {
         if self.target.is_some() {
-            let counts = self.missed.entry(worker).or_insert_with(|| vec![0; MISSED_MAX + 1]);
-            counts[(missed as usize).min(MISSED_MAX)] += 1;
+            self.missed.entry(worker).or_default().count(missed);
         }
     }
 
@@ -138,11 +135,8 @@ impl ServerJournal {
 
     fn tell(&mut self) {
         let (step, updated_s) = (self.step, std::mem::take(&mut self.updated_s));
-        let missed = std::mem::take(&mut self.missed).into_iter().map(|(worker, mut counts)| {
-            counts.truncate(counts.iter().rposition(|&count| count > 0).map_or(0, |last| last + 1));
-            (worker.to_string(), counts)
-        });
-        let missed = missed.collect();
+        let told = std::mem::take(&mut self.missed).into_iter();
+        let missed = told.map(|(worker, mut missed)| (worker.to_string(), missed.take())).collect();
         self.write(|target| {
             let (now, waited) = (target.clock.seconds(), (target.waited)());
             let seconds = now - std::mem::replace(&mut target.told_at_s, now);

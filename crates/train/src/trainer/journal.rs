@@ -1,5 +1,6 @@
 //! What a run remembers and tells: its position, events, checkpoints and limits. No arithmetic of the model.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use paceline_system::disk::{Disk, DiskError};
 use paceline_system::event::{Event, EventLog, SCHEMA_VERSION};
 use paceline_system::host::{self, Host};
 use paceline_system::inbox::Inbox;
-use paceline_system::phase::Phase;
+use paceline_system::phase::{Phase, PhaseTimes};
 use paceline_system::printable::Shown;
 use paceline_system::progress::Progress;
 use paceline_system::shell::quote;
@@ -77,6 +78,8 @@ pub(super) struct Journal {
     restarts: Restarts,
     /// Damaged samples that were told of already.
     damage_told: usize,
+    /// When it was last told what steps had missed.
+    missed_told_s: f64,
     /// How long the run goes on, if it is made to be timed.
     rehearsal: Option<Rehearsal>,
     /// How the stages or parts compute together, to be told at the beginning.
@@ -128,6 +131,7 @@ impl Journal {
             saved: None,
             restarts,
             damage_told: 0,
+            missed_told_s: 0.0,
             gpu: None,
             pipeline: None,
             rehearsal,
@@ -310,6 +314,34 @@ impl Journal {
         self.take_written(false)
     }
 
+    /// As [`Journal::after_step`], of a portion of a step; how far the run is follows where all meet.
+    pub fn after_portion(&mut self, event: Event, tally: &Tally) -> Result<(), TrainError> {
+        let (before, step) = (self.position.step, if let Event::Step { step, .. } = event { step } else { 0 });
+        self.after_step(event, tally)?;
+        self.position.step = before.max(step);
+        Ok(())
+    }
+
+    /// Tells how the workers share batches from here on.
+    pub fn balanced(&mut self, shares: &[usize], speeds: &[f64]) -> Result<(), TrainError> {
+        let (step, samples) = (self.position.step, shares.iter().map(|&share| share as u64).collect());
+        self.record(Event::Balanced { step, samples, samples_per_s: speeds.to_vec() })
+    }
+
+    /// This rank.
+    pub const fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Steps until all workers meet: at a checkpoint, the end of an epoch or of the run.
+    pub fn steps_to_meeting(&self) -> u64 {
+        let step = self.position.step;
+        let until = |every: u64| every - step % every;
+        let epoch = until(self.length.steps_per_epoch.max(1));
+        let checkpoint = self.config.checkpoint_every.map_or(u64::MAX, |every| until(every.max(1)));
+        epoch.min(checkpoint).min(self.steps_total().saturating_sub(step))
+    }
+
     /// Tells the epoch's figures and starts the next one's; whether the accuracy is the best so far.
     pub fn end_epoch(&mut self, evaluation: Option<&Tally>) -> Result<bool, TrainError> {
         let Position { step, tally, epoch_s, data_wait_s, best_top1, .. } = self.position.clone();
@@ -366,6 +398,22 @@ impl Journal {
             self.position.best_between = Some(Evaluated { top1, step });
         }
         Ok(best)
+    }
+
+    /// Tells what this worker's own steps had missed since the last time, where it can tell.
+    pub fn record_missed(&mut self, counts: Vec<u64>) -> Result<(), TrainError> {
+        if counts.is_empty() {
+            return Ok(());
+        }
+        let seconds = self.clock.seconds() - self.missed_told_s;
+        self.missed_told_s += seconds;
+        self.record(Event::Served {
+            step: self.position.step,
+            seconds,
+            phases: PhaseTimes::default(),
+            waited: BTreeMap::new(),
+            missed: BTreeMap::from([(self.worker.to_string(), counts)]),
+        })
     }
 
     /// Tells of damaged samples that were skipped since the last time.

@@ -19,7 +19,16 @@ impl Run {
     fn join(self, communicator: Communicator, shape: &Shape) -> Join<'_> {
         let roles = Roles { workers: WORKERS, servers: 1 };
         let options = agree::Options { rounds: self.rounds, staleness: self.staleness, ..agree::Options::default() };
-        Join { communicator, urgent: None, roles, shape, options, deadline: TIMEOUT, clock: Clock::real() }
+        Join {
+            communicator,
+            urgent: None,
+            memory: None,
+            roles,
+            shape,
+            options,
+            deadline: TIMEOUT,
+            clock: Clock::real(),
+        }
     }
 
     /// What all know of the run; buckets do not travel.

@@ -5,10 +5,10 @@ use paceline_train::engine::Weights;
 
 use super::*;
 
-pub const WORKERS: usize = 2;
+pub(super) const WORKERS: usize = 2;
 
 /// A replica, which steps with the mean of its own samples.
-pub fn own_replica(rank: usize, optimizer: Optimizer) -> Replica {
+pub(super) fn own_replica(rank: usize, optimizer: Optimizer) -> Replica {
     let case = Case { optimizer, workers: WORKERS, ..MOMENTUM };
     Replica::new(&normed, options((rank, WORKERS), case), &Arc::new(Cpu::new(1))).unwrap()
 }
@@ -19,7 +19,7 @@ fn own_batch(step: u64, rank: usize, alone: bool) -> Batch {
     if alone { Batch { share: None, ..share } } else { share }
 }
 
-pub fn one_step(replica: &mut Replica, step: u64, rank: usize, alone: bool) {
+pub(super) fn one_step(replica: &mut Replica, step: u64, rank: usize, alone: bool) {
     let moment = Moment { step, learning_rate: RATE };
     let clock = Clock::real();
     replica.step(&own_batch(step, rank, alone), moment, &mut Phases::start(&clock)).unwrap().updated.unwrap();
@@ -37,7 +37,16 @@ fn rounds(carry: Carry, optimizer: Optimizer, rounds: RoundOptions) -> Vec<Train
                     let (roles, shape) = (Roles { workers: WORKERS, servers: 0 }, replica.shape());
                     let options = agree::Options { rounds, ..agree::Options::default() };
                     let (deadline, clock) = (TIMEOUT, Clock::real());
-                    let join = Join { communicator, urgent: None, roles, shape: &shape, options, deadline, clock };
+                    let join = Join {
+                        communicator,
+                        urgent: None,
+                        memory: None,
+                        roles,
+                        shape: &shape,
+                        options,
+                        deadline,
+                        clock,
+                    };
                     replica.agree(local::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
                     replica.begin_together(0, [0; 8]).unwrap();
                     (0..STEPS).for_each(|step| one_step(&mut replica, step, rank, false));
@@ -57,7 +66,7 @@ fn norm(numbers: impl Iterator<Item = f32>) -> f64 {
     numbers.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
 }
 
-pub fn apart(found: &[f32], expected: &[f32]) -> f64 {
+pub(super) fn apart(found: &[f32], expected: &[f32]) -> f64 {
     norm(found.iter().zip(expected).map(|(a, b)| a - b)) / norm(expected.iter().copied())
 }
 
@@ -123,7 +132,16 @@ fn rounds_of_one_step_of_sgd_are_steps_with_the_mean_gradient() {
                     let rounds = RoundOptions { period: Some(1), ..RoundOptions::default() };
                     let options = agree::Options { rounds, ..agree::Options::default() };
                     let (deadline, clock) = (TIMEOUT, Clock::real());
-                    let join = Join { communicator, urgent: None, roles, shape: &shape, options, deadline, clock };
+                    let join = Join {
+                        communicator,
+                        urgent: None,
+                        memory: None,
+                        roles,
+                        shape: &shape,
+                        options,
+                        deadline,
+                        clock,
+                    };
                     replica.agree(local::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
                     replica.begin_together(0, [0; 8]).unwrap();
                     (0..STEPS).for_each(|step| one_step(&mut replica, step, rank, false));
@@ -154,7 +172,16 @@ fn workers_of_a_machine_average_more_often() {
                     let (roles, shape) = (Roles { workers: 4, servers: 0 }, Shape::default());
                     let options = agree::Options::default();
                     let (deadline, clock) = (TIMEOUT, Clock::real());
-                    let join = Join { communicator, urgent: None, roles, shape: &shape, options, deadline, clock };
+                    let join = Join {
+                        communicator,
+                        urgent: None,
+                        memory: None,
+                        roles,
+                        shape: &shape,
+                        options,
+                        deadline,
+                        clock,
+                    };
                     let mut worker = local::RECIPE.join(join).unwrap();
                     let mut weights = vec![rank as f32; 1001];
                     worker.exchange_weights(Reach::Node, &mut weights, &mut []).unwrap();

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 mod center;
+mod hogwild;
 mod local;
 mod on_gpu;
 mod sharded;
@@ -34,6 +35,7 @@ use paceline_train::micro_batch::MicroBatchSizes;
 use paceline_train::phases::Phases;
 use paceline_train::replica::{OptimizerShard, Replica, ReplicaOptions};
 use paceline_train::serve::{Rates, ServerJournal, ServerOptions, Serving, fingerprint, serve_model};
+use sharded::ranks;
 use world::{Carry, TIMEOUT, communicators};
 
 const STEPS: u64 = 20;
@@ -198,7 +200,9 @@ fn join(communicator: Communicator, shape: &Shape, one_copy: bool) -> Box<dyn Ag
     let roles = Roles { workers: communicator.world(), servers: 0 };
     let options = agree::Options { one_copy, ..agree::Options::default() };
     let (deadline, clock) = (TIMEOUT, Clock::real());
-    all_reduce::RECIPE.join(Join { communicator, urgent: None, roles, shape, options, deadline, clock }).unwrap()
+    all_reduce::RECIPE
+        .join(Join { communicator, urgent: None, memory: None, roles, shape, options, deadline, clock })
+        .unwrap()
 }
 
 /// A server, which hears of the run from the first worker.
@@ -247,6 +251,7 @@ fn together(case: Case) -> Vec<Trained> {
                     let agreement = case.recipe().join(Join {
                         communicator,
                         urgent,
+                        memory: None,
                         roles: case.roles(),
                         shape: &shape,
                         options: case.agreement(one_copy),
@@ -552,18 +557,6 @@ fn workers_of_an_asynchronous_parameter_server_learn() {
             }
         }
     }
-}
-
-/// Runs every rank of a world as a thread.
-fn ranks<T: Send>(carry: Carry, world: usize, rank: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = communicators(carry, world)
-            .into_iter()
-            .map(|communicator| scope.spawn(move || rank(communicator)))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
 }
 
 #[test]

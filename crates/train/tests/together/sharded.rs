@@ -103,7 +103,9 @@ fn join_sharded(communicator: Communicator, shape: &Shape) -> Box<dyn Agreement>
     let roles = Roles { workers: communicator.world(), servers: 0 };
     let options = agree::Options { shard: true, ..agree::Options::default() };
     let (deadline, clock) = (TIMEOUT, Clock::real());
-    all_reduce::RECIPE.join(Join { communicator, urgent: None, roles, shape, options, deadline, clock }).unwrap()
+    all_reduce::RECIPE
+        .join(Join { communicator, urgent: None, memory: None, roles, shape, options, deadline, clock })
+        .unwrap()
 }
 
 /// A bucket of two elements among three ranks, and one of several pieces.
@@ -229,4 +231,16 @@ fn a_rank_that_dies_in_the_middle_is_named() {
         let named = |rank: usize| ended[rank].as_ref().unwrap_err().peer().map(|peer| peer.0);
         assert!(named(0) == Some(1) || named(2) == Some(1), "{carry:?}: {ended:?}");
     }
+}
+
+/// Runs every rank of a world as a thread.
+pub(super) fn ranks<T: Send>(carry: Carry, world: usize, rank: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = communicators(carry, world)
+            .into_iter()
+            .map(|communicator| scope.spawn(move || rank(communicator)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }

@@ -93,6 +93,7 @@ impl<'a> Server<'a> {
     pub fn serve(mut self) -> Result<(), CommError> {
         self.open()?;
         while !self.turns.is_over() {
+            self.miss_those_who_wait();
             let waited_for = self.doing.contains(&Doing::Waits);
             let heard =
                 |worker: &usize| self.doing[*worker] == Doing::Idle && (waited_for || self.turns.may_step(*worker).0);
@@ -101,10 +102,33 @@ impl<'a> Server<'a> {
                 self.all_together()?;
                 continue;
             }
-            let worker = self.communicator.wait_any(&peers)?.index();
-            self.hear(worker)?;
+            let heard = self.communicator.wait_any(&peers).and_then(|worker| self.hear(worker.index()));
+            self.or_without(heard)?;
         }
         Ok(())
+    }
+
+    /// Goes on without a worker that is lost: what it had pushed stays. Whether nobody was.
+    fn or_without(&mut self, served: Result<(), CommError>) -> Result<bool, CommError> {
+        let Err(error) = served else { return Ok(true) };
+        let worker = self.layout.roles.missed(&error).ok_or(error)?;
+        self.miss(worker);
+        Ok(false)
+    }
+
+    fn miss(&mut self, worker: usize) {
+        // Every list is with one worker alone, so nothing of the others is lost.
+        self.communicator.go_on();
+        self.doing[worker] = Doing::Gone;
+        self.turns = self.turns.clone().after(Event::Left(worker));
+    }
+
+    /// Whoever waits for the others sends nothing by which its loss would be seen.
+    fn miss_those_who_wait(&mut self) {
+        let is_lost =
+            |worker: &usize| self.doing[*worker] == Doing::Waits && self.communicator.has_lost(Rank::at(*worker));
+        let lost: Vec<usize> = (1..self.doing.len()).filter(is_lost).collect();
+        lost.into_iter().for_each(|worker| self.miss(worker));
     }
 
     /// Receives what the first worker gives to all, and keeps its part of it.
@@ -229,12 +253,16 @@ impl<'a> Server<'a> {
         }
         match command {
             Command::Exchange { .. } => {
-                waiting.iter().try_for_each(|&worker| self.exchange(worker, true))?;
+                for &worker in &waiting {
+                    let exchanged = self.exchange(worker, true);
+                    self.or_without(exchanged)?;
+                }
                 self.rule.end_together(&mut self.held);
             }
             Command::Meet => self.meet(&waiting, number > 0)?,
             _ => self.sum(&waiting, number as usize)?,
         }
+        waiting.retain(|&worker| self.doing[worker] == Doing::Waits);
         waiting.into_iter().for_each(|worker| self.doing[worker] = Doing::Idle);
         Ok(())
     }
@@ -244,19 +272,21 @@ impl<'a> Server<'a> {
         let part = 0..self.held.center.len();
         for &worker in workers {
             self.tags[worker] += 1;
-            self.take(worker, part.clone(), true)?;
-            self.turns = self.turns.clone().after(Event::Reached { worker, steps: self.headers[worker].steps });
+            let taken = self.take(worker, part.clone(), true);
+            self.or_without(taken)?;
         }
+        self.turns = self.turns.clone().after(Event::Met);
         self.rule.end_together(&mut self.held);
         let length = part.len();
         self.meets += 1;
         self.room[..length].copy_from_slice(&self.held.center);
-        for &worker in workers {
+        for &worker in workers.iter().filter(|&&worker| self.doing[worker] != Doing::Gone).collect::<Vec<_>>() {
             self.tell(worker, length);
             let parts = [0..length, length..length + TOLD];
             let to = |part| transfer(worker, Action::Send, Rank::at(worker), part);
             let list: Vec<Transfer> = parts.into_iter().filter_map(to).collect();
-            self.communicator.exchange(&list, self.meets, &mut self.room[..length + TOLD])?;
+            let told = self.communicator.exchange(&list, self.meets, &mut self.room[..length + TOLD]);
+            self.or_without(told)?;
         }
         for kept in self.held.kept.iter_mut().filter(|_| with_kept) {
             self.meets += 1;
@@ -275,10 +305,19 @@ impl<'a> Server<'a> {
         if self.room.len() < takes + 1 {
             self.room.resize(takes + 1, 0.0);
         }
-        for call in Call::pair(length) {
-            let list = call.server(self.layout.roles, self.server, workers.iter().copied());
+        let mut sums = vec![0.0; takes];
+        for (call, comes) in Call::pair(length).into_iter().zip([true, false]) {
             self.meets += 1;
-            self.communicator.exchange(&list, self.meets, &mut self.room[..takes + 1])?;
+            for &worker in workers.iter().filter(|&&worker| self.doing[worker] != Doing::Gone).collect::<Vec<_>>() {
+                let list = call.server(self.layout.roles, self.server, std::iter::once(worker));
+                if !comes {
+                    self.room[..takes].copy_from_slice(&sums);
+                }
+                let exchanged = self.communicator.exchange(&list, self.meets, &mut self.room[..takes + 1]);
+                if self.or_without(exchanged)? && comes {
+                    sums.iter_mut().zip(&self.room[..takes]).for_each(|(sum, number)| *sum += number);
+                }
+            }
         }
         Ok(())
     }

@@ -122,6 +122,7 @@ fn world(
         options,
         deadline: LIMIT,
         clock: Clock::real(),
+        memory: None,
     };
     let opening = recipe.protocol(&shape, &options).opening;
     let opening = &opening;
