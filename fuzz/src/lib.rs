@@ -17,6 +17,7 @@ pub const TARGETS: &[Target] = &[
     ("greeting", peers::greeting),
     ("message", peers::message),
     ("parameter_server", peers::parameter_server),
+    ("center", peers::center),
     ("samples", peers::samples),
     ("listing", peers::listing),
     ("cluster_file", words::cluster_file),

@@ -11,7 +11,8 @@ use paceline_comm::wire::{Decoder, Identity, Purpose, Role, Stream, greet};
 use paceline_comm::{Choice, Communicator, Link, Links, Options, Rank, Stop, Token, Wait};
 use paceline_data::far::Listing;
 use paceline_parallel::agree::{
-    self, BucketShape, IDENTITY, Join, Push, Recipe, Roles, ServerShard, Shape, parameter_server,
+    self, BucketShape, IDENTITY, Join, Push, Recipe, Roles, RoundOptions, ServerShard, Shape, dogwild, downpour,
+    elastic, parameter_server,
 };
 use paceline_system::clock::Clock;
 use paceline_system::threads;
@@ -117,8 +118,26 @@ impl ServerShard for Nothing {
 /// A server of a small model, and a worker that says whatever the bytes say: after facts and weights, records of how many numbers, with
 /// which tag, and the numbers. The server ends when the worker is gone.
 pub fn parameter_server(bytes: &[u8]) {
-    const PARAMETERS: usize = 7;
     let Some((&first, bytes)) = bytes.split_first() else { return };
+    let staleness = Some(u64::from(first % 2));
+    challenge(&parameter_server::RECIPE, agree::Options { staleness, ..agree::Options::default() }, bytes);
+}
+
+/// The same for servers of a centre, by every agreement that has one.
+pub fn center(bytes: &[u8]) {
+    let Some((&first, bytes)) = bytes.split_first() else { return };
+    let with = |staleness, rounds| agree::Options { staleness, rounds, ..agree::Options::default() };
+    let rounds = RoundOptions { period: Some(3), ..RoundOptions::default() };
+    match first % 4 {
+        0 => challenge(&elastic::RECIPE, with(None, rounds), bytes),
+        1 => challenge(&elastic::RECIPE, with(Some(0), rounds), bytes),
+        2 => challenge(&downpour::RECIPE, with(Some(2), RoundOptions::default()), bytes),
+        _ => challenge(&dogwild::RECIPE, with(None, rounds), bytes),
+    }
+}
+
+fn challenge(recipe: &dyn Recipe, agreement: agree::Options, bytes: &[u8]) {
+    const PARAMETERS: usize = 7;
     let choice = Choice::by_cost(Links::uniform(2, Link::new(1e-5, 1e9)));
     let options = Options { timeout: LIMIT, stop: Stop::new(), choice };
     let mut ends =
@@ -129,7 +148,6 @@ pub fn parameter_server(bytes: &[u8]) {
     let bucket = |start, elements| BucketShape { start, elements, ready_after: 0, needed_before: 0 };
     let buckets = vec![bucket(0, 4), bucket(4, 3)];
     let shape = Shape { buckets, parameters: PARAMETERS, states: 2, slots: 1, ..Shape::default() };
-    let agreement = agree::Options { staleness: Some(u64::from(first % 2)), ..agree::Options::default() };
     // Whatever the worker says, the server ends well or says why not.
     if let Ok(told) = ServerOptions::receive(&mut server) {
         assert_eq!(ServerOptions::from_identity(told.identity()), Some(told));
@@ -143,7 +161,7 @@ pub fn parameter_server(bytes: &[u8]) {
             deadline: LIMIT,
             clock: Clock::real(),
         };
-        let _ = parameter_server::RECIPE.serve(join, &mut Nothing(vec![0.0; PARAMETERS]));
+        let _ = recipe.serve(join, &mut Nothing(vec![0.0; PARAMETERS]));
     }
     talking.expect("a thread").join().expect("the worker returns");
 }

@@ -42,6 +42,11 @@ const LOCAL: Way = Way { flags: "--agree local --period 3", servers: 0, synchron
 const OUTER: Way =
     Way { flags: "--agree local --period 4 --outer-rate 0.7 --outer-momentum 0.9", servers: 0, synchronous: false };
 
+const ELASTIC: Way = Way { flags: "--agree elastic --period 3", servers: 1, synchronous: false };
+const DOWNPOUR: Way =
+    Way { flags: "--agree downpour --fetch-every 2 --push-every 3 --servers 2", servers: 2, synchronous: false };
+const DOGWILD: Way = Way { flags: "--agree dogwild --period 4", servers: 1, synchronous: false };
+
 /// How a command line is started by several processes.
 fn several(carry: &str, processes: usize, test: &str) -> Option<String> {
     if carry != "mpi" {
@@ -167,11 +172,19 @@ fn workers_that_step_by_themselves_train_over_every_carry() {
     }
 }
 
+#[test]
+#[ignore = "cargo x ci: agreements"]
+fn workers_with_a_centre_train_over_every_carry() {
+    for way in [&ELASTIC, &DOWNPOUR, &DOGWILD] {
+        row(way, &CARRIES, "workers_with_a_centre_train_over_every_carry");
+    }
+}
+
 /// With the feature `mpi` (`cargo x mpi`): the same over MPI.
 #[cfg(feature = "mpi")]
 #[test]
 fn every_agreement_over_mpi() {
-    for way in [&ALL_REDUCE, &SERVER, &BOUNDED, &FREE, &LOCAL, &OUTER] {
+    for way in [&ALL_REDUCE, &SERVER, &BOUNDED, &FREE, &LOCAL, &OUTER, &ELASTIC, &DOWNPOUR, &DOGWILD] {
         row(way, &["mpi"], "every_agreement_over_mpi");
     }
 }

@@ -42,12 +42,19 @@ fn signals_save_and_are_answered_as_shells_expect() {
     let place = Place::new();
     let one = format!("train {LONG} --json --run");
     let two = format!("train {LONG} --workers 2 --json --run");
+    let tied = format!("train {LONG} --workers 2 --agree elastic --json --run");
+    let tied_together = format!("train {LONG} --workers 2 --agree elastic --staleness 0 --json --run");
     let launched = format!("launch --workers 2 -- train {LONG} --json --run");
-    for (number, (line, signal, code)) in
-        [(&one, "-INT", 130), (&one, "-TERM", 143), (&one, "-HUP", 129), (&two, "-TERM", 143), (&launched, "-INT", 130)]
-            .into_iter()
-            .enumerate()
-    {
+    let cases = [
+        (&one, "-INT", 130),
+        (&one, "-TERM", 143),
+        (&one, "-HUP", 129),
+        (&two, "-TERM", 143),
+        (&tied, "-INT", 130),
+        (&tied_together, "-INT", 130),
+        (&launched, "-INT", 130),
+    ];
+    for (number, (line, signal, code)) in cases.into_iter().enumerate() {
         if signal == "-HUP" && ignores_hangups() {
             skip("signals_save_and_are_answered_as_shells_expect (SIGHUP)", "the tests run under nohup");
             continue;

@@ -362,7 +362,7 @@ impl Exchange {
             engine.settle(self)?;
             self.pending = None;
         }
-        // Alone, nothing is anywhere else; and who has made no step since the last time is where all are.
+        // Alone, nothing is anywhere else; and where nobody has stepped since the last time, all are where they were.
         if self.agreement.protocol().opening.is_empty() || (self.steps_apart() && !self.has_stepped_apart()) {
             return Ok(());
         }

@@ -349,14 +349,15 @@ impl Replica {
     /// model.
     pub fn begin_together(&mut self, step: u64, identity: RunIdentity) -> Result<(), TrainError> {
         self.exchange.open(&mut self.engine, identity)?;
-        self.count_from(step);
+        self.exchange.count_from(step);
         self.begin_boundary(step);
         Ok(())
     }
 
-    /// So many steps of the run were made, and from here on this replica counts its own.
+    /// So many steps of the run were made, and from here on this replica counts its own, which may be none; then all meet.
     pub fn count_from(&mut self, steps: u64) {
         self.exchange.count_from(steps);
+        self.exchange.step_apart();
     }
 
     /// How many replicas train together.

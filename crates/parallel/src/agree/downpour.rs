@@ -91,20 +91,24 @@ impl Recipe for Downpour {
             return Some(sentence);
         }
         let Options { rounds, staleness, .. } = &demands.options;
-        let sentence = if *staleness == Some(0) {
-            "--staleness 0 is for steps of all together, and workers of --agree downpour step by themselves; type --agree \
-             parameter-server, or --staleness with a number from 1"
-        } else if rounds.server_adagrad.is_some_and(|rate| !(rate.is_finite() && rate > 0.0)) {
-            "--server-adagrad must be above zero; type for example --server-adagrad 0.01"
-        } else if rounds.server_adagrad.is_some() && rounds.push_rate.is_some() {
-            "--push-rate is for changes that are added, and --server-adagrad steps with them at a rate of its own; leave one \
-             of them out"
-        } else if let Some(sentence) = refuses_push_rate(rounds) {
-            sentence
-        } else {
-            return None;
-        };
-        Some(sentence.to_owned())
+        if *staleness == Some(0) {
+            return Some(
+                "--staleness 0 is for steps of all together, and workers of --agree downpour step by themselves; type --agree \
+                 parameter-server, or --staleness with a number from 1"
+                    .into(),
+            );
+        }
+        if rounds.server_adagrad.is_some_and(|rate| !(rate.is_finite() && rate > 0.0)) {
+            return Some("--server-adagrad must be above zero; type for example --server-adagrad 0.01".into());
+        }
+        if rounds.server_adagrad.is_some() && rounds.push_rate.is_some() {
+            return Some(
+                "--push-rate is for changes that are added, and --server-adagrad steps with them at a rate of its own; leave \
+                 one of them out"
+                    .into(),
+            );
+        }
+        refuses_push_rate(rounds).map(str::to_owned)
     }
 
     fn protocol(&self, _: &Shape, options: &Options) -> Protocol {

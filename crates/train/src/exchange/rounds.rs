@@ -35,6 +35,12 @@ impl Exchange {
         self.apart.optimizer
     }
 
+    /// From here on steps of replicas' own tell them apart: also this one that may make none of them.
+    pub fn step_apart(&mut self) {
+        let steps = self.steps_apart();
+        self.apart = Apart { weights: steps, optimizer: steps };
+    }
+
     /// Begins what is exchanged with a centre while the step is made.
     pub(super) fn begin_exchange(&mut self, engine: &mut Engine, ahead: f32) -> Result<(), TrainError> {
         if !self.has_center() {
@@ -84,11 +90,9 @@ impl Exchange {
     /// # Errors
     /// When another replica, or the way to it, or a device has failed.
     pub fn exchange_weights(&mut self, engine: &mut Engine, steps_done: u64) -> Result<(), TrainError> {
-        if self.steps_apart() {
-            self.apart = Apart { weights: true, optimizer: true };
-        }
+        self.step_apart();
         if self.has_center() {
-            return self.end_exchange(engine, self.made - 1);
+            return self.end_exchange(engine, self.made);
         }
         let Some(reach) = self.round_ends(steps_done) else { return Ok(()) };
         engine.fetch()?;

@@ -2,6 +2,7 @@
 //! threads.
 #![allow(unsafe_code)]
 
+mod center;
 mod hogwild;
 mod local;
 mod on_gpu;
@@ -34,6 +35,7 @@ use paceline_train::micro_batch::MicroBatchSizes;
 use paceline_train::phases::Phases;
 use paceline_train::replica::{OptimizerShard, Replica, ReplicaOptions};
 use paceline_train::serve::{Rates, ServerJournal, ServerOptions, Serving, fingerprint, serve_model};
+use sharded::ranks;
 use world::{Carry, TIMEOUT, communicators};
 
 const STEPS: u64 = 20;
@@ -557,18 +559,6 @@ fn workers_of_an_asynchronous_parameter_server_learn() {
     }
 }
 
-/// Runs every rank of a world as a thread.
-fn ranks<T: Send>(carry: Carry, world: usize, rank: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let rank = &rank;
-        let threads: Vec<_> = communicators(carry, world)
-            .into_iter()
-            .map(|communicator| scope.spawn(move || rank(communicator)))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
 #[test]
 fn every_rank_hears_whose_gpu_is_whose_and_a_shared_one_is_refused_alike_by_all() {
     for carry in Carry::ALL {
@@ -589,9 +579,8 @@ fn ranks_whose_gradients_travel_elsewhere_still_agree_on_the_rest() {
         let totals = ranks(carry, 3, |communicator| {
             let rank = communicator.rank().0 as f32;
             let mut agreement = join(communicator, &Shape::default(), false);
-            let mut weights = [rank; 5];
+            let (mut weights, mut sum) = ([rank; 5], 0.0);
             agreement.broadcast_from_root(&mut weights).unwrap();
-            let mut sum = 0.0;
             for step in 0..10 {
                 let mut numbers = [rank, step as f32];
                 agreement.sum(&mut numbers).unwrap();

@@ -232,3 +232,15 @@ fn a_rank_that_dies_in_the_middle_is_named() {
         assert!(named(0) == Some(1) || named(2) == Some(1), "{carry:?}: {ended:?}");
     }
 }
+
+/// Runs every rank of a world as a thread.
+pub(super) fn ranks<T: Send>(carry: Carry, world: usize, rank: impl Fn(Communicator) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let rank = &rank;
+        let threads: Vec<_> = communicators(carry, world)
+            .into_iter()
+            .map(|communicator| scope.spawn(move || rank(communicator)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}

@@ -232,9 +232,16 @@ impl<'a> Server<'a> {
         self.room[length..length + TOLD].copy_from_slice(&told.to_words());
     }
 
-    /// All that are left have come to the same point.
+    /// All that are left have come to the same point, or to an exchange before others who were asked to stop and want to
+    /// meet: these hear of it there.
     fn all_together(&mut self) -> Result<(), CommError> {
-        let waiting: Vec<usize> = (0..self.doing.len()).filter(|&worker| self.doing[worker] == Doing::Waits).collect();
+        let mut waiting: Vec<usize> =
+            (0..self.doing.len()).filter(|&worker| self.doing[worker] == Doing::Waits).collect();
+        let exchanges = |&worker: &usize| matches!(self.headers[worker].command, Command::Exchange { .. });
+        let meets = |&worker: &usize| self.headers[worker].command == Command::Meet;
+        if waiting.iter().all(|worker| exchanges(worker) || meets(worker)) && waiting.iter().any(exchanges) {
+            waiting.retain(exchanges);
+        }
         let Some(&first) = waiting.first() else { return Err(self.violation(0, "nobody says anything")) };
         let Header { command, number, .. } = self.headers[first];
         let same = |&worker: &usize| {
@@ -255,8 +262,8 @@ impl<'a> Server<'a> {
             Command::Meet => self.meet(&waiting, number > 0)?,
             _ => self.sum(&waiting, number as usize)?,
         }
-        let here = |doing: &&mut Doing| **doing == Doing::Waits;
-        self.doing.iter_mut().filter(here).for_each(|doing| *doing = Doing::Idle);
+        waiting.retain(|&worker| self.doing[worker] == Doing::Waits);
+        waiting.into_iter().for_each(|worker| self.doing[worker] = Doing::Idle);
         Ok(())
     }
 
@@ -273,7 +280,7 @@ impl<'a> Server<'a> {
         let length = part.len();
         self.meets += 1;
         self.room[..length].copy_from_slice(&self.held.center);
-        for &worker in workers {
+        for &worker in workers.iter().filter(|&&worker| self.doing[worker] != Doing::Gone).collect::<Vec<_>>() {
             self.tell(worker, length);
             let parts = [0..length, length..length + TOLD];
             let to = |part| transfer(worker, Action::Send, Rank::at(worker), part);

@@ -146,6 +146,20 @@ impl Worker {
         Ok(())
     }
 
+    /// The first worker has no more steps to make alone before all do something together: those who wait for it begin
+    /// with what it has pushed.
+    fn let_others_begin(&mut self) -> Result<(), CommError> {
+        if self.joined != Some(false) {
+            return Ok(());
+        }
+        self.joined = Some(true);
+        let mut numbers = self.take_memory(true)?;
+        numbers.fill(0.0);
+        let order = self.ask(Order::new(What::Say(self.header(Command::Meet)), numbers))?;
+        self.exchanged = Memory::Home(order.numbers);
+        Ok(())
+    }
+
     /// Where the first worker has stepped alone, it meets the others, which wait for that before their first step.
     fn meet_after_alone(&mut self, step: u64, weights: &mut [f32], is_over: bool) -> Result<bool, CommError> {
         let joined = *self.joined.get_or_insert(step >= self.alone);
@@ -182,6 +196,7 @@ impl Agreement for Worker {
     }
 
     fn sum(&mut self, numbers: &mut [f32]) -> Result<(), CommError> {
+        self.let_others_begin()?;
         let header = self.header(Command::Sum);
         let order = self.ask(Order::new(What::Say(header), numbers.to_vec()))?;
         numbers.copy_from_slice(&order.numbers);
