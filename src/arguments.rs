@@ -1,6 +1,7 @@
 //! What can be typed: commands, flags and their help. Lifted into checked values by `command/`.
 
 mod bench;
+mod center;
 mod choose;
 pub mod doctor;
 pub mod launch;
@@ -16,7 +17,7 @@ use crate::parallel::split::Kind;
 use crate::tensor::device::cpu::choice::Winograd;
 use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
-use crate::train::together::{self, Agree, Overlap, Sharding, Split, Squeeze, Staleness};
+use crate::train::together::{self, Agree, Overlap, Sharding, Slow, Split, Squeeze, Staleness};
 pub use bench::*;
 pub use choose::{Choose, chosen_instead, without};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -217,13 +218,23 @@ pub struct Train {
     /// Insist on an algorithm of all-reduces, such as ring [default: by size, from the links' measured speed]
     #[arg(long, value_name = "NAME", help_heading = "Many processes")]
     pub algorithm: Option<String>,
-    /// Processes that hold parameters, for a parameter server
+    /// Processes that hold parameters, for agreements with servers [default: 1]
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub servers: Option<usize>,
-    /// Steps that a worker of a parameter server may be ahead of the slowest: 0 for synchronous, none for no bound
+    /// Steps that a worker may be ahead of the slowest, with servers: 0 for synchronous, none for no bound [default: 0 for parameter-server, otherwise none]
     #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
     pub staleness: Option<Staleness>,
-    /// Steps between two exchanges of weights, where workers step by themselves: --agree local [default: 8], or of herds [default: 64]
+    /// Samples of a batch that each worker has: even, or by its speed, measured anew as the run goes on
+    #[arg(long, value_name = "even|speed", help_heading = "Many processes")]
+    pub balance: Option<together::Balance>,
+    /// Steps after which --balance speed measures again [default: 50]
+    #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub balance_every: Option<u64>,
+    /// For experiments: rank 1 takes 4 times as long for its arithmetic with 1=4; several with commas
+    #[arg(long, value_name = "RANK=FACTOR", help_heading = "Many processes")]
+    pub slow: Option<Slow>,
+    /// Steps between two exchanges of weights, where workers step by themselves: --agree local, elastic; in which all of them have been
+    /// exchanged once, a piece beside each: --agree dogwild [default: 8]; or of herds: --agree hogwild [default: 64]
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
     pub period: Option<u64>,
     /// Exchange weights among the workers of each machine after every so many steps, inside of a --period of all
@@ -241,6 +252,8 @@ pub struct Train {
     /// With --agree hogwild, copies of the weights, each for some of the workers, between which changes go round a ring [default: one for each NUMA node]
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub herds: Option<usize>,
+    #[command(flatten)]
+    pub center: center::Center,
     /// Take the statistics of batch-norm layers over the batches of all workers, instead of each its own; for --agree all-reduce
     #[arg(long, help_heading = "Many processes")]
     pub sync_batch_norm: bool,
@@ -576,7 +589,8 @@ fn splits() -> String {
 
 /// The help of `--agree`, of all that there are.
 fn agrees() -> String {
-    together::help("How they agree on the weights", Agree::all().map(|(name, _)| name))
+    let words: Vec<String> = Agree::all().map(|(name, about)| format!("{name} ({about})")).collect();
+    together::help("How they agree on the weights", words.iter().map(String::as_str))
 }
 
 /// The help of `--squeeze`.

@@ -220,6 +220,10 @@ impl Display {
                 parts.iter().map(|part| part.sent_bytes).max().unwrap_or(0) as f64 / 1e6,
                 parts.first().map_or(0, |part| part.exchanges)
             )),
+            Event::Balanced { samples, .. } => {
+                let shares: Vec<String> = samples.iter().map(u64::to_string).collect();
+                self.say(&format!("balance {} samples of a batch by the workers' speed", shares.join(" + ")));
+            }
             Event::Warning { message } => self.say(&format!("note    {message}")),
             // The launcher has said it; and who is late was said when it was.
             Event::Restarted { .. }
@@ -228,6 +232,7 @@ impl Display {
             | Event::Served { .. }
             | Event::Late { .. }
             | Event::CaughtUp { .. }
+            | Event::Lost { .. }
             | Event::RunFinished { .. } => {}
         }
     }

@@ -60,7 +60,7 @@ fn replica(
         input,
         classes: arguments.classes,
         micro_batch: batch,
-        other_sizes: [0; 3],
+        other_sizes: Default::default(),
         accumulate: 1,
         smoothing: 0.0,
         seed: 1,

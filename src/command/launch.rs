@@ -49,7 +49,7 @@ pub fn run(arguments: &Launch) -> Outcome {
         None => {
             let (pin, workers) = (!arguments.no_pin, workers(arguments)?);
             room::cores_suffice(workers, arguments.oversubscribe)?;
-            Local { workers, program, arguments: arguments.command.clone(), pin }.starts()?
+            Local { workers, servers: 0, program, arguments: arguments.command.clone(), pin }.starts()?
         }
     };
     supervise(&starts)

@@ -153,10 +153,21 @@ impl Execution<'_> {
         }
         let (shard, local, progress, inbox) = (team.shard(), team.local(), team.progress(), team.inbox());
         let (folder, hosted, shares_memory) = (team.folder(), team.is_hosted(), team.shares_memory());
-        let (stage, part) = (team.stage(), team.part());
+        let (stage, part, portions) = (team.stage(), team.part(), team.portions(&config));
         let config = split::settle_cuts(config, &registry, &team, self.calibrate)?;
-        let around =
-            Surroundings { shard, stage, part, local, progress, inbox, folder, hosted, shares_memory, ..self.around };
+        let around = Surroundings {
+            shard,
+            stage,
+            part,
+            local,
+            progress,
+            inbox,
+            folder,
+            portions,
+            hosted,
+            shares_memory,
+            ..self.around
+        };
         Self { around, ..self }.train(config, Some(team)).map(Part::Trained)
     }
 

@@ -24,7 +24,8 @@ pub fn starts(config: &Config, arguments: Option<&[String]>) -> Result<Vec<Start
     let arguments = arguments.map_or_else(own, <[String]>::to_vec);
     let program: PathBuf = host::own_program().map_err(Failure::failed)?;
     let workers = config.ranks();
-    Ok(Local { workers, program, arguments, pin: config.pin }.starts()?)
+    let servers = config.server_count();
+    Ok(Local { workers, servers, program, arguments, pin: config.pin }.starts()?)
 }
 
 /// Which member this process is, by the variables that it would have been started with.

@@ -1,6 +1,7 @@
 //! A process among others: starts them, meets them, and ends with them.
 
 mod ending;
+mod portions;
 mod role;
 pub mod room;
 mod secrecy;
@@ -418,7 +419,9 @@ impl Team {
             clock: Clock::real(),
         };
         let agreement = config.agree.recipe().join(join).map_err(TrainError::from);
-        self.guard(agreement.and_then(|agreement| trainer.agree(agreement)))
+        self.guard(agreement.and_then(|agreement| trainer.agree(agreement)))?;
+        self.go_on_without_workers(&config);
+        Ok(())
     }
 }
 

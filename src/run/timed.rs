@@ -64,6 +64,7 @@ pub fn run(all: Vec<Timed>, stop: &Stop, said: &Output) -> Result<Ended, Failure
         token: Token::random(),
         cores: timed.cores,
         inherits: false,
+        spare: false,
         signals: true,
     };
     let starts: Vec<Start> = all.into_iter().enumerate().map(start).collect();

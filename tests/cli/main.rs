@@ -1,6 +1,7 @@
 //! The binary as a person types it: every command, every refusal, and runs that are killed, starved and resumed.
 
 mod calibrate;
+mod center;
 mod choose;
 mod commands;
 mod damage;
@@ -17,6 +18,7 @@ mod instructions;
 mod late;
 mod launch;
 mod local;
+mod lost;
 mod matrix;
 mod memory;
 mod own;

@@ -108,7 +108,7 @@ fn one_copy_of_the_weights_is_saved_if_it_is_whole_and_otherwise_the_last_checkp
 #[test]
 fn where_servers_have_the_optimizer_the_last_checkpoint_is_named() {
     let place = Place::new();
-    let output = kill(&place, ("cnn5", "--agree parameter-server --servers 1 --checkpoint-every 4", "run"), (1, 9));
+    let output = kill(&place, ("cnn5", "--agree parameter-server --servers 1 --checkpoint-every 4", "run"), (0, 9));
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("nothing was saved") && said.contains("step-000000"), "{said}");

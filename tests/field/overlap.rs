@@ -36,7 +36,7 @@ fn replica(model: &str, cost: CostModel) -> Replica {
         input: Input::Image { size: [224; 2], channels: 3 },
         classes: 10,
         micro_batch: BATCH,
-        other_sizes: [0; 3],
+        other_sizes: Default::default(),
         accumulate: 1,
         smoothing: 0.0,
         seed: 1,

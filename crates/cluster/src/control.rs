@@ -8,6 +8,7 @@ mod desk;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,7 @@ use paceline_system::threads;
 
 use crate::ClusterError;
 use crate::connection::Connection;
+use crate::ledger::{Given, Take};
 use crate::membership::Verdict;
 use crate::message::Folder;
 use crate::rendezvous::{JoinOptions, door::Door};
@@ -36,6 +38,9 @@ enum Command {
     Goodbye,
     Folder(Folder),
     Expect(Duration),
+    Spare(Range<usize>),
+    Take(Take),
+    Close(u64),
     Fail { why: String, suspect: Option<Rank>, in_vain: bool },
 }
 
@@ -48,6 +53,10 @@ struct State {
     positions: BTreeMap<Rank, Position>,
     /// How long this process has waited for whom.
     waited: BTreeMap<u32, Duration>,
+    /// What this process has asked for of the data, until it is taken.
+    given: Option<Given>,
+    /// Ranks that are lost, without whom the others go on.
+    lost: Vec<Verdict>,
     ended: Option<Result<(), Verdict>>,
     /// The end had nothing to do with other ranks: a mismatch found at the rendezvous.
     refused: Option<String>,
@@ -180,6 +189,42 @@ impl Control {
     /// waited for longer is late.
     pub fn expect_waits(&self, longest: Duration) {
         self.send(Command::Expect(longest));
+    }
+
+    /// Rank 0: from now on the loss of one of these ranks ends nothing; the others go on without it.
+    pub fn spare(&self, ranks: Range<usize>) {
+        self.send(Command::Spare(ranks));
+    }
+
+    /// The ranks that were lost, without whom the others go on.
+    pub fn lost(&self) -> Vec<Verdict> {
+        self.shared.lock().lost.clone()
+    }
+
+    /// Takes the next portion of the data, for this process alone; by one thread at a time.
+    ///
+    /// # Errors
+    /// When the run ends, or nothing is said within the limit.
+    pub fn take(&self, take: Take, limit: Duration) -> Result<Given, ClusterError> {
+        self.shared.lock().given = None;
+        if self.commands.send(Command::Take(take)).is_ok() {
+            let _ = (&self.wake).write(&[1]);
+        }
+        let answers = |given: &Given| given.stretch == take.stretch;
+        let mut state =
+            self.shared.wait(limit, |state| state.given.as_ref().is_some_and(answers) || state.ended.is_some());
+        match (state.given.take().filter(answers), &state.ended) {
+            (Some(given), _) => Ok(given),
+            (None, Some(Err(verdict))) => Err(ClusterError::Ended(verdict.clone())),
+            (None, _) => Err(ClusterError::Failed(format!("rank 0 did not say within {limit:?} what comes next"))),
+        }
+    }
+
+    /// Says that no more steps should begin in a stretch of the data.
+    pub fn close(&self, stretch: u64) {
+        if self.commands.send(Command::Close(stretch)).is_ok() {
+            let _ = (&self.wake).write(&[1]);
+        }
     }
 
     /// The others: where rank 0 keeps the run; waits until it says so.

@@ -3,13 +3,15 @@
 //! [`spec`] reads from flags, files and launchers' environments which member of a run this process is;
 //! [`rendezvous::join`] meets the other members; the [`Control`] it returns sends heartbeats and names whoever is late,
 //! stalled or gone, as the pure state machine in [`membership`] decides. What is deliberately absent: bytes of gradients
-//! (`comm` carries them) and what to do about a fault beyond ending (`train` resumes from a checkpoint).
+//! (`comm` carries them) and what to do about a fault beyond ending, or going on without a rank that the others can do
+//! without (`train` resumes from a checkpoint).
 
 mod connection;
 pub mod control;
 mod error;
 pub mod interface;
 pub mod launch;
+pub mod ledger;
 pub mod membership;
 pub mod message;
 pub mod notice;
@@ -23,6 +25,7 @@ pub mod waiting;
 
 pub use control::Control;
 pub use error::ClusterError;
+pub use ledger::{Given, Take};
 pub use membership::{Limits, Verdict};
 pub use message::Folder;
 pub use notice::{Log, Notice};

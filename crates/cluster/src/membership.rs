@@ -9,6 +9,7 @@ mod late;
 mod verdict;
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::time::Duration;
 
 use paceline_comm::Rank;
@@ -98,6 +99,8 @@ pub enum Event {
     },
     /// The hub has decided.
     Told(Verdict),
+    /// The hub goes on without a rank.
+    Missed(Verdict),
     /// Time passed.
     Tick,
 }
@@ -122,6 +125,8 @@ pub enum Action {
     },
     /// Tell everybody one hears, set the stop, close.
     End(Verdict),
+    /// Tell everybody one hears that a rank is lost, and go on without it.
+    GoOn(Verdict),
     /// Everybody is through: say so to everybody and close.
     Finish,
 }
@@ -186,6 +191,8 @@ pub struct Membership {
     account: Account,
     /// A verdict on a rank that blames another, and when it is spoken.
     held: Option<(Verdict, Duration)>,
+    /// The ranks that the others can do without.
+    spare: Range<usize>,
 }
 
 impl Membership {
@@ -222,7 +229,13 @@ impl Membership {
             waited: now,
         };
         let members = hosts.into_iter().map(member).collect();
-        Self { me, limits, stage: Stage::Running, began: now, seen: now, members, account, held: None }
+        let (stage, spare) = (Stage::Running, 0..0);
+        Self { me, limits, stage, began: now, seen: now, members, account, held: None, spare }
+    }
+
+    /// The hub: from now on the loss of one of these ranks ends nothing; the others go on without it.
+    pub fn spare(&mut self, ranks: Range<usize>) {
+        self.spare = ranks;
     }
 
     /// Whether the run is over, well or badly.
@@ -253,6 +266,7 @@ impl Membership {
             Event::Failed { rank, why, suspect, in_vain } => self.failed(rank, (why, in_vain), suspect, now),
             Event::Goodbye { rank } => self.goodbye(rank),
             Event::Told(verdict) => self.end(verdict),
+            Event::Missed(verdict) => self.go_on(verdict),
             Event::Tick => self.tick(now),
         }
     }
@@ -326,7 +340,7 @@ impl Membership {
         let hub = self.me.index() == 0;
         let verdict = self.verdict(rank, Cause::Failed { why: why.clone(), in_vain });
         match suspect.filter(|suspect| *suspect != rank && suspect.index() < self.members.len()) {
-            None if hub => self.end(verdict),
+            None if hub => self.decide(verdict),
             suspect => {
                 // The hub decides; a rank without one, if rank 0 is gone as well, decides when that shows.
                 let wait = if hub { BLAME } else { self.limits.silent + BLAME };
@@ -364,7 +378,7 @@ impl Membership {
             return self.blame(first, Cause::NeverArrived { missing, waited_ms: milliseconds(waited) });
         }
         if let Some((verdict, _)) = self.held.take_if(|(_, at)| now >= *at) {
-            return self.end(verdict);
+            return self.decide(verdict);
         }
         let watched = if self.me.index() == 0 { 1..self.members.len() } else { 0..1 };
         for rank in watched.map(Rank::at) {
@@ -413,7 +427,24 @@ impl Membership {
     }
 
     fn blame(&mut self, rank: Rank, cause: Cause) -> Decision {
-        self.end(self.verdict(rank, cause))
+        self.decide(self.verdict(rank, cause))
+    }
+
+    /// Everybody ends, unless the others can do without the culprit.
+    fn decide(&mut self, verdict: Verdict) -> Decision {
+        let spared = self.stage == Stage::Running && self.spare.contains(&verdict.rank);
+        if spared { self.go_on(verdict) } else { self.end(verdict) }
+    }
+
+    fn go_on(&mut self, verdict: Verdict) -> Decision {
+        let member = &mut self.members[verdict.rank];
+        if member.standing == Standing::Left {
+            return Decision::default();
+        }
+        member.standing = Standing::Left;
+        // Whoever blamed it was right, and whom it blamed is not to blame.
+        self.held = self.held.take().filter(|(held, _)| held.rank != verdict.rank);
+        Decision::because(format!("{verdict}; the others go on without it")).and(Action::GoOn(verdict))
     }
 
     fn end(&mut self, verdict: Verdict) -> Decision {

@@ -6,6 +6,7 @@ use paceline_system::printable::printable_lines;
 use paceline_system::progress::Position;
 use serde::{Deserialize, Serialize};
 
+use crate::ledger::{Given, Take};
 use crate::membership::{Cause, Verdict};
 use crate::table::Entry;
 use crate::waiting::Waiting;
@@ -68,6 +69,20 @@ pub enum Message {
         position: Position,
         /// Whom it waits for.
         waiting: Waiting,
+    },
+    /// What is the next portion of the data?
+    Take(Take),
+    /// The hub's answer.
+    Given(Given),
+    /// No more steps should begin in this stretch of the data.
+    Close {
+        /// Its number.
+        stretch: u64,
+    },
+    /// The hub says that a rank is lost and that the others go on without it.
+    Lost {
+        /// Who, where it was, and why.
+        verdict: Verdict,
     },
     /// I am through.
     Goodbye,
@@ -132,9 +147,9 @@ impl Message {
                 *why = printable(why);
                 suspect.is_none_or(|suspect| (suspect as usize) < world)
             }
-            Self::Ended { verdict } => clean(verdict, world),
+            Self::Ended { verdict } | Self::Lost { verdict } => clean(verdict, world),
             Self::Beat { waiting, .. } => waiting.is_sound(world),
-            Self::Goodbye => true,
+            Self::Goodbye | Self::Take(_) | Self::Given(_) | Self::Close { .. } => true,
         };
         if sound { Ok(message) } else { Err("a message that cannot be meant for this run".into()) }
     }

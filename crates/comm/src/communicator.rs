@@ -56,6 +56,9 @@ pub struct Communicator {
     /// Collectives begun so far.
     sequence: u64,
     broken: bool,
+    /// Ranks that lists can do without, and those that were lost in one.
+    spare: Range<usize>,
+    missed: Vec<Rank>,
 }
 
 impl Communicator {
@@ -67,7 +70,7 @@ impl Communicator {
         let (rank, world) = transport.place();
         assert_eq!(options.choice.links().nodes.world(), world, "the choice of algorithms is for another world");
         let members = (0..world).map(Rank::at).collect();
-        Self { rank, members, transport, options, sequence: 0, broken: false }
+        Self { rank, members, transport, options, sequence: 0, broken: false, spare: 0..0, missed: Vec::new() }
     }
 
     /// This rank.
@@ -305,6 +308,27 @@ impl Communicator {
         self.run(list, ("exchange", EXCHANGE_BF16, tag), Kind::Bf16, Bytes::Open(cast_slice_mut(buffer)))
     }
 
+    /// What failed was with a rank that is lost, and with no other: what others send is whole, and is waited for as before.
+    pub const fn go_on(&mut self) {
+        self.broken = false;
+    }
+
+    /// From now on the loss of one of these ranks ends no list of the caller's own ([`Communicator::exchange`]): the rest of
+    /// it goes on, what the rank had sent stays, and [`Communicator::take_missed`] tells of it.
+    pub const fn spare(&mut self, ranks: Range<usize>) {
+        self.spare = ranks;
+    }
+
+    /// The ranks that were lost in a list, once.
+    pub fn take_missed(&mut self) -> Vec<Rank> {
+        std::mem::take(&mut self.missed)
+    }
+
+    /// Whether a rank is lost and the others go on without it ([`Stop::lose`]).
+    pub fn has_lost(&self, rank: Rank) -> bool {
+        self.options.stop.has_lost(self.members[rank.index()])
+    }
+
     /// Waits until one of these ranks has sent something, and says which: the first in the order of `peers`.
     ///
     /// # Errors
@@ -325,6 +349,10 @@ impl Communicator {
                 let has = self.transport.has_bytes(peer);
                 if has.map_err(|reason| CommError::PeerGone { rank, peer: peer.into(), phase: PHASE, reason })? {
                     return Ok(peer);
+                }
+                if wait.has_lost(peer) {
+                    let reason = "it is lost".to_owned();
+                    return Err(CommError::PeerGone { rank, peer: peer.into(), phase: PHASE, reason });
                 }
             }
             // Of several, whoever comes first is served: none of them is waited for.
@@ -388,8 +416,8 @@ impl Communicator {
             return self.named(Err(CommError::Broken { rank, phase }));
         }
         let wait = Wait::among(&self.members, self.options.timeout, &self.options.stop);
-        let options = RunOptions { rank, kind, phase, code, sequence, wait: &wait };
-        let result = run(list, &options, &mut self.transport, buffer);
+        let options = RunOptions { rank, kind, phase, code, sequence, wait: &wait, spare: self.spare.clone() };
+        let result = run(list, &options, &mut self.transport, buffer).map(|missed| self.missed.extend(missed));
         self.ended(result)
     }
 

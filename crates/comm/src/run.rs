@@ -7,6 +7,7 @@
 //! frame header that names the collective, its number and its bytes: ranks that disagree notice before they add.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use bytemuck::cast_slice_mut;
 
@@ -42,6 +43,16 @@ pub struct RunOptions<'a> {
     pub sequence: u64,
     /// How long it may take.
     pub wait: &'a Wait,
+    /// Ranks whose loss leaves the rest of the list as it is: nothing more is sent to them or expected of them, and what
+    /// they have sent stays.
+    pub spare: Range<usize>,
+}
+
+impl RunOptions<'_> {
+    /// The rank whose loss an error tells of, if the rest can go on without it.
+    fn missed(&self, error: &CommError) -> Option<Rank> {
+        error.peer().filter(|peer| matches!(error, CommError::PeerGone { .. }) && self.spare.contains(&peer.index()))
+    }
 }
 
 /// What a list is run on. Where it only sends, the buffer may be fixed.
@@ -130,6 +141,11 @@ impl<'a> Machine<'a> {
         let scratch_bytes = (longest.max().unwrap_or(0) * options.kind.bytes()).min(PORTION_BYTES) + 8;
         let scratch = vec![0.0; scratch_bytes.max(WITH_HEADER_BYTES + HEADER_BYTES).div_ceil(4)];
         Self { list, kind: options.kind, done: vec![0; list.len()], lanes, scratch, order: Vec::new() }
+    }
+
+    /// Nothing more is sent to a peer, or expected of it.
+    fn leave(&mut self, peer: Rank) {
+        self.lanes.retain(|lane| lane.peer != peer);
     }
 
     /// Whether every transfer is done.
@@ -335,7 +351,7 @@ impl Lane {
     }
 }
 
-/// Runs a list to its end, or until the wait ends.
+/// Runs a list to its end, or until the wait ends. Gives the ranks that were lost meanwhile and can be done without.
 ///
 /// # Errors
 /// When a peer is gone, stalls beyond the deadline, or does something else than this rank.
@@ -344,21 +360,34 @@ pub fn run(
     options: &RunOptions<'_>,
     transport: &mut Transport,
     mut buffer: Bytes<'_>,
-) -> Result<(), CommError> {
+) -> Result<Vec<Rank>, CommError> {
+    let mut missed = Vec::new();
     let mut machine = Machine::new(list, options);
     let talk = Talk { rank: options.rank, peer: options.rank.into(), phase: options.phase };
     let check = |machine: &Machine<'_>| {
         options.wait.check(options.rank, machine.holding_up().unwrap_or(options.rank), options.phase)
+    };
+    // Whether something was done: a rank that is lost holds nothing up any more.
+    let mut or_without = |machine: &mut Machine<'_>, done: Result<bool, CommError>| match done {
+        Err(error) => {
+            let peer = options.missed(&error).ok_or(error)?;
+            machine.leave(peer);
+            missed.push(peer);
+            Ok::<_, CommError>(true)
+        }
+        done => done,
     };
     let (mut idle, mut passes) = (0, 0usize);
     while !(machine.is_finished() && transport.has_sent().map_err(|why| talk.gone(why))?) {
         passes += 1;
         // Bytes that drip in must not keep the deadline from being seen.
         if passes.is_multiple_of(64) {
-            check(&machine)?;
+            let checked = check(&machine).map(|()| false);
+            or_without(&mut machine, checked)?;
             options.wait.over();
         }
-        if machine.pass(transport, &mut buffer, &talk)? {
+        let moved = machine.pass(transport, &mut buffer, &talk);
+        if or_without(&mut machine, moved)? {
             idle = 0;
             options.wait.over();
             continue;
@@ -368,8 +397,10 @@ pub fn run(
             std::hint::spin_loop();
             continue;
         }
-        check(&machine)?;
-        transport.sleep(&machine.interests(), options.wait.slice());
+        let checked = check(&machine).map(|()| false);
+        if !or_without(&mut machine, checked)? {
+            transport.sleep(&machine.interests(), options.wait.slice());
+        }
     }
-    Ok(())
+    Ok(missed)
 }

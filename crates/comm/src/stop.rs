@@ -1,9 +1,11 @@
-//! What all waits of a process share: one flag that ends them, with the reason that the first one to set it gave, and
-//! whom they wait for.
+//! What all waits of a process share: one flag that ends them, with the reason that the first one to set it gave, the
+//! ranks that nobody has to wait for any more, and whom they wait for.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::awaited::{Awaited, Word};
+use crate::rank::Rank;
 
 /// Shared by everything in a process that waits for other ranks. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +14,9 @@ pub struct Stop(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     reason: OnceLock<String>,
+    lost: Mutex<Vec<Rank>>,
+    /// How many are lost: usually none, and then nobody looks further.
+    losses: AtomicUsize,
     awaited: Word,
 }
 
@@ -29,6 +34,18 @@ impl Stop {
     /// Why to stop, once somebody has said so.
     pub fn reason(&self) -> Option<&str> {
         self.0.reason.get().map(String::as_str)
+    }
+
+    /// A rank is lost, and the others go on: whoever waits for it need not any more. Ranks are those of the world.
+    pub fn lose(&self, rank: Rank) {
+        self.0.lost.lock().unwrap_or_else(PoisonError::into_inner).push(rank);
+        self.0.losses.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether a rank is lost.
+    pub fn has_lost(&self, rank: Rank) -> bool {
+        self.0.losses.load(Ordering::Acquire) > 0
+            && self.0.lost.lock().unwrap_or_else(PoisonError::into_inner).contains(&rank)
     }
 
     /// Whom this process waits for at the moment, if it does: of several threads that wait, the one that looked up last.

@@ -82,10 +82,20 @@ impl Wait {
         if let Some(reason) = self.stop.reason() {
             return Err(CommError::Stopped { rank, phase, reason: reason.to_owned() });
         }
+        if let Some(Awaited::Rank(lost)) = awaited
+            && self.stop.has_lost(lost)
+        {
+            return Err(CommError::PeerGone { rank, peer, phase, reason: "it is lost".into() });
+        }
         if self.left().is_zero() {
             return Err(CommError::DeadlinePassed { rank, peer, phase, waited: self.limit });
         }
         Ok(())
+    }
+
+    /// Whether a rank is lost that is numbered as those that are waited for.
+    pub(crate) fn has_lost(&self, rank: Rank) -> bool {
+        self.stop.has_lost(self.number(rank))
     }
 
     /// Says that what was waited for has come. So does the end of the wait itself.

@@ -5,7 +5,7 @@ use paceline_system::memory;
 use crate::DataError;
 use crate::augment::{Augment, SampleKey, Scratch, View};
 use crate::dataset::{Dataset, SampleKind};
-use crate::order::Share;
+use crate::order::{Portion, Share};
 
 /// Samples laid out for the engine. Of `images`, `views` and `tokens` one is filled.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,6 +24,8 @@ pub struct Batch {
     pub size: usize,
     /// Which part of the batch of all ranks this is; if nobody says, all have as many.
     pub share: Option<Share>,
+    /// Which portion of which step it is, where portions are handed out.
+    pub portion: Option<Portion>,
 }
 
 /// All that decides a batch's numbers, the choice of samples apart.
@@ -49,7 +51,7 @@ impl Batch {
     pub fn fill(&mut self, recipe: &Recipe, samples: &[u32], scratch: &mut Scratch) -> Result<(), DataError> {
         let Recipe { dataset, augment, seed, epoch, views } = *recipe;
         self.views.clear();
-        self.share = None;
+        (self.share, self.portion) = (None, None);
         self.size = samples.len();
         self.samples.clear();
         self.samples.extend(samples.iter().map(|&sample| sample as usize));

@@ -78,6 +78,12 @@ pub enum DataError {
         /// The step whose batch was waited for.
         step: usize,
     },
+    /// Nobody says which portion of a batch comes next: the run ends.
+    #[error("which data come next was not told: {why}")]
+    NotTold {
+        /// Why.
+        why: String,
+    },
     /// A batch could not be made because of a mistake in this program.
     #[error(
         "making a batch failed (epoch {epoch}, step {step}): {message}; this is a bug in Paceline, please report it"
@@ -117,7 +123,9 @@ impl DataError {
         match self {
             Self::Refused(_) | Self::Disk(_) | Self::Malformed { .. } | Self::Damaged { .. } => true,
             Self::Reading { .. } | Self::Far { .. } | Self::Stalled { .. } | Self::Interrupted { .. } => false,
-            Self::Panicked { .. } | Self::Sample { .. } | Self::Memory(_) | Self::Thread(_) => false,
+            Self::NotTold { .. } | Self::Panicked { .. } | Self::Sample { .. } | Self::Memory(_) | Self::Thread(_) => {
+                false
+            }
         }
     }
 

@@ -22,7 +22,7 @@ use paceline_system::threads;
 
 use crate::augment::{Augment, Scratch};
 use crate::batch::{Batch, Recipe};
-use crate::order::{self, LastBatch, Layout, Order, Shard};
+use crate::order::{self, LastBatch, Layout, Order, Portion, Shard};
 use crate::{DataError, Dataset};
 
 /// How often a waiting consumer looks whether its deadline has passed or a stop was asked for.
@@ -30,6 +30,16 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// How long a dropped loader waits for its threads. Making one batch takes much less; a hung disk takes forever.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// Hands out the portions of a stretch of an epoch, each to one rank.
+pub trait Portions: std::fmt::Debug + Send + Sync {
+    /// The number of the next one, for this rank alone, which has finished so many of those before; none when all are
+    /// taken, and from then on. May wait.
+    ///
+    /// # Errors
+    /// When whoever hands them out cannot be asked.
+    fn next(&self, finished: usize) -> Result<Option<usize>, DataError>;
+}
 
 /// How batches are made.
 #[derive(Clone, Debug)]
@@ -75,6 +85,8 @@ pub struct Loader {
     shared: Arc<LoaderState>,
     threads: Vec<JoinHandle<()>>,
     order: Order,
+    /// How many samples of a whole batch each rank has, where they are not shared evenly.
+    lengths: Option<Arc<[usize]>>,
     clock: Clock,
     waited: Duration,
 }
@@ -103,6 +115,9 @@ struct Desk {
     to_give: usize,
     shelf: BTreeMap<usize, Result<Batch, DataError>>,
     free: Vec<Batch>,
+    /// Whether a thread asks for a portion, and how many batches there are in all once none is left.
+    asks: bool,
+    ended: Option<usize>,
     closed: bool,
     /// Threads that have left since it closed.
     left: usize,
@@ -116,6 +131,18 @@ struct EpochWork {
     steps: usize,
     /// What the run calls step 0 of this epoch.
     first_step: usize,
+    /// Who hands out portions, if this rank has none of its own.
+    portions: Option<Arc<dyn Portions>>,
+    /// [`Loader::share_by`].
+    lengths: Option<Arc<[usize]>>,
+}
+
+/// What a loader's thread does next.
+enum Job {
+    /// Makes the batch of this step.
+    Make(usize),
+    /// Asks for a portion.
+    Ask(Arc<dyn Portions>),
 }
 
 impl Loader {
@@ -141,7 +168,7 @@ impl Loader {
         let count = options.threads.max(1);
         let (desk, work, ready) = (Mutex::default(), Condvar::new(), Condvar::new());
         let shared = Arc::new(LoaderState { dataset, augment, options, layout, desk, work, ready });
-        let mut loader = Self { shared, threads: Vec::new(), order, clock, waited: Duration::ZERO };
+        let mut loader = Self { shared, threads: Vec::new(), order, lengths: None, clock, waited: Duration::ZERO };
         for number in 0..count {
             let shared = Arc::clone(&loader.shared);
             let thread =
@@ -172,9 +199,41 @@ impl Loader {
     pub fn epoch_after(&mut self, epoch: u64, seen: usize, first_step: usize) -> Epoch<'_> {
         let order = self.order.epoch(epoch).after(seen);
         let steps = order.steps(&self.shared.layout);
+        let lengths = self.lengths.clone();
+        self.begin(EpochWork { number: epoch, order, steps, first_step, portions: None, lengths }, steps)
+    }
+
+    /// Gives each rank so many samples of a whole batch, from the next call of [`Loader::epoch`] on: the same on all ranks.
+    ///
+    /// # Panics
+    /// When they are not those of a batch: a bug.
+    pub fn share_by(&mut self, lengths: &[usize]) {
+        let Layout { batch, shard, .. } = self.shared.layout;
+        assert_eq!((lengths.len(), lengths.iter().sum::<usize>()), (shard.world, batch), "parts of one batch");
+        self.lengths = Some(lengths.into());
+    }
+
+    /// Samples of a whole batch of all ranks.
+    pub fn batch(&self) -> usize {
+        self.shared.layout.batch
+    }
+
+    /// The portions of an epoch from step `from_step` on that fall to this rank, as they are handed out. Numbers count
+    /// from the first portion of that step on.
+    pub fn portions(&mut self, epoch: u64, from_step: usize, portions: Arc<dyn Portions>) -> Epoch<'_> {
+        let order = self.order.epoch(epoch).after(from_step.saturating_mul(self.shared.layout.batch));
+        let steps = order.steps(&self.shared.layout);
+        let work =
+            EpochWork { number: epoch, order, steps, first_step: from_step, portions: Some(portions), lengths: None };
+        // As many as there are steps in all would be one rank's who takes every portion.
+        self.begin(work, usize::MAX)
+    }
+
+    fn begin(&mut self, work: EpochWork, steps: usize) -> Epoch<'_> {
+        let (epoch, first_step) = (work.number, work.first_step);
         let mut desk = self.shared.lock();
         desk.abandon();
-        desk.epoch_work = Some(Arc::new(EpochWork { number: epoch, order, steps, first_step }));
+        desk.epoch_work = Some(Arc::new(work));
         drop(desk);
         self.shared.work.notify_all();
         Epoch { loader: self, epoch, step: 0, steps, first_step, ahead: None }
@@ -212,7 +271,7 @@ impl Loader {
         }
     }
 
-    fn take(&mut self, epoch: u64, step: usize) -> Result<Batch, DataError> {
+    fn take(&mut self, epoch: u64, step: usize) -> Option<Result<Batch, DataError>> {
         let start = self.clock.now();
         let result = self.wait_for(epoch, step, start);
         self.waited += self.clock.now() - start;
@@ -220,21 +279,27 @@ impl Loader {
         result
     }
 
-    fn wait_for(&self, epoch: u64, step: usize, start: Duration) -> Result<Batch, DataError> {
+    /// The batch, or none where the last portion was taken before.
+    fn wait_for(&self, epoch: u64, step: usize, start: Duration) -> Option<Result<Batch, DataError>> {
         let options = &self.shared.options;
         let mut desk = self.shared.lock();
         let named = step + desk.epoch_work.as_ref().map_or(0, |work| work.first_step);
         loop {
             if let Some(result) = desk.shelf.remove(&step) {
                 desk.to_give = step + 1;
-                return result;
+                return Some(result);
             }
-            if options.stop.as_ref().is_some_and(Stop::requested) {
-                return Err(DataError::Interrupted { epoch, step: named });
+            if desk.ended.is_some_and(|end| step >= end) {
+                return None;
+            }
+            // Portions that are taken are computed: whoever hands them out hears of the wish.
+            let waits = desk.epoch_work.as_ref().is_some_and(|work| work.portions.is_some());
+            if !waits && options.stop.as_ref().is_some_and(Stop::requested) {
+                return Some(Err(DataError::Interrupted { epoch, step: named }));
             }
             let waited = self.clock.now() - start;
             if waited > options.deadline {
-                return Err(DataError::Stalled { epoch, step: named, waited });
+                return Some(Err(DataError::Stalled { epoch, step: named, waited }));
             }
             desk = self.shared.ready.wait_timeout(desk, LOOK).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -320,7 +385,10 @@ impl Iterator for Epoch<'_> {
         if self.step == self.steps {
             return None;
         }
-        let result = self.loader.take(self.epoch, self.step);
+        let Some(result) = self.loader.take(self.epoch, self.step) else {
+            self.steps = self.step;
+            return None;
+        };
         // After an error there is nothing more to come: what follows it was ordered by a run that ends here.
         self.step = if result.is_ok() { self.step + 1 } else { self.steps };
         Some(result)
@@ -342,18 +410,44 @@ impl Desk {
     fn abandon(&mut self) {
         self.ticket += 1;
         self.epoch_work = None;
-        (self.to_make, self.to_give) = (0, 0);
+        (self.to_make, self.to_give, self.asks, self.ended) = (0, 0, false, None);
         let left = std::mem::take(&mut self.shelf);
         self.free.extend(left.into_values().filter_map(Result::ok));
     }
 
-    fn next_work(&mut self, prefetch: usize) -> Option<(Arc<EpochWork>, usize)> {
+    fn next_work(&mut self, prefetch: usize, threads: usize) -> Option<(Arc<EpochWork>, Job)> {
         let work = self.epoch_work.as_ref()?;
+        if let Some(portions) = &work.portions {
+            // One asks at a time, and each makes one ahead: what a slow rank has taken, the others cannot take.
+            if self.asks || self.ended.is_some() || self.to_make >= self.to_give + threads {
+                return None;
+            }
+            self.asks = true;
+            return Some((Arc::clone(work), Job::Ask(Arc::clone(portions))));
+        }
         if self.to_make == work.steps || self.to_make >= self.to_give + prefetch {
             return None;
         }
         self.to_make += 1;
-        Some((Arc::clone(work), self.to_make - 1))
+        Some((Arc::clone(work), Job::Make(self.to_make - 1)))
+    }
+
+    /// What was said to one who asked for a portion: where its batch goes, and which one it is.
+    fn answered(&mut self, answer: Result<Option<usize>, DataError>) -> Option<(usize, usize)> {
+        self.asks = false;
+        let place = self.to_make;
+        match answer {
+            Ok(Some(number)) => {
+                self.to_make += 1;
+                return Some((place, number));
+            }
+            Ok(None) => self.ended = Some(place),
+            Err(error) => {
+                self.shelf.insert(place, Err(error));
+                self.ended = Some(place + 1);
+            }
+        }
+        None
     }
 }
 
@@ -371,19 +465,37 @@ impl LoaderState {
         let mut scratch = Scratch::default();
         let mut desk = self.lock();
         while !desk.closed {
-            let Some((work, step)) = desk.next_work(self.prefetch()) else {
+            let Some((work, job)) = desk.next_work(self.prefetch(), self.options.threads.max(1)) else {
                 desk = self.work.wait(desk).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             let ticket = desk.ticket;
+            let (place, portion) = match job {
+                Job::Make(step) => (step, Portion { step, part: self.layout.shard.rank }),
+                Job::Ask(portions) => {
+                    // The last one that was given is being computed.
+                    let finished = desk.to_give.saturating_sub(1);
+                    drop(desk);
+                    let answer = portions.next(finished);
+                    desk = self.lock();
+                    if desk.ticket != ticket {
+                        continue;
+                    }
+                    let Some((place, number)) = desk.answered(answer) else {
+                        self.ready.notify_all();
+                        continue;
+                    };
+                    (place, Portion::at(number, self.layout.shard.world))
+                }
+            };
             let mut batch = desk.free.pop().unwrap_or_default();
             drop(desk);
-            let made = self.make(&work, step, &mut batch, &mut scratch);
+            let made = self.make(&work, portion, &mut batch, &mut scratch);
             desk = self.lock();
             match made {
                 _ if desk.ticket != ticket => desk.free.push(batch),
-                Ok(()) => drop(desk.shelf.insert(step, Ok(batch))),
-                Err(error) => drop(desk.shelf.insert(step, Err(error))),
+                Ok(()) => drop(desk.shelf.insert(place, Ok(batch))),
+                Err(error) => drop(desk.shelf.insert(place, Err(error))),
             }
             self.ready.notify_all();
         }
@@ -392,14 +504,21 @@ impl LoaderState {
     }
 
     /// Makes the batch of one step, and names that step in what can go wrong on the way.
-    fn make(&self, work: &EpochWork, step: usize, batch: &mut Batch, scratch: &mut Scratch) -> Result<(), DataError> {
-        let (epoch, named) = (work.number, work.first_step + step);
+    fn make(
+        &self,
+        work: &EpochWork,
+        portion: Portion,
+        batch: &mut Batch,
+        scratch: &mut Scratch,
+    ) -> Result<(), DataError> {
+        let (epoch, named) = (work.number, work.first_step + portion.step);
         let LoaderOptions { seed, views, .. } = self.options;
         let recipe = Recipe { dataset: &self.dataset, augment: &self.augment, seed, epoch, views };
-        let (samples, share) = work.order.batch(&self.layout, step);
+        let (samples, share) = work.order.portion(&self.layout, portion, work.lengths.as_deref());
         // Unwind safe: after an error nobody reads the batch, and every image is written anew into the scratch.
         let made = catch_unwind(AssertUnwindSafe(|| batch.fill(&recipe, samples, scratch)));
         batch.share = Some(share);
+        batch.portion = work.portions.as_ref().map(|_| Portion { step: named, ..portion });
         match made.unwrap_or_else(|panic| Err(DataError::Panicked { epoch, step: named, message: words_of(&*panic) })) {
             Err(DataError::Disk(source)) => Err(DataError::Reading { epoch, step: named, source }),
             made => made,

@@ -153,11 +153,44 @@ impl Epoch {
     /// The samples of one rank's batch at `step`, counted from this point of the epoch, and which part of the batch of all ranks
     /// they are.
     pub fn batch(&self, layout: &Layout, step: usize) -> (&[u32], Share) {
+        self.portion(layout, Portion { step, part: layout.shard.rank }, None)
+    }
+
+    /// The samples of one portion of a batch, whoever takes it. Where whole batches are cut into parts of given lengths,
+    /// those of an epoch's end are cut evenly all the same.
+    pub fn portion(
+        &self,
+        layout: &Layout,
+        Portion { step, part: number }: Portion,
+        lengths: Option<&[usize]>,
+    ) -> (&[u32], Share) {
         assert!(step < self.steps(layout), "step {step} of {}", self.steps(layout));
         let shared = &self.samples()[step * layout.batch..];
         let shared = &shared[..shared.len().min(layout.batch)];
-        let own = part(shared.len(), layout.shard.rank, layout.shard.world);
+        let own = match lengths.filter(|_| shared.len() == layout.batch) {
+            Some(lengths) => {
+                let start = lengths[..number].iter().sum();
+                start..start + lengths[number]
+            }
+            None => part(shared.len(), number, layout.shard.world),
+        };
         (&shared[own.clone()], Share { first: own.start, all: shared.len() })
+    }
+}
+
+/// One of the parts, as many as there are ranks, that the batch of a step is cut into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portion {
+    /// Of which step, counted from some point of the epoch.
+    pub step: usize,
+    /// Which part of its batch.
+    pub part: usize,
+}
+
+impl Portion {
+    /// Portion `number` of those of `world` ranks, one step after the other.
+    pub const fn at(number: usize, world: usize) -> Self {
+        Self { step: number / world, part: number % world }
     }
 }
 
@@ -242,6 +275,19 @@ mod tests {
                 prop_assert_eq!(rest.batch(&layout, step), whole.batch(&layout, stop + step));
             }
         }
+    }
+
+    #[test]
+    fn parts_of_given_lengths_are_a_batch_and_the_last_one_is_cut_evenly() {
+        let epoch = Order { seed: 5, len: 26, shuffle: true }.epoch(0);
+        let layout = layout(10, 0, 3, LastBatch::Keep);
+        let lengths = [6, 1, 3];
+        let all = |step| (0..3).map(|part| epoch.portion(&layout, Portion { step, part }, Some(&lengths)).0).collect();
+        let parts: Vec<Vec<&[u32]>> = (0..3).map(all).collect();
+        assert_eq!(parts.concat().concat(), epoch.samples());
+        assert_eq!(parts[1].iter().map(|part| part.len()).collect::<Vec<_>>(), lengths);
+        assert_eq!(parts[2].iter().map(|part| part.len()).collect::<Vec<_>>(), [2, 2, 2]);
+        assert_eq!(epoch.portion(&layout, Portion { step: 0, part: 2 }, Some(&lengths)).1, Share { first: 7, all: 10 });
     }
 
     #[test]

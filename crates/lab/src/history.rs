@@ -192,6 +192,12 @@ impl History {
             Event::Served { .. } => self.served.get_or_insert_default().add(&line.event),
             Event::Late { .. } | Event::CaughtUp { .. } => Lateness::add(&mut self.late, line),
             Event::Gpu(seen) => self.gpu.get_or_insert_default().add(seen),
+            Event::Balanced { .. } => {}
+            Event::Lost { why, portions, .. } => {
+                let message =
+                    format!("{why}; the others went on without it, and {portions} portions of batches it had taken");
+                self.push_warning(line.time_s, &message);
+            }
             Event::Warning { message } => self.push_warning(line.time_s, message),
         }
     }
@@ -329,7 +335,17 @@ mod tests {
 
     fn step(step: u64, loss: f64) -> Line {
         let phases = PhaseTimes::default();
-        line(Event::Step { step, epoch: 0, loss, accuracy: 0.0, learning_rate: 0.1, samples: 8, seconds: 1.0, phases })
+        line(Event::Step {
+            step,
+            epoch: 0,
+            loss,
+            accuracy: 0.0,
+            learning_rate: 0.1,
+            samples: 8,
+            portion: None,
+            seconds: 1.0,
+            phases,
+        })
     }
 
     fn started(resumed_step: u64) -> Line {

@@ -278,6 +278,7 @@ mod tests {
             accuracy: 0.5,
             learning_rate: 0.1,
             samples: 20,
+            portion: None,
             seconds: 2.0,
             phases,
         };

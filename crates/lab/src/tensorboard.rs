@@ -110,6 +110,8 @@ impl TensorBoard {
             | Event::Served { .. }
             | Event::Late { .. }
             | Event::CaughtUp { .. }
+            | Event::Balanced { .. }
+            | Event::Lost { .. }
             | Event::Warning { .. }
             | Event::RunFinished { .. } => {}
         }

@@ -30,6 +30,7 @@ fn all_events() -> Vec<Event> {
             accuracy: 0.0,
             learning_rate: 0.0,
             samples: 0,
+            portion: Some(0),
             seconds: 0.0,
             phases: PhaseTimes::default(),
         },
@@ -82,6 +83,15 @@ fn all_events() -> Vec<Event> {
             unheard_s: 0.0,
         },
         Event::CaughtUp { late_rank: 0, host: String::new(), step: 0, waited_s: 0.0 },
+        Event::Balanced { step: 0, samples: vec![0], samples_per_s: vec![0.0] },
+        Event::Lost {
+            lost_rank: 0,
+            host: String::new(),
+            phase: Phase::Setup,
+            step: 0,
+            portions: 0,
+            why: String::new(),
+        },
         Event::Warning { message: String::new() },
         Event::RunFinished {
             step: 0,
@@ -106,6 +116,8 @@ fn all_events() -> Vec<Event> {
             | Event::Served { .. }
             | Event::Late { .. }
             | Event::CaughtUp { .. }
+            | Event::Balanced { .. }
+            | Event::Lost { .. }
             | Event::Warning { .. }
             | Event::RunFinished { .. } => {}
         }

@@ -246,6 +246,15 @@ impl Rule {
         }
     }
 
+    /// How far the weights stand ahead of where the optimizer is, in its first buffer of state: Nesterov's keeps the point that it
+    /// looks at, x + v of the paper, and v is minus so many times the buffer. 0 for every other rule.
+    pub fn look_ahead(&self, moment: Moment) -> f32 {
+        match self.formula {
+            Formula::Momentum(momentum) => momentum.look_ahead(moment),
+            _ => 0.0,
+        }
+    }
+
     /// The arithmetic of one step for tensors that decay or do not, without LARS' own rates: what a device needs that applies the rule itself.
     pub fn constants(&self, moment: Moment, decays: bool) -> update::Update {
         self.step(moment, Place { decay: if decays { self.decay } else { 0.0 }, rate: 1.0 })

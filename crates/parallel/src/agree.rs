@@ -4,14 +4,17 @@
 //! An agreement is two things: a [`Protocol`], the value that lists what travels, and an [`Agreement`], a
 //! worker's end of it. Two kinds are told apart by the protocol's [`Steps`]: those that settle the gradients
 //! of a step, so that all make the same one, and those that let every worker step by itself and exchange
-//! weights between steps. One worker alone is a protocol with nothing in it.
+//! weights between steps, with each other or with a centre (`center.rs`). One worker alone is a protocol with nothing
+//! in it.
 
 mod alone;
+mod center;
 mod courier;
 pub(crate) mod identity;
 mod missed;
 mod protocol;
 mod report;
+mod rounds;
 mod sharded;
 mod shares;
 
@@ -26,6 +29,7 @@ use paceline_comm::{CommError, Communicator, LentSlice, Rank};
 use paceline_system::clock::Clock;
 pub use protocol::{Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, Reach, Roles, Rounds, Steps};
 pub use report::{StepReport, Votes};
+pub use rounds::RoundOptions;
 
 use crate::lock_free::ThreadMemory;
 use crate::squeeze::{Segment, Squeeze, none};
@@ -40,7 +44,7 @@ macro_rules! agreements {
     };
 }
 
-agreements! { all_reduce, parameter_server, local, hogwild }
+agreements! { all_reduce, parameter_server, local, elastic, downpour, dogwild, hogwild }
 
 /// An agreement as the command line offers it: how to join it, and what it cannot be combined with.
 pub trait Recipe: Debug + Sync {
@@ -60,6 +64,12 @@ pub trait Recipe: Debug + Sync {
         true
     }
 
+    /// Whether workers that are free take the next portion of the data, so that nobody waits for a slow one: they meet
+    /// only where all say they do.
+    fn hands_out_portions(&self, _options: &Options) -> bool {
+        false
+    }
+
     /// Whether sums of gradients can be made between GPUs, without the hosts.
     fn sums_on_devices(&self) -> bool {
         false
@@ -73,6 +83,11 @@ pub trait Recipe: Debug + Sync {
     /// Whether workers share weights in the memory of one process, so that they have to be threads of it.
     fn shares_process(&self) -> bool {
         false
+    }
+
+    /// The bound on staleness that it has if nobody says otherwise; none is no bound.
+    fn usual_staleness(&self) -> Option<u64> {
+        Some(0)
     }
 
     /// Copies of all parameters that a worker keeps for it.
@@ -126,34 +141,6 @@ pub struct Demands {
     pub servers: usize,
     /// Its own options.
     pub options: Options,
-}
-
-impl Demands {
-    /// Whether something was said of rounds.
-    pub fn has_rounds(&self) -> bool {
-        self.options.rounds != RoundOptions::default()
-    }
-}
-
-/// What an agreement says to them that exchanges something in every step.
-const HAS_NO_ROUNDS: &str = "--period, --node-period, --post-local, --outer-rate, --outer-momentum and --herds are for workers that \
-                             step by themselves; type --agree local, or leave them out";
-
-/// How workers that make their own steps exchange weights; what was not said is the agreement's own choice.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RoundOptions {
-    /// Steps between two exchanges of all workers.
-    pub period: Option<u64>,
-    /// Steps between two exchanges of the workers of each machine.
-    pub node_period: Option<u64>,
-    /// Steps at the beginning that are each followed by an exchange of all.
-    pub warm_up: Option<u64>,
-    /// The rate of a step that is made with what a round has changed.
-    pub outer_rate: Option<f64>,
-    /// The momentum of those steps.
-    pub outer_momentum: Option<f64>,
-    /// Copies of the weights that the threads of one process share.
-    pub herds: Option<usize>,
 }
 
 /// The options of an agreement.
@@ -235,6 +222,15 @@ pub enum Wait {
     Poll,
     /// Until it is there.
     Block,
+}
+
+/// Where a worker is that makes its own steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Point<'a> {
+    /// Its weights.
+    pub weights: &'a [f32],
+    /// What they are ahead of it, where the optimizer keeps the point that it looks at: so many times this.
+    pub velocity: Option<(&'a [f32], f32)>,
 }
 
 /// What became of a bucket.
@@ -380,11 +376,49 @@ pub trait Agreement: Debug + Send {
         Ok(Vec::new())
     }
 
-    /// Knows the weights that all begin with, where workers make their own steps ([`Steps::Local`]).
+    /// Knows the weights that all begin with, where workers make their own steps.
     fn opened(&mut self, _weights: &[f32]) {}
 
-    /// Exchanges weights at the end of a round, where workers make their own steps ([`Steps::Local`]). `kept` are
-    /// its own buffers ([`Protocol::buffers`]).
+    /// Takes this worker's wishes along with its next message, and gives those of all that it has heard of, where
+    /// workers exchange with a centre ([`Steps::Center`]).
+    fn tell_wishes(&mut self, own: Votes) -> Votes {
+        own
+    }
+
+    /// Whether an exchange with the centre may begin before the step after so many ([`Steps::Center`]).
+    fn exchanges_before(&self, _step: u64) -> bool {
+        false
+    }
+
+    /// Begins it, with the weights as they are before that step, which are ahead of where the worker is by so many
+    /// times the optimizer's velocity if one is given. Whether it has changed them.
+    ///
+    /// # Errors
+    /// As above.
+    fn begin_exchange(
+        &mut self,
+        _step: u64,
+        _weights: &mut [f32],
+        _velocity: Option<(&[f32], f32)>,
+    ) -> Result<bool, CommError> {
+        Ok(false)
+    }
+
+    /// Whether an exchange ends, or numbers are pushed, behind that step ([`Steps::Center`]).
+    fn exchanges_after(&self, _step: u64) -> bool {
+        false
+    }
+
+    /// Ends it: waits for what comes back, and changes the weights by it; then pushes. Whether it has changed them.
+    ///
+    /// # Errors
+    /// As above.
+    fn end_exchange(&mut self, _step: u64, _weights: &mut [f32]) -> Result<bool, CommError> {
+        Ok(false)
+    }
+
+    /// Exchanges weights at the end of a round, where workers make their own steps ([`Steps::Local`],
+    /// [`Steps::Center`]). `kept` are its own buffers ([`Protocol::buffers`]).
     ///
     /// # Errors
     /// As above.
@@ -485,6 +519,11 @@ pub struct Push<'a> {
 pub trait ServerShard {
     /// Changes the weights.
     fn apply(&mut self, push: Push<'_>);
+
+    /// Has weights changed by a rule of the agreement's own, with what a worker has pushed after so many steps.
+    fn change(&mut self, _steps: u64, change: &mut dyn FnMut()) {
+        change();
+    }
 
     /// A step of a worker is applied whole, where every push is a step; it had missed so many updates: those that were applied between the
     /// reading of the weights that it was computed from and its own application.

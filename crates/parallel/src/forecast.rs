@@ -50,6 +50,8 @@ pub enum Way {
     ServersBeside,
     /// Steps of each worker's own, and all weights to all behind so many of them.
     Rounds(u64),
+    /// Steps of each worker's own, and all weights to one server with a machine of its own and back, beside a step, once in so many.
+    Center(u64),
 }
 
 /// What one machine sends and receives in a step.
@@ -100,6 +102,14 @@ impl Workers {
     pub fn forecast(&self, way: Way, times: &StepTimes) -> Forecast {
         let step_s = match way {
             Way::Rounds(every) => times.compute_s + self.all_at_once_s(times) / every as f64,
+            // Beside a step, unless the server's link is busy with the others for longer than there are steps between.
+            Way::Center(every) => {
+                let elements: usize = times.buckets.iter().map(|bucket| bucket.elements).sum();
+                let (Legs { out_s, back_s }, own) = (self.legs(Way::Servers(1), elements), elements * ELEMENT_BYTES);
+                let late_s = 2.0 * self.link.message_s(own as f64) - times.compute_s;
+                let busy_s = out_s.max(back_s) / every as f64;
+                (times.compute_s + late_s.max(0.0) / every as f64).max(busy_s)
+            }
             _ => self.step_s(way, times),
         };
         let lengths = || times.buckets.iter().map(|bucket| bucket.elements);
@@ -118,6 +128,14 @@ impl Workers {
                 let all: usize = lengths().sum();
                 let parts: usize = lengths().map(|elements| elements.div_ceil(servers)).sum();
                 (self.count + servers, even(all), Some(even(parts * self.count)))
+            }
+            Way::Center(every) => {
+                let of = |elements: usize| {
+                    let Traffic { sent, received } = even(elements);
+                    Traffic { sent: sent / every, received: received / every }
+                };
+                let all: usize = lengths().sum();
+                (self.count + 1, of(all), Some(of(all * self.count)))
             }
             Way::ServersBeside => {
                 // To the servers of other machines, and from the own one to the workers there.
@@ -143,7 +161,7 @@ impl Workers {
             }
             Way::AllReduce => &[Collective::AllReduce],
             Way::Sharded => &[Collective::ReduceScatter, Collective::AllGather],
-            Way::Servers(_) | Way::ServersBeside => &[],
+            Way::Servers(_) | Way::ServersBeside | Way::Center(_) => &[],
         };
         let mut found = Vec::new();
         for piece in times.buckets.iter().flat_map(|bucket| pieces(bucket.elements)) {
@@ -217,6 +235,7 @@ impl Workers {
             Way::Sharded => {
                 Legs { out_s: collective(Collective::ReduceScatter), back_s: collective(Collective::AllGather) }
             }
+            Way::Center(_) => self.legs(Way::Servers(1), elements),
             Way::Servers(servers) => {
                 // A worker's link carries all of it, a server's its part of each worker's.
                 let busiest = bytes.max(workers * (elements.div_ceil(servers) * ELEMENT_BYTES) as f64);

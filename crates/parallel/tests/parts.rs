@@ -114,14 +114,16 @@ fn the_first_parts_report_is_everybodys_and_votes_are_all_counted() {
             let mut links = ReplicaLinks::Parts(Box::new(PartLinks::connect(world, &mesh).unwrap()));
             let votes = Votes { interrupted: u32::from(part == 2), ..Votes::default() };
             let loss = 2.5 + 1e-6 * part as f64;
-            let total = links.sum_report(StepReport { rows: 8, loss, top1: 3 + part as u64, top5: 5, votes }).unwrap();
+            let total = links
+                .sum_report(StepReport { rows: 8, loss, top1: 3 + part as u64, top5: 5, share: 0.5, votes })
+                .unwrap();
             let mut followed = [1.0 + part as f32; 3];
             links.siblings().follow_first(&mut followed).unwrap();
             assert_eq!(followed, [1.0; 3]);
             total
         });
         assert!(found.iter().all(|report| *report == found[0]), "{carry:?}: {found:?}");
-        let StepReport { rows, loss, top1, top5, votes } = found[0];
+        let StepReport { rows, loss, top1, top5, votes, .. } = found[0];
         assert_eq!((rows, top1, top5, votes.interrupted), (8, 3, 5, 1), "{carry:?}");
         assert!((loss - 2.5).abs() < 1e-9, "{carry:?}: {loss}");
     }

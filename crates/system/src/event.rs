@@ -70,6 +70,9 @@ pub enum Event {
         learning_rate: f64,
         /// Samples in the batch.
         samples: u64,
+        /// How many of them were this rank's, where portions of batches go to whoever is free.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        portion: Option<u64>,
         /// Wall time of the step.
         seconds: f64,
         /// Where the time went.
@@ -179,6 +182,30 @@ pub enum Event {
         step: u64,
         /// How long the one who waited longest waited for it, in all.
         waited_s: f64,
+    },
+    /// Workers share batches by the speed that each has measured of itself.
+    Balanced {
+        /// Updates done.
+        step: u64,
+        /// How many samples of a batch each worker has from here on.
+        samples: Vec<u64>,
+        /// How many each computes in a second, without what it waits for.
+        samples_per_s: Vec<f64>,
+    },
+    /// A rank is lost, and the others go on without it.
+    Lost {
+        /// The rank.
+        lost_rank: u32,
+        /// Its machine.
+        host: String,
+        /// What it was doing.
+        phase: Phase,
+        /// Updates that it had done.
+        step: u64,
+        /// Portions of batches that it had taken and not said to have finished; the last of them may have been applied.
+        portions: u64,
+        /// What happened to it.
+        why: String,
     },
     /// Something the user should know; the run goes on.
     Warning {
@@ -349,6 +376,7 @@ mod tests {
             accuracy: 0.0,
             learning_rate: 0.1,
             samples: 1,
+            portion: None,
             seconds: 1.0,
             phases: PhaseTimes::default(),
         };

@@ -329,7 +329,7 @@ mod tests {
     fn of(model: &str, batch: usize) -> ReplicaOptions {
         let entry = zoo::find(model).unwrap();
         let config = Config { batch, optimizer: Optimizer::Momentum, ..Config::default() };
-        let sizes = MicroBatchSizes { largest: batch, others: [0; 3], evaluation: batch };
+        let sizes = MicroBatchSizes { largest: batch, others: Default::default(), evaluation: batch };
         ReplicaOptions { slots: 2, ..options(&config, sizes, (1, false), (entry.native, entry.classes)).unwrap() }
     }
 

@@ -8,6 +8,7 @@ use paceline_data::order::{LastBatch, Shard};
 use paceline_nn::PartForm;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
+use paceline_parallel::agree::{LostPeer, Shape};
 use paceline_parallel::split::Kind;
 use paceline_system::{cores, threads};
 use paceline_tensor::device::cpu::choice::Winograd;
@@ -17,8 +18,9 @@ use serde::{Deserialize, Serialize};
 use crate::compute::Compute;
 use crate::deadlines::Deadlines;
 use crate::error::TrainError;
+use crate::micro_batch::shares_by_speed;
 use crate::replica::OptimizerShard;
-use crate::together::{Agree, Carry, Overlap, PartSplit, Sharding, Split, Squeeze, Staleness};
+use crate::together::{Agree, Balance, Carry, Overlap, PartSplit, Sharding, Slow, Split, Squeeze, Staleness};
 
 /// The largest image side: as much as a photograph has, and its arithmetic is far from overflowing.
 pub const SIDE_MAX: usize = 8192;
@@ -117,8 +119,17 @@ pub struct Config {
     pub algorithm: Option<String>,
     /// Processes that hold parameters, for a parameter server.
     pub servers: usize,
-    /// Steps that a worker of a parameter server may be ahead of the slowest; 0 is synchronous.
-    pub staleness: Staleness,
+    /// Steps that a worker may be ahead of the slowest, where servers hold the weights; 0 is synchronous. The agreement's own choice if
+    /// not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub staleness: Option<Staleness>,
+    /// How many samples of a batch each worker has.
+    pub balance: Balance,
+    /// Steps after which that is measured again.
+    pub balance_every: u64,
+    /// Workers that are slowed down, for experiments.
+    #[serde(skip_serializing_if = "Slow::is_none")]
+    pub slow: Slow,
     /// Steps between two exchanges of weights, where workers step by themselves; the agreement's own choice if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period: Option<u64>,
@@ -137,6 +148,24 @@ pub struct Config {
     /// Copies of the weights that workers share, each some of them, where they are threads of one process; one for each NUMA node if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub herds: Option<usize>,
+    /// How much of what is between a worker and the centre both move in an exchange.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub elastic_rate: Option<f64>,
+    /// Steps between two fetches of the servers' weights, where workers step by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetch_every: Option<u64>,
+    /// Steps between two pushes of what a worker has changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push_every: Option<u64>,
+    /// How much of what is pushed the servers add; 1 divided by the number of workers if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push_rate: Option<f64>,
+    /// The rate of a step that servers make with Adagrad of what is pushed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_adagrad: Option<f64>,
+    /// Steps at the beginning that one worker makes alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warm_start: Option<u64>,
     /// Whether batch normalisations take their statistics over the batches of all workers instead of each its own.
     pub sync_batch_norm: bool,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
@@ -222,13 +251,22 @@ impl Default for Config {
             sockets: 1,
             algorithm: None,
             servers: 1,
-            staleness: Staleness::default(),
+            staleness: None,
+            balance: Balance::Even,
+            balance_every: 50,
+            slow: Slow::default(),
             period: None,
             node_period: None,
             post_local: None,
             outer_rate: None,
             outer_momentum: None,
             herds: None,
+            elastic_rate: None,
+            fetch_every: None,
+            push_every: None,
+            push_rate: None,
+            server_adagrad: None,
+            warm_start: None,
             sync_batch_norm: false,
             dtype: Precision::F32,
             device: Compute::Cpu,
@@ -292,6 +330,8 @@ impl Config {
             ("--period", self.period),
             ("--node-period", self.node_period),
             ("--herds", self.herds.map(|herds| herds as u64)),
+            ("--fetch-every", self.fetch_every),
+            ("--push-every", self.push_every),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
@@ -330,6 +370,13 @@ impl Config {
                 "--label-smoothing must be from 0 to below 1; type for example --label-smoothing 0.1".into(),
             );
         }
+        if let Some(rank) = self.slow.rank_max().filter(|&rank| rank >= self.workers * self.ranks_per_worker()) {
+            let last = self.workers * self.ranks_per_worker() - 1;
+            return refuse(format!("--slow {} names rank {rank}, and ranks that compute are 0 to {last}", self.slow));
+        }
+        if let Some(sentence) = self.refuses_balance() {
+            return refuse(sentence.into());
+        }
         if let Some(sentence) = self.deadlines.refusal() {
             return refuse(sentence);
         }
@@ -340,6 +387,48 @@ impl Config {
     /// Whether all workers are at the same step all the time.
     pub fn steps_together(&self) -> bool {
         self.agree.recipe().is_synchronous(&self.agreement(false))
+    }
+
+    /// Why shares cannot follow the workers' speed.
+    fn refuses_balance(&self) -> Option<&'static str> {
+        Some(match self.balance {
+            Balance::Even => return None,
+            Balance::Speed if self.hands_out_portions() => {
+                "--balance speed is for workers that wait for each other; here whoever is free takes the next portion already; leave it out"
+            }
+            Balance::Speed if !self.steps_together() => {
+                "--balance speed is for workers that make the same steps; type --agree all-reduce, or leave it out"
+            }
+            Balance::Speed if self.ranks_per_worker() > 1 => {
+                "--balance speed is for workers of one process each; leave --split or --balance out"
+            }
+            Balance::Speed if self.accumulate > 1 => {
+                "--balance speed cuts batches for each worker's speed, and --accumulate into equal parts; leave one of them out"
+            }
+            Balance::Speed if self.device != Compute::Cpu => {
+                "--balance speed is for workers on CPUs, and a GPU has a graph for each number of samples; leave it out"
+            }
+            Balance::Speed if self.workers > 1 && shares_by_speed(self.batch, self.workers).next().is_none() => {
+                "--balance speed cuts a batch into equal pieces, a few for each worker; type a --batch with more divisors, such as 64 or 96"
+            }
+            Balance::Speed if self.balance_every == 0 => {
+                "--balance-every must be above zero; type for example --balance-every 50"
+            }
+            Balance::Speed => return None,
+        })
+    }
+
+    /// Whether workers take portions of the data as they are free, and have no share of their own.
+    pub fn hands_out_portions(&self) -> bool {
+        self.agree.recipe().hands_out_portions(&self.agreement(false))
+    }
+
+    /// Whether the loss of a worker that is not the first ends nothing: the others go on without it. MPI ends all processes with
+    /// one, and threads are one process.
+    pub fn goes_on_without_workers(&self) -> bool {
+        let (recipe, options) = (self.agree.recipe(), self.agreement(false));
+        let goes_on = recipe.protocol(&Shape::default(), &options).lost_peer == LostPeer::GoOn;
+        goes_on && self.workers > 1 && !matches!(self.carry, Carry::MPI | Carry::THREAD)
     }
 
     /// The part of the optimizer's state that a worker keeps, if it does not keep all of it; `shares_memory` says
@@ -519,8 +608,11 @@ mod tests {
         let told = |minutes| Config { checkpoint_minutes: Some(minutes), ..Config::default() };
         assert_eq!((told(0.0).checkpoint_seconds(2), told(2.0).checkpoint_seconds(1)), (None, Some(120.0)));
         assert!(told(-1.0).check().is_err() && told(f64::NAN).check().is_err() && told(0.5).check().is_ok());
-        let apart =
-            Config { agree: "parameter-server".parse().unwrap(), staleness: Staleness(Some(3)), ..Config::default() };
+        let apart = Config {
+            agree: "parameter-server".parse().unwrap(),
+            staleness: Some(Staleness(Some(3))),
+            ..Config::default()
+        };
         assert_eq!(apart.checkpoint_seconds(2), None);
         let error = Config { checkpoint_minutes: Some(1.0), ..apart }.check().unwrap_err().to_string();
         assert!(error.ends_with("type --checkpoint-every with a number of steps"), "{error}");
@@ -566,7 +658,7 @@ mod tests {
         assert!(config.check().is_ok());
         config.agree = "parameter-server".parse().unwrap();
         for staleness in [Some(0), Some(3), None] {
-            config.staleness = Staleness(staleness);
+            config.staleness = Some(Staleness(staleness));
             let error = config.check().unwrap_err().to_string();
             assert!(error.ends_with("type --agree all-reduce, or leave it out"), "{error}");
         }

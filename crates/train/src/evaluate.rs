@@ -1,6 +1,6 @@
 //! Evaluation: the validation set, once, in evaluation mode.
 
-use paceline_data::loader::Loader;
+use paceline_data::loader::{Epoch, Loader};
 
 use crate::error::TrainError;
 use crate::metrics::Tally;
@@ -15,10 +15,22 @@ pub fn evaluate(
     replica: &mut Replica,
     loader: &mut Loader,
     mirrored: bool,
+    progress: impl FnMut(usize, usize) -> bool,
+) -> Result<Tally, TrainError> {
+    evaluate_on(replica, loader.epoch(0, 0), mirrored, progress)
+}
+
+/// As [`evaluate`], on the batches of an epoch.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn evaluate_on(
+    replica: &mut Replica,
+    mut epoch: Epoch<'_>,
+    mirrored: bool,
     mut progress: impl FnMut(usize, usize) -> bool,
 ) -> Result<Tally, TrainError> {
     let mut tally = Tally::default();
-    let mut epoch = loader.epoch(0, 0);
     let total = epoch.end();
     let mut goes_on = true;
     while let Some(batch) = epoch.next() {

@@ -47,6 +47,10 @@ pub struct Exchange {
     tally: Tally,
     /// Samples since running statistics were the same everywhere.
     samples: u64,
+    /// Which share of the batch under way is this replica's.
+    share: f32,
+    /// Steps of the run that this replica has made, where it makes its own: those of all, and its own since they met.
+    made: u64,
     /// Whether replicas have made steps of their own since their weights, and all of their state, were the same.
     apart: Apart,
     /// This replica's wishes, and after a step everybody's.
@@ -77,6 +81,8 @@ impl Exchange {
             reported: false,
             tally: Tally::default(),
             samples: 0,
+            share: 0.0,
+            made: 0,
             apart: Apart::default(),
             votes: Votes::default(),
             clock: clock.clone(),
@@ -213,14 +219,15 @@ impl Exchange {
         self.agreement.shares_steps()
     }
 
-    /// Samples of a batch are computed: running statistics count for as many.
-    pub fn count(&mut self, samples: usize, part: usize) {
+    /// Samples of a batch are computed, which has so many in all: running statistics count for as many.
+    pub fn count(&mut self, samples: usize, part: usize, of: usize) {
         self.samples += if part == 0 { samples as u64 } else { 0 };
+        self.share = samples as f32 / of.max(1) as f32;
     }
 
     /// Whether the step of a bucket is made with what comes back, and not with this replica's own gradients.
     fn settles(&self) -> bool {
-        !matches!(self.agreement.protocol().steps, Steps::Local { .. })
+        !self.agreement.protocol().steps.are_own()
     }
 
     /// The step under way.
@@ -238,10 +245,14 @@ impl Exchange {
         !matches!(self.agreement.protocol().steps, Steps::Chunks | Steps::Servers)
     }
 
-    /// A step begins.
-    pub fn begin(&mut self, moment: Moment) {
+    /// A step begins, with weights that are ahead of where the optimizer is by so many times its velocity.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed.
+    pub fn begin(&mut self, engine: &mut Engine, moment: Moment, ahead: f32) -> Result<(), TrainError> {
         (self.moment, self.reported) = (moment, false);
         (self.waited_s, self.updated_s) = (0.0, 0.0);
+        self.begin_exchange(engine, ahead)
     }
 
     /// Says from now on what it waits for.
@@ -260,8 +271,19 @@ impl Exchange {
         }
     }
 
+    /// Time, without what was waited for others in this pass.
+    pub fn computed_s(&self) -> f64 {
+        self.clock.seconds() - self.waited_s
+    }
+
+    /// So many steps of the run were made when all replicas had the same weights last.
+    pub fn count_from(&mut self, steps: u64) {
+        self.made = steps;
+    }
+
     /// The step is computed.
     pub fn end(&mut self) {
+        self.made += 1;
         self.pending = self.settles().then_some(self.moment);
     }
 
@@ -295,15 +317,23 @@ impl Exchange {
     /// # Errors
     /// When another replica, or the way to it, has failed.
     pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
-        let own = report(&tally, self.votes);
+        let own = report(&tally, self.votes, 0.0);
         let report = self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?;
         let report = self.sum_siblings(report)?;
         Ok(self.take_total(report))
     }
 
+    /// Replaces numbers by their sum over all replicas.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), TrainError> {
+        Ok(self.wait_for(Message::Report, |agreement| agreement.sum(numbers))?)
+    }
+
     /// What all replicas that step together have reported, and of one that steps by itself its own.
     fn total_of_step(&mut self, tally: Tally) -> Result<Tally, TrainError> {
-        if self.rounds().is_some() {
+        if self.steps_apart() {
             return self.total_of_own(tally);
         }
         if !self.reported {
@@ -332,8 +362,8 @@ impl Exchange {
             engine.settle(self)?;
             self.pending = None;
         }
-        // Alone, nothing is anywhere else.
-        if self.agreement.protocol().opening.is_empty() {
+        // Alone, nothing is anywhere else; and who has made no step since the last time is where all are.
+        if self.agreement.protocol().opening.is_empty() || (self.steps_apart() && !self.has_stepped_apart()) {
             return Ok(());
         }
         engine.fetch()?;
@@ -449,7 +479,7 @@ impl Listener for Exchange {
                     return Err(Halt::NotFinite(NotFinite::Loss));
                 }
                 self.reported = true;
-                let report = report(&tally, self.votes);
+                let report = report(&tally, self.votes, self.share);
                 Ok(self.wait_for(Message::Report, |agreement| agreement.begin_step(report))?)
             }
             Event::BeforeRead { bucket, target } => match self.pending {
@@ -571,7 +601,7 @@ fn open(agreement: &mut dyn Agreement, weights: &mut Weights, identity: RunIdent
     Ok(())
 }
 
-fn report(tally: &Tally, votes: Votes) -> StepReport {
+fn report(tally: &Tally, votes: Votes, share: f32) -> StepReport {
     let Tally { rows, loss, top1, top5 } = *tally;
-    StepReport { rows, loss, top1, top5, votes }
+    StepReport { rows, loss, top1, top5, share, votes }
 }

@@ -18,6 +18,7 @@ pub mod gpus;
 pub mod metrics;
 pub mod micro_batch;
 pub mod phases;
+pub mod portions;
 pub mod predict;
 pub mod registry;
 pub mod rehearsal;

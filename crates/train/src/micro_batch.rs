@@ -9,9 +9,22 @@ use paceline_data::batch::Batch;
 use paceline_data::order::{self, LastBatch, Shard, Share};
 
 use crate::config::Config;
+use crate::together::Balance;
 
-/// How many sizes besides the largest a worker's micro-batches may have: two of a whole batch, and two of what an epoch leaves.
-pub const OTHER_SIZES: usize = 3;
+/// How many sizes besides the largest a worker's micro-batches may have: of a whole batch, and of what an epoch leaves, two each, three
+/// where the parts of all workers come to it, or all that a share by speed may have.
+pub const OTHER_SIZES: usize = 24;
+
+/// In shares by speed, how many steps there are from nothing to an even share.
+const UNITS: usize = 8;
+
+/// The sizes that a share by speed may have: multiples of a number that divides the batch, up to twice an even share.
+pub fn shares_by_speed(batch: usize, workers: usize) -> impl Iterator<Item = usize> {
+    let finest = (batch / (UNITS * workers)).max(1);
+    let unit = (finest..=batch).find(|unit| batch.is_multiple_of(*unit)).unwrap_or(batch);
+    let units = (batch / unit).saturating_sub(workers - 1).min((2 * batch).div_ceil(workers * unit));
+    (1..=units).map(move |count| count * unit)
+}
 
 /// How many micro-batches each worker's share of `all` samples has: as many as asked for, if there is a sample for each.
 pub fn micro_batches(all: usize, workers: usize, accumulate: usize) -> usize {
@@ -96,17 +109,23 @@ impl MicroBatchSizes {
     /// batches.
     pub fn of(config: &Config, shard: Shard, samples: Option<usize>) -> Self {
         let Shard { rank, world } = shard;
+        // Portions that are handed out are anybody's: the largest, and the smallest.
+        let parts = if config.hands_out_portions() { vec![0, world - 1] } else { vec![rank] };
         let whole = samples.map_or(config.batch, |samples| samples.min(config.batch));
         let rest = samples.filter(|_| config.last_batch == LastBatch::Keep).map_or(0, |samples| samples % config.batch);
         let mut sizes: Vec<usize> = [whole, rest]
             .into_iter()
             .filter(|&all| all > 0)
-            .flat_map(|all| {
-                let (own, of) = (order::part(all, rank, world).len(), micro_batches(all, world, config.accumulate));
+            .flat_map(|all| parts.iter().map(move |&part| (all, part)))
+            .flat_map(|(all, part)| {
+                let (own, of) = (order::part(all, part, world).len(), micro_batches(all, world, config.accumulate));
                 // A worker without samples computes one that does not count, to keep step with the others.
                 (0..of).map(move |index| MicroBatch::new(own, index, of).len().max(1))
             })
             .collect();
+        if config.balance == Balance::Speed && whole == config.batch {
+            sizes.extend(shares_by_speed(config.batch, world));
+        }
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         sizes.dedup();
         let mut others = [0; OTHER_SIZES];
@@ -129,15 +148,23 @@ mod tests {
 
     #[test]
     fn equal_shares_have_one_size_and_a_rest_another() {
-        let one = MicroBatchSizes { largest: 16, others: [0; 3], evaluation: 16 };
+        let one = MicroBatchSizes { largest: 16, others: Default::default(), evaluation: 16 };
         assert_eq!(sizes(64, 2, (1, 2), 640), one);
+        let mut rest = MicroBatchSizes { largest: 256, others: Default::default(), evaluation: 256 };
+        rest.others[0] = 80;
+        assert_eq!(sizes(256, 1, (0, 1), 50_000), rest);
         assert_eq!(
-            sizes(256, 1, (0, 1), 50_000),
-            MicroBatchSizes { largest: 256, others: [80, 0, 0], evaluation: 256 }
+            sizes(64, 1, (2, 3), 640),
+            MicroBatchSizes { largest: 21, others: Default::default(), evaluation: 21 }
         );
-        assert_eq!(sizes(64, 1, (2, 3), 640), MicroBatchSizes { largest: 21, others: [0; 3], evaluation: 21 });
-        assert_eq!(sizes(64, 1, (0, 3), 640), MicroBatchSizes { largest: 22, others: [0; 3], evaluation: 21 });
-        assert_eq!(sizes(64, 1, (0, 1), 10), MicroBatchSizes { largest: 10, others: [0; 3], evaluation: 10 });
+        assert_eq!(
+            sizes(64, 1, (0, 3), 640),
+            MicroBatchSizes { largest: 22, others: Default::default(), evaluation: 21 }
+        );
+        assert_eq!(
+            sizes(64, 1, (0, 1), 10),
+            MicroBatchSizes { largest: 10, others: Default::default(), evaluation: 10 }
+        );
     }
 
     proptest! {

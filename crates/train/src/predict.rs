@@ -70,7 +70,7 @@ impl Predictor {
             input: card.input()?,
             classes: card.class_names.len(),
             micro_batch: 1,
-            other_sizes: [0; 3],
+            other_sizes: Default::default(),
             accumulate: 1,
             smoothing: 0.0,
             seed: 0,

@@ -16,7 +16,7 @@ use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Parameter, StageNetwork, State};
 use paceline_parallel::agree::{RunIdentity, Shape, Steps, Votes};
 use paceline_parallel::{Agreement, Owned};
-use paceline_system::clock::Clock;
+use paceline_system::clock::{Clock, sleep};
 use paceline_system::limits::Limits;
 use paceline_system::memory;
 use paceline_system::phase::Phase;
@@ -41,6 +41,7 @@ use crate::metrics::Tally;
 use crate::micro_batch::{MicroBatch, OTHER_SIZES, share};
 use crate::phases::Phases;
 use crate::stage::{ModelStage, WholeModel, start, tensors};
+use crate::together::Slow;
 
 /// Gradients travel in messages of at most this size: large enough to reach a link's bandwidth, small enough
 /// to overlap with the backward pass (25 MiB is also what PyTorch's DDP found to work).
@@ -138,6 +139,8 @@ pub struct Replica {
     boundary: Boundary,
     /// In which order it computes its micro-batches.
     pipeline: Pipeline,
+    /// How many times as long it takes for its arithmetic as it could, for experiments.
+    pub slow: f64,
 }
 
 /// What the plan of a network's step has to provide.
@@ -258,7 +261,7 @@ impl Replica {
         let engine = place.engine(parts)?;
         let (exchange, boundary) = (Exchange::alone(&Clock::real()), Boundary::default());
         let pipeline = Pipeline::new(stage.number, stage.cuts.len() + 1);
-        Ok(Self { options, parameters, states, whole, engine, exchange, boundary, pipeline })
+        Ok(Self { options, parameters, states, whole, engine, exchange, boundary, pipeline, slow: 1.0 })
     }
 
     /// The buckets of gradients.
@@ -346,8 +349,14 @@ impl Replica {
     /// model.
     pub fn begin_together(&mut self, step: u64, identity: RunIdentity) -> Result<(), TrainError> {
         self.exchange.open(&mut self.engine, identity)?;
+        self.count_from(step);
         self.begin_boundary(step);
         Ok(())
+    }
+
+    /// So many steps of the run were made, and from here on this replica counts its own.
+    pub fn count_from(&mut self, steps: u64) {
+        self.exchange.count_from(steps);
     }
 
     /// How many replicas train together.
@@ -390,9 +399,12 @@ impl Replica {
     }
 
     /// A step begins.
-    pub fn begin_step(&mut self, moment: Moment) {
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, or a device has failed.
+    pub fn begin_step(&mut self, moment: Moment) -> Result<(), TrainError> {
         self.mark_begin(moment.step);
-        self.exchange.begin(moment);
+        self.exchange.begin(&mut self.engine, moment, self.options.rule.look_ahead(moment))
     }
 
     /// Ends the step: its tally becomes that of all replicas, and gradients that were kept are applied.
@@ -420,7 +432,14 @@ impl Replica {
         part: impl FnOnce(&mut Self) -> Result<T, Halt>,
     ) -> Result<T, Halt> {
         let phase = if self.engine.is_one_graph() { Phase::Compute } else { phase };
-        let done = phases.time(phase, || part(self));
+        let done = phases.time(phase, || {
+            let start = self.exchange.computed_s();
+            let done = part(self);
+            if self.slow > 1.0 {
+                sleep(Slow::pause(self.slow, self.exchange.computed_s() - start));
+            }
+            done
+        });
         self.exchange.tell_apart(phase, phases);
         done
     }
@@ -460,7 +479,7 @@ impl Replica {
     pub fn step(&mut self, batch: &Batch, moment: Moment, phases: &mut Phases) -> Result<StepOutput, TrainError> {
         let cores = self.engine.bound();
         let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
-        self.begin_step(moment);
+        self.begin_step(moment)?;
         let mut passes = || {
             let schedule = self.schedule(batch)?;
             for &task in schedule.tasks(self.pipeline.stage) {
@@ -492,6 +511,19 @@ impl Replica {
         self.exchange.total(tally)
     }
 
+    /// This replica's number among all.
+    pub fn rank(&self) -> usize {
+        self.exchange.rank()
+    }
+
+    /// Replaces numbers by their sum over all replicas, which come here at the same step.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), TrainError> {
+        self.exchange.sum(numbers)
+    }
+
     /// Forward and backward pass over a whole batch: leaves the gradient of the mean loss in the store. For
     /// replicas that keep their gradients; [`Replica::step`] is for all.
     ///
@@ -502,7 +534,8 @@ impl Replica {
     /// When the replica was built for evaluation or applies gradients as they come.
     pub fn compute(&mut self, batch: &Batch, step: u64) -> Result<Tally, TrainError> {
         assert!(self.engine.keeps_gradients(), "gradients are applied as they come; ask for a clip_norm to keep them");
-        self.begin_step(Moment { step, learning_rate: 0.0 });
+        self.begin_step(Moment { step, learning_rate: 0.0 })
+            .expect("nothing is exchanged where gradients are only computed");
         let mut passes = || {
             let schedule = self.schedule(batch)?;
             schedule.tasks(0).iter().try_for_each(|&task| self.pass(batch, &schedule, task))

@@ -341,6 +341,14 @@ impl Candidate<'_> {
                 mapped: mapped + self.here.workers as u64 * parameters,
                 ..Need::default()
             },
+            // Nothing of a step travels; a server has its part of a centre, and what the agreement keeps.
+            () if !config.gradients_leave() => Need {
+                worker: running + (1 + gradients + copies) * parameters + own_optimizer + message,
+                server: base + (2 + copies) * parameters,
+                once,
+                mapped,
+                ..Need::default()
+            },
             // Servers step; the first worker has the optimizer's state while it saves it.
             () if recipe.has_servers() => Need {
                 worker: running + (2 + gradients) * parameters + message,
@@ -349,11 +357,6 @@ impl Candidate<'_> {
                 mapped,
                 ..Need::default()
             },
-            // Nothing of a step travels.
-            () if !config.gradients_leave() => {
-                let worker = running + (1 + gradients + copies) * parameters + own_optimizer + message;
-                Need { worker, once, mapped, ..Need::default() }
-            }
             // Gradients that travel are copied into messages.
             () => {
                 let worker = running + (2 + gradients) * parameters + own_optimizer + message;

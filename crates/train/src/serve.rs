@@ -12,7 +12,9 @@ use paceline_data::order;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_nn::{Input, Model};
-use paceline_parallel::agree::{self, Join, Push, Recipe, Roles, RunIdentity, ServerShard, Shape, receive_identity};
+use paceline_parallel::agree::{
+    self, Join, Push, Recipe, Roles, RunIdentity, ServerShard, Shape, Steps, receive_identity,
+};
 use paceline_system::clock::Clock;
 use paceline_system::limits::Limits;
 use paceline_system::memory;
@@ -169,14 +171,19 @@ pub fn serve_model(
     // A server computes nothing, so it has no arena, and its workers keep the gradients.
     let sizes = Sizes::of(Some(&plan), &plan, options, true);
     Sizes { gradients: 0, ..sizes }.check(&Limits::look())?;
-    let shape = replica::shape(&plan, &parameters, slots);
+    let mut shape = replica::shape(&plan, &parameters, slots);
     let Serving { recipe, options: agreement, roles, communicator, deadline, clock, mut journal } = serving;
+    let protocol = recipe.protocol(&shape, &agreement);
+    // As in `Trainer::agree`: buckets that do not travel are each device's own.
+    if !protocol.gradients_leave() {
+        shape.buckets.clear();
+    }
     if fingerprint(&shape) != told.shape {
         return Err(violation(&communicator, "another model than this server has".into()).into());
     }
     let buckets = plan.buckets().to_vec();
-    let (rule, optimizer_state, sums) =
-        (options.rule, memory::caught(|| options.rule.new_state(elements))?, Vec::new());
+    let held = if protocol.steps == Steps::Servers { elements } else { 0 };
+    let (rule, optimizer_state, sums) = (options.rule, memory::caught(|| options.rule.new_state(held))?, Vec::new());
     journal.begin(elements as u64, told.step);
     let mut shard = Shard { rule, cpu, segments, buckets, optimizer_state, sums, rates, journal };
     let join =
@@ -211,6 +218,10 @@ impl ServerShard for Shard<'_> {
         let segments = &self.segments[self.buckets[bucket].parameters.clone()];
         let Self { rule, cpu, sums, journal, .. } = self;
         journal.update(step, || rule.update(moment, segments, buffers, &mut Tools { cpu, sums }));
+    }
+
+    fn change(&mut self, steps: u64, change: &mut dyn FnMut()) {
+        self.journal.update(steps, change);
     }
 
     fn stepped(&mut self, worker: usize, missed: u64) {

@@ -37,6 +37,8 @@ pub struct Stepped {
     pub event: Event,
     /// For the epoch's means.
     pub tally: Tally,
+    /// Samples that this replica has computed.
+    pub own: usize,
     /// Set if the loss or a gradient was not finite: the run cannot go on from the weights as they are.
     pub not_finite: Option<(Batch, NotFinite)>,
 }
@@ -56,10 +58,15 @@ pub fn step(
     // data: the loader has decoded and augmented ahead; usually the batch is waiting, on a GPU even there.
     let Some(batch) = phases.time(Phase::Data, || epoch.next()).transpose()? else { return Ok(None) };
 
+    // Where portions are handed out, they say which step they are of.
+    let per_epoch = rules.length.steps_per_epoch.max(1);
+    let step = batch.portion.map_or(step, |portion| step / per_epoch * per_epoch + portion.step as u64);
+
     let cores = replica.engine.bound();
     let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
     let learning_rate = rules.learning_rate.rate(step, rules.length);
-    replica.begin_step(Moment { step, learning_rate });
+    // Where workers exchange with a centre beside their steps, that begins.
+    replica.begin_step(Moment { step, learning_rate })?;
     let mut passes = || {
         // parallel: forward and backward passes in the order of a list. A model that is not cut is a pipeline of one
         // stage.
@@ -78,7 +85,8 @@ pub fn step(
     let closed = passes();
     let output = replica.end_step(closed)?;
 
-    let samples = replica.samples(&batch);
+    let (samples, own) = (replica.samples(&batch), batch.size);
+    let portion = batch.portion.map(|_| own as u64);
     let not_finite = match output.updated {
         Ok(()) => {
             epoch.recycle(batch);
@@ -89,13 +97,14 @@ pub fn step(
     let (seconds, phases) = phases.finish();
     let event = Event::Step {
         step: step + 1,
-        epoch: step / rules.length.steps_per_epoch.max(1),
+        epoch: step / per_epoch,
         loss: output.tally.mean_loss(),
         accuracy: output.tally.accuracy(),
         learning_rate: f64::from(learning_rate),
         samples,
+        portion,
         seconds,
         phases,
     };
-    Ok(Some(Stepped { event, tally: output.tally, not_finite }))
+    Ok(Some(Stepped { event, tally: output.tally, own, not_finite }))
 }

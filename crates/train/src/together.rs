@@ -1,6 +1,7 @@
 //! How a run answers the questions of more than one process: how replicas agree, how their bytes travel, how
 //! they are squeezed.
 
+mod slow;
 mod split;
 
 use std::fmt;
@@ -9,6 +10,7 @@ use std::str::FromStr;
 use paceline_comm::transport;
 use serde::{Deserialize, Serialize};
 
+pub use slow::Slow;
 pub use split::{PartSplit, Split};
 
 /// An answer to one of the questions, by the word that names it.
@@ -88,7 +90,7 @@ answer!(Agree, paceline_parallel::agree::Recipe, paceline_parallel::agree, "How 
 answer!(Squeeze, paceline_parallel::squeeze::Squeeze, paceline_parallel::squeeze, "How messages are squeezed.");
 
 /// A line of help: what a flag decides, and its answers.
-pub fn help(what: &str, answers: impl Iterator<Item = &'static str>) -> String {
+pub fn help<'a>(what: &str, answers: impl Iterator<Item = &'a str>) -> String {
     format!("{what}: {}", answers.collect::<Vec<_>>().join(" | "))
 }
 
@@ -126,6 +128,29 @@ impl FromStr for Overlap {
             "on" => Ok(Self::On),
             "off" => Ok(Self::Off),
             _ => Err("type on or off".into()),
+        }
+    }
+}
+
+/// How many samples of a batch each worker has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Balance {
+    /// As many as the others, but for one.
+    #[default]
+    Even,
+    /// As many as it computes while the others compute theirs.
+    Speed,
+}
+
+impl FromStr for Balance {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "even" => Ok(Self::Even),
+            "speed" => Ok(Self::Speed),
+            _ => Err("type even or speed".into()),
         }
     }
 }

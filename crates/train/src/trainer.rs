@@ -1,14 +1,17 @@
 //! The loop around the step: epochs, evaluation, checkpoints, and every way a run can end.
 
+mod balancing;
 mod gauge;
 mod journal;
 mod saving;
 mod setup;
+mod stretches;
 mod survivor;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use balancing::Speed;
 use journal::{Journal, Save};
 use paceline_comm::Communicator;
 use paceline_data::DataError;
@@ -30,6 +33,7 @@ use crate::engine::guard::Limits;
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::metrics::Tally;
+use crate::portions::PortionCounter;
 use crate::replica::{NotFinite, Replica, ReplicaOptions};
 use crate::run::{ResumeFrom, RunDir, read_config, read_id};
 use crate::serve::{ServerOptions, fingerprint};
@@ -91,6 +95,9 @@ pub struct Trainer {
     val: Loader,
     journal: Journal,
     notes: Vec<String>,
+    /// Who hands out portions of the data, and how many stretches of them were begun.
+    portions: PortionCounter,
+    stretches: u64,
 }
 
 impl Trainer {
@@ -154,14 +161,16 @@ impl Trainer {
     }
 
     fn assemble(config: Config, around: Surroundings, prepared: Prepared, run: RunDir) -> Result<Self, TrainError> {
-        let Prepared { replica, train, val, card, notes } = prepared;
+        let Prepared { mut replica, train, val, card, notes } = prepared;
+        replica.slow = config.slow.factor(around.rank());
+        let portions = around.portions.clone();
         let steps_per_epoch = train.steps() as u64;
         let total_steps = config.epochs.saturating_mul(steps_per_epoch);
         let length = RunLength { total_steps, steps_per_epoch, global_batch: config.batch };
         let samples = train.dataset().len() as u64;
         let mut journal = Journal::open(config, around, card, run, (length, samples))?;
         journal.watch_gpu(replica.engine.gpu().map(|gpu| &**gpu));
-        Ok(Self { replica, train, val, journal, notes })
+        Ok(Self { replica, train, val, journal, notes, portions, stretches: 0 })
     }
 
     /// Trains together with the other ranks from now on, and begins with the weights of rank 0.
@@ -291,6 +300,8 @@ impl Trainer {
             let ended = if self.journal.awaits_evaluation() { None } else { self.epoch()? };
             self.journal.record_damage(&self.train.dataset().damaged())?;
             self.settle()?;
+            // Workers that step by themselves may hear here of one that stopped elsewhere in the epoch.
+            let ended = ended.or_else(|| self.journal.ends_inside_epoch(self.replica.votes()));
             if let Some(reason) = ended {
                 return self.end_between(reason, evaluation);
             }
@@ -339,6 +350,9 @@ impl Trainer {
     fn evaluate(&mut self) -> Result<Option<Tally>, TrainError> {
         let stop = self.journal.stop.clone();
         self.journal.progress.enter(Phase::Evaluate, self.journal.position.step);
+        if self.evaluates_portions() {
+            return self.evaluate_in_portions();
+        }
         let mirrored = self.journal.config.evaluate_mirrored;
         let tally = match evaluate(&mut self.replica, &mut self.val, mirrored, |_, _| !stop.requested()) {
             Err(TrainError::Data(DataError::Interrupted { .. })) => Tally::default(),
@@ -351,13 +365,17 @@ impl Trainer {
 
     /// Trains to the end of the current epoch; a reason says that the run ends inside it.
     fn epoch(&mut self) -> Result<Option<Reason>, TrainError> {
-        let Self { replica, train, journal, .. } = self;
+        if self.takes_portions() {
+            return self.epoch_in_portions();
+        }
+        let Self { replica, train, val, journal, .. } = self;
         let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
         let progress = journal.progress.clone();
         let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, progress: &progress };
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
+        let mut speed = Speed::default();
         loop {
             replica.vote(journal.votes());
             let stepped = match step(replica, &mut epoch, journal.position.step, &rules) {
@@ -366,13 +384,14 @@ impl Trainer {
                 stepped => stepped?,
             };
             let Some(stepped) = stepped else { return Ok(None) };
-            let Stepped { event, tally, not_finite } = stepped;
+            let Stepped { event, tally, own, not_finite } = stepped;
             if let Some((batch, what)) = not_finite {
                 journal.record(event)?;
                 drop(epoch);
                 let batch = train.with_images(done / per_epoch, batch)?;
                 return Err(not_a_number(replica, &batch, what, journal));
             }
+            speed.add(&event, own);
             journal.after_step(event, &tally)?;
             if replica.is_alone() {
                 replica.vote(journal.votes());
@@ -386,6 +405,19 @@ impl Trainer {
                     Save::Now => journal.save(replica, false)?,
                     Save::Beside => journal.save_beside(replica)?,
                 }
+                if let Some(reason) = journal.ends_inside_epoch(replica.votes()) {
+                    return Ok(Some(reason));
+                }
+            }
+            let done = journal.position.step;
+            if let Some((shares, speeds)) = speed.shares(&journal.config, done, replica)? {
+                journal.balanced(&shares, &speeds)?;
+                drop(epoch);
+                train.share_by(&shares);
+                if val.batch() == train.batch() {
+                    val.share_by(&shares);
+                }
+                epoch = train.epoch((done - 1) / per_epoch, ((done - 1) % per_epoch) as usize + 1);
             }
         }
     }

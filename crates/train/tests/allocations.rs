@@ -111,7 +111,7 @@ fn replica(case: Case) -> (Replica, Batch) {
         input,
         classes,
         micro_batch,
-        other_sizes: [0; 3],
+        other_sizes: Default::default(),
         accumulate,
         smoothing,
         seed,

@@ -313,7 +313,8 @@ fn batches_come_to_a_gpu_in_three_ways() {
     let train = Arc::new(train);
     let run = |ahead: bool, albums: Option<Albums>| {
         // Eight samples are left at the end of an epoch.
-        let options = ReplicaOptions { other_sizes: [8, 0, 0], ..options(Optimizer::Momentum, Precision::Bf16) };
+        let mut options = options(Optimizer::Momentum, Precision::Bf16);
+        options.other_sizes[0] = 8;
         let mut replica = on_gpu::replica(entry, options, &cpu, &cuda);
         let views = albums.is_some();
         albums.into_iter().for_each(|albums| replica.engine.cuda_mut().unwrap().hold(albums));
@@ -323,7 +324,7 @@ fn batches_come_to_a_gpu_in_three_ways() {
         for number in 0..2 {
             let mut epoch = loader.epoch(number, 0);
             while let Some(batch) = epoch.next().map(Result::unwrap) {
-                replica.begin_step(Moment { step: losses.len() as u64, learning_rate: 0.01 });
+                replica.begin_step(Moment { step: losses.len() as u64, learning_rate: 0.01 }).unwrap();
                 let schedule = replica.schedule(&batch).unwrap();
                 schedule.tasks(0).iter().for_each(|&task| replica.pass(&batch, &schedule, task).unwrap());
                 replica.engine.prefetch(if ahead { epoch.peek() } else { None });

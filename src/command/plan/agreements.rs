@@ -162,10 +162,15 @@ fn choosable(config: &Config) -> Vec<Choosable> {
         let agree: Agree = name.parse().expect("it is the name of an agreement");
         let one = |way, name| Choosable { way, agree, name };
         let own = Config { agree, ..config.clone() };
-        if let Steps::Local { rounds: Some(Rounds { every: Some(every), .. }) } =
-            agree.recipe().protocol(&Shape::default(), &own.agreement(false)).steps
-        {
+        let steps = agree.recipe().protocol(&Shape::default(), &own.agreement(false)).steps;
+        if let Steps::Local { rounds: Some(Rounds { every: Some(every), .. }) } = steps {
             return vec![one(Way::Rounds(every), format!("{name}, weights every {every} steps{ANOTHER}"))];
+        }
+        if let Steps::Center { every } = steps {
+            return vec![one(
+                Way::Center(every),
+                format!("{name}, {} on a machine of its own, beside steps{ANOTHER}", servers(1)),
+            )];
         }
         match (agree.recipe().has_servers(), config.shard) {
             (false, Sharding::None) => vec![one(Way::AllReduce, name.to_owned())],
@@ -186,7 +191,7 @@ impl Choosable {
     /// Why the run cannot agree so.
     fn refusal(&self, config: &Config) -> Option<String> {
         let servers = match self.way {
-            Way::AllReduce | Way::Sharded | Way::Rounds(_) => config.servers,
+            Way::AllReduce | Way::Sharded | Way::Rounds(_) | Way::Center(_) => config.servers,
             Way::Servers(servers) => servers,
             Way::ServersBeside => config.workers,
         };

@@ -6,6 +6,7 @@ use super::Team;
 use crate::cluster::speaker::speaker;
 use crate::cluster::{ClusterError, Verdict};
 use crate::comm::Rank;
+use crate::data::DataError;
 use crate::failure::Failure;
 use crate::system::shell::resume_line;
 use crate::train::{TrainError, Trainer};
@@ -35,7 +36,7 @@ impl Team {
         let in_vain = error.is_in_vain();
         let verdict = self.control.give_up(&error.to_string(), suspect, in_vain);
         let failure = match (&error, &verdict) {
-            (TrainError::Comm(_), Some(verdict)) => Failure::failed(verdict).in_vain(verdict.is_in_vain()),
+            (error, Some(verdict)) if shows_another(error) => Failure::failed(verdict).in_vain(verdict.is_in_vain()),
             _ => error.into(),
         };
         let rank = self.shares_output.then_some(self.member.rank);
@@ -52,7 +53,7 @@ impl Team {
     }
 
     fn save_after(&self, error: TrainError, trainer: &mut Trainer) -> Failure {
-        let of_another = matches!(error, TrainError::Comm(_));
+        let of_another = shows_another(&error);
         let failure = match self.judge(Err::<(), _>(error)) {
             Ok(()) => return Failure::failed("the run has failed"),
             Err(failure) => failure,
@@ -87,6 +88,11 @@ impl Team {
         let rank = self.shares_output.then_some(self.member.rank);
         control.finish(self.deadlines.farewell).map_err(|error| once(error, rank))
     }
+}
+
+/// Whether it shows that another rank has failed.
+fn shows_another(error: &TrainError) -> bool {
+    matches!(error, TrainError::Comm(_) | TrainError::Data(DataError::NotTold { .. }))
 }
 
 /// Whether another rank tells the user of a verdict; `rank` is this one, where all share their output.

@@ -91,12 +91,16 @@ pub fn starts(arguments: &Train, config: &Config, words: Vec<String>) -> Result<
         }
         .starts()?
     } else {
-        let workers = if config.has_rank_threads() { 1 } else { config.ranks() };
+        let (workers, servers) =
+            if config.has_rank_threads() { (1, 0) } else { (config.ranks(), config.server_count()) };
         // Files that all processes would refuse are refused once.
         arguments.tls.as_deref().map(|files| secrecy(files, &Token::random())).transpose()?;
-        local::Local { workers, program, arguments: words, pin: config.pin }.starts()?
+        local::Local { workers, servers, program, arguments: words, pin: config.pin }.starts()?
     };
     starts[0].inherits = true;
+    if config.goes_on_without_workers() {
+        starts[1..config.workers].iter_mut().for_each(|start| start.spare = true);
+    }
     for start in &mut starts[1..] {
         start.arguments.retain(|word| word != "--json");
         if !arguments.quiet {

@@ -12,11 +12,12 @@ use std::time::Duration;
 use paceline_comm::wire::Identity;
 use paceline_comm::{Rank, RunId, Stop};
 use paceline_system::clock::Clock;
-use paceline_system::progress::Progress;
+use paceline_system::progress::{Position, Progress};
 use paceline_system::ready::{self, Interest};
 
 use super::{Command, Shared};
 use crate::connection::Connection;
+use crate::ledger::{Given, Ledger, Take};
 use crate::membership::{Action, CaughtUp, Event, Late, Limits, Membership, Verdict};
 use crate::message::Message;
 use crate::notice::{Log, Refusals};
@@ -59,6 +60,8 @@ pub(super) struct Desk {
     log: Log,
     refusals: Refusals,
     beat_next: Duration,
+    /// Rank 0: who has taken which portion of the data.
+    ledger: Ledger,
 }
 
 impl Desk {
@@ -93,6 +96,7 @@ impl Desk {
             log: options.log.clone(),
             refusals: Refusals::default(),
             beat_next: Duration::ZERO,
+            ledger: Ledger::new(world, options.member.workers() as u64),
         }
     }
 
@@ -265,10 +269,38 @@ impl Desk {
             Message::Folder(folder) if rank.index() == 0 => {
                 self.shared.change(|state| state.folder = Some(folder));
             }
-            Message::Join { .. } | Message::Table { .. } | Message::Refused { .. } | Message::Folder(_) => {
+            Message::Lost { verdict } if rank.index() == 0 => self.feed(Event::Missed(verdict)),
+            Message::Take(take) if self.me.index() == 0 => {
+                let given = self.ledger.take(rank.index(), take);
+                self.send_all(&Message::Given(given), |_, peer| peer == rank);
+            }
+            Message::Close { stretch } if self.me.index() == 0 => self.ledger.close(stretch),
+            Message::Given(given) if rank.index() == 0 => self.give(given),
+            Message::Join { .. }
+            | Message::Table { .. }
+            | Message::Refused { .. }
+            | Message::Folder(_)
+            | Message::Lost { .. }
+            | Message::Take(_)
+            | Message::Close { .. }
+            | Message::Given(_) => {
                 self.lose(rank, "it said what nobody says at this point".into());
             }
         }
+    }
+
+    /// This process is given a portion, or hears that there is none.
+    fn give(&self, given: Given) {
+        self.shared.change(|state| state.given = Some(given));
+    }
+
+    /// This process asks for a portion.
+    fn take(&mut self, take: Take) {
+        if self.me.index() > 0 {
+            return self.send_all(&Message::Take(take), |_, _| true);
+        }
+        let given = self.ledger.take(0, take);
+        self.give(given);
     }
 
     fn lose(&mut self, rank: Rank, why: String) {
@@ -285,6 +317,10 @@ impl Desk {
                     self.feed(Event::Goodbye { rank: self.me });
                 }
                 Command::Expect(longest) => self.membership.expect_waits(longest),
+                Command::Spare(ranks) => self.membership.spare(ranks),
+                Command::Take(take) => self.take(take),
+                Command::Close(stretch) if self.me.index() == 0 => self.ledger.close(stretch),
+                Command::Close(stretch) => self.send_all(&Message::Close { stretch }, |_, _| true),
                 Command::Folder(folder) => self.send_all(&Message::Folder(folder), |_, _| true),
                 Command::Fail { why, suspect, in_vain } => {
                     self.feed(Event::Failed { rank: self.me, why, suspect, in_vain });
@@ -342,7 +378,9 @@ impl Desk {
     fn feed(&mut self, event: Event) {
         let decision = self.membership.on(event, self.clock.now());
         let told = decision.actions.iter().find_map(told);
+        let is_told_below = decision.actions.iter().any(|action| matches!(action, Action::GoOn(_)));
         match (told, decision.reason) {
+            _ if is_told_below && self.me.index() == 0 => {}
             (Some(event), reason) => self.log.tell(reason, event),
             (None, reason) if !reason.is_empty() => self.log.say(reason),
             _ => {}
@@ -356,6 +394,7 @@ impl Desk {
                     self.send_all(&Message::Failed { why, suspect, in_vain }, |_, _| true);
                 }
                 Action::End(verdict) => self.end(verdict),
+                Action::GoOn(verdict) => self.go_on(verdict),
                 Action::Finish => {
                     let last = Message::Goodbye;
                     self.farewell(|me| (me.index() == 0).then_some(last), false);
@@ -374,6 +413,23 @@ impl Desk {
         let (run, table) = (self.run.to_string(), entries.clone());
         self.send_all(&Message::Table { entries: table, run }, |_, _| true);
         self.shared.change(|state| state.table = Some(Table::new(entries)));
+    }
+
+    /// A rank is lost, and the others go on: whatever waits for it in this process ends.
+    fn go_on(&mut self, verdict: Verdict) {
+        let lost = Rank::at(verdict.rank);
+        self.stop.lose(lost);
+        if self.me.index() == 0 {
+            self.connections[verdict.rank] = None;
+            self.send_all(&Message::Lost { verdict: verdict.clone() }, |_, _| true);
+            let portions = self.ledger.lose(verdict.rank);
+            let Position { step, phase, .. } = verdict.position;
+            let why = verdict.to_string();
+            let (lost_rank, host) = (lost.0, verdict.host.clone());
+            let event = paceline_system::event::Event::Lost { lost_rank, host, phase, step, portions, why };
+            self.log.tell(format!("{verdict}; the others go on without it"), event);
+        }
+        self.shared.change(|state| state.lost.push(verdict));
     }
 
     fn end(&mut self, verdict: Verdict) {

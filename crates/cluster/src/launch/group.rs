@@ -63,6 +63,8 @@ pub struct Start {
     pub cores: Vec<usize>,
     /// Whether it writes to this process's own output, and so may draw on a terminal; otherwise each line is marked with its rank.
     pub inherits: bool,
+    /// Whether the others can do without it: then they go on when it fails, and the run has not failed.
+    pub spare: bool,
     /// Whether Ctrl-C reaches it as a signal; otherwise as a line on its standard input.
     pub signals: bool,
 }
@@ -221,7 +223,7 @@ fn supervise(
                 }
             }
             Ok(News::Ended { index, status }) => {
-                if !status.as_ref().is_ok_and(ExitStatus::success) {
+                if !starts[index].spare && !status.as_ref().is_ok_and(ExitStatus::success) {
                     failed_at.get_or_insert(clock.now());
                     first.get_or_insert(index);
                 }
@@ -239,6 +241,10 @@ fn supervise(
             watched.iter().flat_map(|process| &process.running).for_each(|(pid, _)| process::tell(*pid, Tell::Kill));
         }
         if failed.requested() {
+            failed_at.get_or_insert(clock.now());
+        }
+        // Whoever is still there when the others are through was lost by them.
+        if starts.iter().zip(&*watched).all(|(start, process)| start.spare || process.status.is_some()) {
             failed_at.get_or_insert(clock.now());
         }
         if let Some(since) = failed_at {
@@ -340,6 +346,7 @@ mod tests {
             token: Token::random(),
             cores: Vec::new(),
             inherits: false,
+            spare: false,
             signals: true,
         }
     }
@@ -359,6 +366,19 @@ mod tests {
         let ended = run_obeying(&starts, (&stop, Duration::from_millis(500)), &output, &output).unwrap();
         assert_eq!(ended, Ended::Interrupted { in_order: false });
         assert!(clock.now() < Duration::from_secs(20), "{:?}", clock.now());
+    }
+
+    #[test]
+    fn a_process_that_the_others_can_do_without_may_fail_or_stand_still() {
+        let clock = Clock::real();
+        let spare = |rank, script| Start { spare: true, ..shell(rank, script) };
+        let starts = [shell(0, "sleep 0.5"), spare(1, "exit 1"), spare(2, "kill -9 $$"), spare(3, "kill -STOP $$")];
+        let output = Output::to(std::io::sink());
+        assert_eq!(run(&starts, &signal::Stop::new(), &output, &output).unwrap(), Ended::Done);
+        assert!(clock.now() < Duration::from_secs(20), "{:?}", clock.now());
+        let starts = [shell(0, "exit 1"), spare(1, "exit 0")];
+        let ended = run(&starts, &signal::Stop::new(), &output, &output).unwrap();
+        assert_eq!(ended, Ended::Failed { refused: false, in_vain: false });
     }
 
     #[test]

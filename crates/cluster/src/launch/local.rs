@@ -17,6 +17,8 @@ use crate::token;
 pub struct Local {
     /// How many processes.
     pub workers: usize,
+    /// How many of them, the last ones, hold parameters: they compute little, and have no cores of their own.
+    pub servers: usize,
     /// The program; usually this one.
     pub program: PathBuf,
     /// Its arguments, the same for all.
@@ -35,7 +37,11 @@ impl Local {
             return refused(format!("--workers {} cannot be; type a number from 1", self.workers));
         }
         let (port, token) = (free_port()?, Token::random());
-        let shares = if self.pin { share(&process::cores(), self.workers) } else { vec![Vec::new(); self.workers] };
+        let mut shares = Vec::new();
+        if self.pin {
+            shares = share(&process::cores(), self.workers.saturating_sub(self.servers).max(1));
+        }
+        shares.resize(self.workers, Vec::new());
         let start = |(rank, cores): (usize, Vec<usize>)| Start {
             rank,
             host: "this machine".into(),
@@ -45,6 +51,7 @@ impl Local {
             token: token.clone(),
             cores,
             inherits: false,
+            spare: false,
             signals: true,
         };
         Ok(shares.into_iter().enumerate().map(start).collect())
@@ -112,7 +119,7 @@ mod tests {
 
     #[test]
     fn the_token_is_in_no_argument_and_no_variable() {
-        let local = Local { workers: 2, program: "p".into(), arguments: vec!["train".into()], pin: true };
+        let local = Local { workers: 2, servers: 0, program: "p".into(), arguments: vec!["train".into()], pin: true };
         let starts = local.starts().unwrap();
         let token = starts[0].token.to_hex();
         assert_eq!(starts[1].token.to_hex(), token);

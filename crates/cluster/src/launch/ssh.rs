@@ -68,6 +68,7 @@ impl Ssh {
                 token: token.clone(),
                 cores: Vec::new(),
                 inherits: false,
+                spare: false,
                 signals: false,
             })
         };

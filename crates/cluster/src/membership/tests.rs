@@ -80,6 +80,36 @@ fn a_silent_rank_ends_the_run() {
     assert_eq!(said, ["rank 2 on c is stalled: silent for 15.0 s; it was last in phase exchange after step 41"]);
 }
 
+#[test]
+fn the_others_go_on_without_a_rank_that_they_can_do_without() {
+    let mut hub = hub();
+    hub.spare(1..2);
+    let lost = hub.on(Event::Lost { rank: rank(1), why: "closed".into() }, ms(100));
+    let [Action::GoOn(verdict)] = &lost.actions[..] else { panic!("{lost:?}") };
+    assert_eq!((verdict.rank, hub.ended()), (1, false));
+    assert!(lost.reason.ends_with("; the others go on without it"), "{}", lost.reason);
+    // It is told once, and is not waited for at the end.
+    assert_eq!(hub.on(Event::Lost { rank: rank(1), why: "closed".into() }, ms(110)), Decision::default());
+    hub.on(Event::Goodbye { rank: rank(2) }, ms(120));
+    assert_eq!(hub.on(Event::Goodbye { rank: rank(0) }, ms(130)).actions, [Action::Finish]);
+}
+
+#[test]
+fn a_rank_that_fails_by_itself_and_one_that_is_silent_are_lost_alike_and_any_other_ends_the_run() {
+    let mut hub = hub();
+    hub.spare(1..2);
+    let failed = Event::Failed { rank: rank(1), why: "no memory".into(), suspect: None, in_vain: false };
+    assert!(matches!(hub.on(failed, ms(100)).actions[..], [Action::GoOn(_)]));
+    let lost = hub.on(Event::Lost { rank: rank(2), why: "closed".into() }, ms(200));
+    assert!(matches!(lost.actions[..], [Action::End(_)]) && hub.ended());
+    let mut hub = self::hub();
+    hub.spare(2..3);
+    let position = at(41, Phase::Exchange);
+    run(&mut hub, 100, 1000, &[(0, position), (1, position), (2, position)]);
+    let said = run(&mut hub, 1000, 17_000, &[(0, position), (1, position)]);
+    assert!(said.len() == 1 && said[0].contains("rank 2 on c is stalled") && !hub.ended(), "{said:?}");
+}
+
 /// What a rank does in a scene: where it is, whom it waits for if for anybody, and since when.
 #[derive(Clone, Copy)]
 struct Act {
@@ -389,6 +419,7 @@ impl Simulation {
                     assert!(self.verdicts.insert(member, (verdict, now)).is_none(), "one verdict each");
                     self.close(now, member);
                 }
+                Action::GoOn(_) => panic!("no rank can be done without here"),
                 Action::Finish => {
                     if member == 0 {
                         for neighbour in self.neighbours(0) {

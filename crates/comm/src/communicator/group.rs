@@ -44,7 +44,16 @@ impl Communicator {
         let options = Options { choice: self.options.choice.restricted_to(members), ..self.options.clone() };
         let names: Arc<[Rank]> = members.iter().map(|&member| self.world_rank(member)).collect();
         let rank = transport.place().0;
-        let mut group = Self { rank, members: names, transport, options, sequence: 0, broken: false };
+        let mut group = Self {
+            rank,
+            members: names,
+            transport,
+            options,
+            sequence: 0,
+            broken: false,
+            spare: 0..0,
+            missed: Vec::new(),
+        };
         group.greet(key)?;
         Ok(group)
     }

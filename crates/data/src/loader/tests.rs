@@ -107,6 +107,46 @@ fn ranks_share_an_epoch_and_a_changed_world_sees_the_rest() {
     assert_eq!(seen, (0..100).collect::<Vec<_>>());
 }
 
+/// Hands out portions to whoever asks, as rank 0 does between processes.
+#[derive(Debug)]
+struct Counter(std::sync::atomic::AtomicUsize, usize);
+
+impl Portions for Counter {
+    fn next(&self, _: usize) -> Result<Option<usize>, DataError> {
+        let next = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok((next < self.1).then_some(next))
+    }
+}
+
+#[test]
+fn portions_go_to_whoever_is_free_and_each_goes_once() {
+    for threads in [1, 3] {
+        let of = |rank| {
+            let shard = Shard { rank, world: 3 };
+            loader(100, LoaderOptions { shard, threads, ..LoaderOptions::training(10, 2) })
+        };
+        let mut loaders = [of(0), of(1), of(2)];
+        let whole = batches(&mut loader(100, LoaderOptions::training(10, 2)), 1, 4);
+        // Six steps of three portions, of which the second rank takes nearly all.
+        let counter: Arc<dyn Portions> = Arc::new(Counter(Default::default(), 18));
+        let [first, second, third] = &mut loaders;
+        let mut epochs = [first, second, third].map(|loader| loader.portions(1, 4, Arc::clone(&counter)));
+        let mut taken: Vec<Batch> = Vec::new();
+        taken.extend(epochs[0].next().map(Result::unwrap));
+        taken.extend(epochs[1].by_ref().map(Result::unwrap));
+        taken.extend(epochs[0].by_ref().map(Result::unwrap));
+        taken.extend(epochs[2].by_ref().map(Result::unwrap));
+        taken.sort_by_key(|batch| batch.portion.map(|portion| (portion.step, portion.part)));
+        assert_eq!(taken.len(), 18);
+        let samples: Vec<usize> = taken.iter().flat_map(|batch| batch.samples.clone()).collect();
+        let expected: Vec<usize> = whole.iter().flat_map(|batch| batch.samples.clone()).collect();
+        assert_eq!(samples, expected);
+        let images: Vec<f32> = taken.iter().flat_map(|batch| batch.images.clone()).collect();
+        assert!(images == whole.iter().flat_map(|batch| batch.images.clone()).collect::<Vec<f32>>());
+        assert_eq!(taken[4].portion, Some(Portion { step: 5, part: 1 }));
+    }
+}
+
 #[test]
 fn an_error_comes_in_the_place_of_its_batch_and_ends_the_epoch() {
     let folder = tempfile::tempdir().unwrap();
@@ -142,7 +182,7 @@ fn a_loader_that_delivers_nothing_gives_up_at_its_deadline() {
     let options = LoaderOptions { deadline: Duration::ZERO, ..LoaderOptions::training(5, 1) };
     let mut loader = loader(20, options);
     // A step that nobody will ever make.
-    assert!(matches!(loader.take(0, 999), Err(DataError::Stalled { step: 999, .. })));
+    assert!(matches!(loader.take(0, 999), Some(Err(DataError::Stalled { step: 999, .. }))));
     assert!(loader.waited_s() > 0.0);
 }
 

@@ -107,6 +107,7 @@ impl Log {
             accuracy: (1.0 - 0.36 * loss + 0.025 * noise).clamp(0.05, 1.0),
             learning_rate: 0.1 * warm_up * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
             samples: 128,
+            portion: None,
             seconds,
             phases,
         });

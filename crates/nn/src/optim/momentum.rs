@@ -23,6 +23,12 @@ pub struct Momentum {
 }
 
 impl Momentum {
+    /// The weights w are x + μv′ with v′ = −`outside`·v of the form above: so x = w + μ·`outside`·v.
+    pub fn look_ahead(self, moment: Moment) -> f32 {
+        let outside = if self.rescale { moment.learning_rate } else { 1.0 };
+        if self.nesterov { self.momentum * outside } else { 0.0 }
+    }
+
     /// The arithmetic of one step.
     pub fn step(self, moment: Moment, place: Place) -> Update {
         let (inside, outside) = if self.rescale { (1.0, moment.learning_rate) } else { (moment.learning_rate, 1.0) };

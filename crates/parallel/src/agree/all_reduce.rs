@@ -13,7 +13,7 @@ use super::courier::{Reply, Courier, CourierOptions, Channel, Request};
 use super::sharded::{self, Sharded};
 use super::shares::Shares;
 use super::{
-    Agreement, BucketShape, Demands, HAS_NO_ROUNDS, Join, Options, Protocol, Recipe, Settled, Shape, StepReport, Target, Wait,
+    Agreement, BucketShape, Demands, Join, Options, Protocol, Recipe, Settled, Shape, StepReport, Target, Wait,
 };
 use crate::schedule::{Expected, Message, LinkSpeed, pieces, schedule};
 use crate::squeeze::{self, Codec, Segment};
@@ -31,7 +31,7 @@ impl Recipe for AllReduce {
     }
 
     fn about(&self) -> &'static str {
-        "every worker gets the sum of all gradients and makes the same step"
+        "all get the sum of all gradients and make the same step"
     }
 
     fn sums_on_devices(&self) -> bool {
@@ -43,10 +43,11 @@ impl Recipe for AllReduce {
     }
 
     fn refuses(&self, demands: &Demands) -> Option<String> {
+        if let Some(sentence) = demands.foreign(self.name()) {
+            return Some(sentence);
+        }
         let sentence = if demands.staleness {
             "--staleness is for parameter servers; type --agree parameter-server, or leave it out"
-        } else if demands.has_rounds() {
-            HAS_NO_ROUNDS
         } else if demands.options.shard && demands.whole_tensors {
             "--shard optimizer cuts tensors into chunks, and lars looks at whole ones; type --optimizer momentum or \
              another, or --shard none"

@@ -25,10 +25,6 @@ use super::{
 };
 use crate::lock_free::{Leader, LockFreeBuffer, Place, ThreadMemory};
 
-/// Steps after which all hear what all wish (Ctrl-C, a limit of time). Nothing else is waited for there, and
-/// all make equally many steps in an epoch anyway, so only what disturbs a worker for a moment is felt.
-const VOTES_EVERY: u64 = 16;
-
 /// Steps of a herd's leader between two exchanges with the next herd, if nobody says otherwise: the paper's
 /// least.
 const DELAY: u64 = 64;
@@ -51,6 +47,10 @@ impl Recipe for Hogwild {
 
     fn is_synchronous(&self, _: &Options) -> bool {
         false
+    }
+
+    fn hands_out_portions(&self, _: &Options) -> bool {
+        true
     }
 
     fn shares_process(&self) -> bool {
@@ -100,7 +100,7 @@ impl Recipe for Hogwild {
 
     fn protocol(&self, _: &Shape, _: &Options) -> Protocol {
         // Among the workers of this machine after every step; among all where somebody looks at the weights.
-        let rounds = Rounds { every: None, within_node: Some(1), warm_up: 0, votes: Some(VOTES_EVERY) };
+        let rounds = Rounds { every: None, within_node: Some(1), warm_up: 0 };
         Protocol::local(self.name(), rounds, 0)
     }
 

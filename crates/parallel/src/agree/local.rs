@@ -67,9 +67,7 @@ fn rounds(options: &Options) -> Rounds {
     Rounds {
         every: Some(period(options)),
         within_node: rounds.node_period,
-        warm_up: rounds.warm_up.unwrap_or(0),
-        votes: None,
-    }
+        warm_up: rounds.warm_up.unwrap_or(0) }
 }
 
 impl Recipe for LocalSgd {
@@ -78,7 +76,7 @@ impl Recipe for LocalSgd {
     }
 
     fn about(&self) -> &'static str {
-        "every worker steps by itself, and every --period steps all go on from the mean of their weights"
+        "steps of each worker's own, and the mean of all weights every --period"
     }
 
     fn is_synchronous(&self, _: &Options) -> bool {
@@ -93,8 +91,10 @@ impl Recipe for LocalSgd {
     fn refuses(&self, demands: &Demands) -> Option<String> {
         let (every, within_node) = (period(&demands.options), demands.options.rounds.node_period);
         let Outer { rate, momentum } = Outer::new(&demands.options);
-        let sentence = if demands.staleness {
-            "--staleness is for parameter servers; type --agree parameter-server, or leave it out".into()
+        let sentence = if let Some(sentence) = demands.foreign(self.name()) {
+            sentence
+        } else if demands.staleness {
+            "--staleness is for agreements with servers; type --agree parameter-server, or leave it out".into()
         } else if demands.sync_batch_norm {
             "--sync-batch-norm needs workers that are at the same step, and those of --agree local step by themselves; \
              type --agree all-reduce, or leave it out"

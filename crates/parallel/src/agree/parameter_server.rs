@@ -7,14 +7,14 @@
 
 mod header;
 mod server;
-mod talk;
+pub(super) mod talk;
 pub mod turns;
 pub mod versions;
 mod worker;
 
 use paceline_comm::CommError;
 
-use super::{Agreement, Demands, HAS_NO_ROUNDS, Join, Options, Protocol, Recipe, ServerShard, Shape};
+use super::{Agreement, Demands, Join, LostPeer, Options, Protocol, Recipe, ServerShard, Shape};
 
 /// What the command line offers.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl Recipe for ParameterServer {
     }
 
     fn about(&self) -> &'static str {
-        "workers push gradients to servers, which make the steps; --staleness says how far apart workers may be"
+        "servers make the steps with the gradients that workers push"
     }
 
     fn has_servers(&self) -> bool {
@@ -63,12 +63,17 @@ impl Recipe for ParameterServer {
         Pace::from_staleness(options.staleness) == Pace::Synchronous
     }
 
+    fn hands_out_portions(&self, options: &Options) -> bool {
+        !self.is_synchronous(options)
+    }
+
     fn refuses(&self, demands: &Demands) -> Option<String> {
+        if let Some(sentence) = demands.foreign(self.name()) {
+            return Some(sentence);
+        }
         let sentence = if !self.is_synchronous(&demands.options) && demands.saves_by_clock {
             "--checkpoint-minutes needs workers that are at the same step, and those of --staleness are not; type \
              --checkpoint-every with a number of steps"
-        } else if demands.has_rounds() {
-            HAS_NO_ROUNDS
         } else if demands.sync_batch_norm {
             "--sync-batch-norm needs workers that add up numbers in the middle of a step, and those of a parameter server \
              do not hear of each other; type --agree all-reduce, or leave it out"
@@ -86,7 +91,7 @@ impl Recipe for ParameterServer {
     }
 
     fn protocol(&self, shape: &Shape, _: &Options) -> Protocol {
-        Protocol::parameter_server(shape.buckets.len())
+        Protocol { lost_peer: LostPeer::GoOn, ..Protocol::parameter_server(shape.buckets.len()) }
     }
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {

@@ -1,7 +1,7 @@
 //! What an agreement sends, as a value: one list for each part of a run, from which workers and servers both
 //! derive what they send and what they expect. Two ends that walk one list cannot expect different things.
 
-use paceline_comm::Rank;
+use paceline_comm::{CommError, Rank};
 
 /// What travels between the ranks of a run, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +52,12 @@ pub enum Steps {
         /// After which steps.
         rounds: Option<Rounds>,
     },
+    /// Every worker, with its own gradients. Each exchanges weights, or their changes, with a centre that servers hold,
+    /// beside its steps.
+    Center {
+        /// Once in so many.
+        every: u64,
+    },
     /// Every worker, with the sum of all gradients.
     Sums,
     /// Every worker for its own chunk of every bucket, with the sum of all gradients there; the others are given
@@ -59,6 +65,13 @@ pub enum Steps {
     Chunks,
     /// Servers; their weights replace the workers'.
     Servers,
+}
+
+impl Steps {
+    /// Whether every worker makes its own, with its own gradients.
+    pub const fn are_own(self) -> bool {
+        matches!(self, Self::Local { .. } | Self::Center { .. })
+    }
 }
 
 /// After which steps workers that make their own exchange weights: known to all, so that nobody asks.
@@ -70,8 +83,6 @@ pub struct Rounds {
     pub within_node: Option<u64>,
     /// So many steps at the beginning of a run are each followed by an exchange of all.
     pub warm_up: u64,
-    /// Steps after which all hear what all wish, besides where all exchange weights.
-    pub votes: Option<u64>,
 }
 
 /// Who exchanges weights at the end of a round.
@@ -90,11 +101,6 @@ impl Rounds {
             return Some(Reach::All);
         }
         self.within_node.filter(|&every| steps.is_multiple_of(every)).map(|_| Reach::Node)
-    }
-
-    /// Whether all hear what all wish when so many steps were made.
-    pub fn votes_after(self, steps: u64) -> bool {
-        self.after(steps) == Some(Reach::All) || self.votes.is_some_and(|every| steps.is_multiple_of(every))
     }
 }
 
@@ -235,6 +241,19 @@ impl Protocol {
         }
     }
 
+    /// Nothing in a step's list; exchanges with a centre beside steps, once in `every`. What servers keep for that
+    /// beside the centre, `buffers` of the parameters' length, is rank 0's at the opening.
+    pub fn center(name: &'static str, every: u64, buffers: usize) -> Self {
+        let rounds = Rounds { every: Some(every), within_node: None, warm_up: 0 };
+        Self {
+            steps: Steps::Center { every },
+            between: vec![Between::Sum, Between::Weights],
+            closing: Some(Closing::Goodbye),
+            lost_peer: LostPeer::GoOn,
+            ..Self::local(name, rounds, buffers)
+        }
+    }
+
     /// Buffers that the agreement keeps, each as long as the parameters, which checkpoints have too.
     pub fn buffers(&self) -> usize {
         let kept = |opening: &Opening| if let Opening::Kept { buffers } = opening { Some(*buffers) } else { None };
@@ -265,6 +284,12 @@ impl Roles {
     /// The rank of a server.
     pub fn server(&self, index: usize) -> Rank {
         Rank::at(self.workers + index)
+    }
+
+    /// The worker whose loss an error tells of, if the others can do without it: the first one has what nobody else has.
+    pub fn missed(&self, error: &CommError) -> Option<usize> {
+        let lost = error.peer().map(Rank::index).filter(|_| matches!(error, CommError::PeerGone { .. }));
+        lost.filter(|worker| (1..self.workers).contains(worker))
     }
 
     /// A server's part of so many elements.
@@ -298,15 +323,13 @@ mod tests {
 
     #[test]
     fn rounds_end_where_all_know_they_do() {
-        let rounds = Rounds { every: Some(6), within_node: Some(2), warm_up: 3, votes: None };
+        let rounds = Rounds { every: Some(6), within_node: Some(2), warm_up: 3 };
         let ends: Vec<Option<Reach>> = (1..=12).map(|steps| rounds.after(steps)).collect();
         let (all, node) = (Some(Reach::All), Some(Reach::Node));
         assert_eq!(ends, [all, all, all, node, None, all, None, node, None, node, None, all]);
-        let flat = Rounds { every: Some(4), within_node: None, warm_up: 0, votes: None };
+        let flat = Rounds { every: Some(4), within_node: None, warm_up: 0 };
         assert_eq!((1..=8).filter(|&steps| flat.after(steps) == all).collect::<Vec<_>>(), [4, 8]);
-        let never = Rounds { every: None, votes: Some(3), ..flat };
-        let heard = |rounds: Rounds| (1..=8).filter(|&steps| rounds.votes_after(steps)).collect::<Vec<_>>();
-        assert_eq!((heard(flat), heard(never)), (vec![4, 8], vec![3, 6]));
+        let never = Rounds { every: None, ..flat };
         assert!((1..=8).all(|steps| never.after(steps).is_none()));
     }
 

@@ -12,6 +12,8 @@ pub struct StepReport {
     pub top1: u64,
     /// Rows with the right class among the five most likely.
     pub top5: u64,
+    /// Which share of the step's batch was computed: 1 of all workers together, unless one is lost.
+    pub share: f32,
     /// Wishes of workers.
     pub votes: Votes,
 }
@@ -28,8 +30,15 @@ pub struct Votes {
     pub checkpoint: u32,
 }
 
+impl Votes {
+    /// Whether somebody wishes the run to end.
+    pub const fn end(self) -> bool {
+        self.interrupted > 0 || self.time_limit > 0
+    }
+}
+
 /// Numbers that a report takes in a message.
-pub(super) const WORDS: usize = 8;
+pub(super) const WORDS: usize = 9;
 
 /// A report as it travels: numbers that are added up in `f32`.
 pub(crate) type Words = [f32; WORDS];
@@ -37,21 +46,21 @@ pub(crate) type Words = [f32; WORDS];
 impl StepReport {
     /// Counts below 2²⁴ stay exact; the loss is two numbers, of which the second is what the first leaves.
     pub(crate) fn to_words(self) -> Words {
-        let Self { rows, loss, top1, top5, votes: Votes { interrupted, time_limit, checkpoint } } = self;
+        let Self { rows, loss, top1, top5, share, votes: Votes { interrupted, time_limit, checkpoint } } = self;
         let high = loss as f32;
         let low = (loss - f64::from(high)) as f32;
         let [rows, top1, top5] = [rows, top1, top5].map(|count| count as f32);
         let [interrupted, time_limit, checkpoint] = [interrupted, time_limit, checkpoint].map(|votes| votes as f32);
-        [rows, high, low, top1, top5, interrupted, time_limit, checkpoint]
+        [rows, high, low, top1, top5, share, interrupted, time_limit, checkpoint]
     }
 
     /// What a peer made up gives a report too.
     pub(crate) fn from_words(words: Words) -> Self {
-        let [rows, high, low, top1, top5, interrupted, time_limit, checkpoint] = words;
+        let [rows, high, low, top1, top5, share, interrupted, time_limit, checkpoint] = words;
         let [rows, top1, top5] = [rows, top1, top5].map(|count| count as u64);
         let [interrupted, time_limit, checkpoint] = [interrupted, time_limit, checkpoint].map(|votes| votes as u32);
         let loss = f64::from(high) + f64::from(low);
-        Self { rows, loss, top1, top5, votes: Votes { interrupted, time_limit, checkpoint } }
+        Self { rows, loss, top1, top5, share, votes: Votes { interrupted, time_limit, checkpoint } }
     }
 }
 
@@ -73,7 +82,7 @@ mod tests {
     #[test]
     fn a_report_survives_being_sent() {
         let votes = Votes { interrupted: 1, time_limit: 0, checkpoint: 2 };
-        let report = StepReport { rows: 256, loss: 123.456_789_012_3, top1: 17, top5: 99, votes };
+        let report = StepReport { rows: 256, loss: 123.456_789_012_3, top1: 17, top5: 99, share: 0.25, votes };
         let received = StepReport::from_words(report.to_words());
         assert!((received.loss - report.loss).abs() < 1e-11);
         assert_eq!(StepReport { loss: report.loss, ..received }, report);

@@ -20,8 +20,15 @@ impl Config {
             outer_rate: self.outer_rate,
             outer_momentum: self.outer_momentum,
             herds: self.herds,
+            elastic_rate: self.elastic_rate,
+            fetch_every: self.fetch_every,
+            push_every: self.push_every,
+            push_rate: self.push_rate,
+            server_adagrad: self.server_adagrad,
+            warm_start: self.warm_start,
         };
-        agree::Options { staleness: self.staleness.0, squeeze: self.squeeze.recipe(), one_copy, shard, rounds }
+        let staleness = self.staleness.map_or_else(|| self.agree.recipe().usual_staleness(), |said| said.0);
+        agree::Options { staleness, squeeze: self.squeeze.recipe(), one_copy, shard, rounds }
     }
 
     /// Whether workers send each other gradients: those of a bucket always, or never.
@@ -93,7 +100,7 @@ impl Config {
             clips_norm: self.clip_norm.is_some(),
             sync_batch_norm: self.sync_batch_norm,
             whole_tensors: self.optimizer == Optimizer::Lars,
-            staleness: self.staleness != Staleness::default(),
+            staleness: self.staleness.is_some_and(|said| said != Staleness::default()),
             saves_by_clock: self.checkpoint_minutes.is_some_and(|minutes| minutes > 0.0),
             servers: self.servers,
             options: self.agreement(false),

@@ -1,6 +1,7 @@
-//! Replicas that make their own steps: where a round ends their weights become the same, and before anybody looks at them the rest too.
+//! Replicas that make their own steps: where a round ends their weights become the same, or they exchange with a centre beside their steps;
+//! before anybody looks at them all is the same.
 
-use paceline_parallel::agree::{self, Reach, Rounds, StepReport, Steps};
+use paceline_parallel::agree::{self, Agreement, Reach, Rounds, StepReport, Steps};
 use paceline_system::progress::Message;
 
 use super::{Exchange, report};
@@ -16,6 +17,57 @@ pub(super) struct Apart {
 }
 
 impl Exchange {
+    /// Whether replicas make steps of their own, so that what each has is another's only where they meet.
+    pub(super) fn steps_apart(&self) -> bool {
+        match self.agreement.protocol().steps {
+            Steps::Local { rounds } => rounds.is_some(),
+            Steps::Center { .. } => true,
+            Steps::Sums | Steps::Chunks | Steps::Servers => false,
+        }
+    }
+
+    fn has_center(&self) -> bool {
+        matches!(self.agreement.protocol().steps, Steps::Center { .. })
+    }
+
+    /// Whether that was since all had the same.
+    pub(super) fn has_stepped_apart(&self) -> bool {
+        self.apart.optimizer
+    }
+
+    /// Begins what is exchanged with a centre while the step is made.
+    pub(super) fn begin_exchange(&mut self, engine: &mut Engine, ahead: f32) -> Result<(), TrainError> {
+        if !self.has_center() {
+            return Ok(());
+        }
+        self.votes = self.agreement.tell_wishes(self.votes);
+        let step = self.made;
+        if !self.agreement.exchanges_before(step) {
+            return Ok(());
+        }
+        engine.fetch()?;
+        let Weights { store, optimizer, .. } = engine.weights_mut();
+        let velocity = optimizer.first().filter(|_| ahead != 0.0).map(|velocity| (&velocity[..], ahead));
+        let begin = |agreement: &mut dyn Agreement| agreement.begin_exchange(step, &mut store.parameters, velocity);
+        if self.wait_for(Message::Weights, begin)? {
+            engine.load();
+        }
+        Ok(())
+    }
+
+    /// Ends it.
+    fn end_exchange(&mut self, engine: &mut Engine, step: u64) -> Result<(), TrainError> {
+        if !self.agreement.exchanges_after(step) {
+            return Ok(());
+        }
+        engine.fetch()?;
+        let weights = &mut engine.weights_mut().store.parameters;
+        if self.wait_for(Message::Weights, |agreement| agreement.end_exchange(step, weights))? {
+            engine.load();
+        }
+        Ok(())
+    }
+
     /// When replicas that make their own steps exchange weights.
     pub(super) fn rounds(&self) -> Option<Rounds> {
         let Steps::Local { rounds } = self.agreement.protocol().steps else { return None };
@@ -27,13 +79,16 @@ impl Exchange {
         self.rounds().and_then(|rounds| rounds.after(steps_done))
     }
 
-    /// Exchanges weights, where replicas make their own steps and a round ends.
+    /// Exchanges weights, where replicas make their own steps and a round ends, or a step with an exchange beside it.
     ///
     /// # Errors
     /// When another replica, or the way to it, or a device has failed.
     pub fn exchange_weights(&mut self, engine: &mut Engine, steps_done: u64) -> Result<(), TrainError> {
-        if self.rounds().is_some() {
+        if self.steps_apart() {
             self.apart = Apart { weights: true, optimizer: true };
+        }
+        if self.has_center() {
+            return self.end_exchange(engine, self.made - 1);
         }
         let Some(reach) = self.round_ends(steps_done) else { return Ok(()) };
         engine.fetch()?;
@@ -55,6 +110,10 @@ impl Exchange {
     pub(super) fn come_together(&mut self, weights: &mut Weights) -> Result<(), TrainError> {
         if self.apart.weights {
             self.end_round(weights, Reach::All)?;
+            // Those who stand elsewhere in the epoch hear of a wish to stop where all have come to.
+            if self.has_center() {
+                self.votes = self.agreement.tell_wishes(self.votes);
+            }
         }
         if std::mem::take(&mut self.apart.optimizer) {
             let share = 1.0 / self.workers() as f32;
@@ -68,10 +127,14 @@ impl Exchange {
 
     /// The tally of a step that this replica has made by itself, and what others wish where all hear of it.
     pub(super) fn total_of_own(&mut self, tally: Tally) -> Result<Tally, TrainError> {
-        let own = self.sum_siblings(report(&tally, self.votes))?;
-        let all = match self.rounds().is_some_and(|rounds| rounds.votes_after(self.moment.step + 1)) {
-            true => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
-            false => StepReport::default(),
+        if self.has_center() {
+            let votes = self.agreement.tell_wishes(self.votes);
+            return Ok(self.take_total(report(&tally, votes, 0.0)));
+        }
+        let own = self.sum_siblings(report(&tally, self.votes, 0.0))?;
+        let all = match self.round_ends(self.moment.step + 1) {
+            Some(Reach::All) => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
+            _ => StepReport::default(),
         };
         Ok(self.take_total(StepReport { votes: all.votes, ..own }))
     }

@@ -201,7 +201,8 @@ impl Replica {
         match task.pass {
             Pass::Forward => {
                 let inputs = self.inputs(batch, task.micro_batch, self.exchange.moment());
-                self.exchange.count(batch.size, task.micro_batch);
+                let of = self.samples(batch) as usize;
+                self.exchange.count(batch.size, task.micro_batch, of);
                 self.engine.forward(slot, &inputs, &mut self.exchange)
             }
             Pass::Backward => {

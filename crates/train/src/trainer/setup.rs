@@ -30,6 +30,7 @@ use crate::engine::{Albums, Place};
 use crate::error::TrainError;
 use crate::gpus;
 use crate::micro_batch::MicroBatchSizes;
+use crate::portions::PortionCounter;
 use crate::registry::Registry;
 use crate::rehearsal::Rehearsal;
 use crate::replica::{Replica, ReplicaOptions};
@@ -69,6 +70,8 @@ pub struct Surroundings {
     pub inbox: Inbox,
     /// How all ranks come to know the folder that rank 0 has made for the run.
     pub folder: FolderBroadcast,
+    /// Who hands out portions of the data, where workers do not wait for each other.
+    pub portions: PortionCounter,
     /// The folder in which it is kept what was found out about this machine's devices.
     pub cache: Option<PathBuf>,
     /// Whether gradients of GPUs pass through the hosts' memory: then all devices send the same buckets.
@@ -109,6 +112,7 @@ impl Default for Surroundings {
             progress: Progress::default(),
             inbox: Inbox::default(),
             folder: FolderBroadcast::default(),
+            portions: PortionCounter::default(),
             cache: None,
             hosted: false,
             shares_memory: false,
@@ -264,7 +268,7 @@ pub fn prepare_evaluation(weights: &Path, config: &Config, around: &Surroundings
         input,
         classes: card.class_names.len(),
         micro_batch,
-        other_sizes: [0; 3],
+        other_sizes: Default::default(),
         accumulate: 1,
         smoothing: 0.0,
         seed: config.seed,

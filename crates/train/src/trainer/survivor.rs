@@ -34,7 +34,9 @@ impl Trainer {
             () if !self.replica.engine.answers_without_others() => "the weights are on the GPU that waits for it",
             () if self.replica.engine.gpu().is_some() => "the weights are on a GPU, in the middle of a step",
             () if self.replica.has_shard() => "its part of the optimizer's state is lost with it (--shard optimizer)",
-            () if self.config().agree.recipe().has_servers() => "servers have the optimizer's state",
+            () if self.config().agree.recipe().has_servers() && self.config().gradients_leave() => {
+                "servers have the optimizer's state"
+            }
             () if !self.config().steps_together() => "workers have weights of their own between two exchanges",
             () => "the step under way has changed some weights",
         }))

@@ -30,7 +30,7 @@ pub fn options(optimizer: Optimizer, precision: Precision) -> ReplicaOptions {
         input: Input::Image { size: [32, 32], channels: 3 },
         classes: CLASSES,
         micro_batch: BATCH,
-        other_sizes: [0; 3],
+        other_sizes: Default::default(),
         accumulate: 1,
         smoothing: 0.1,
         seed: 3,

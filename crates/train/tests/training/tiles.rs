@@ -36,7 +36,7 @@ fn losses(precision: Precision, tiles: bool) -> Vec<f64> {
         input,
         classes,
         micro_batch,
-        other_sizes: [0; 3],
+        other_sizes: Default::default(),
         accumulate,
         smoothing,
         seed,

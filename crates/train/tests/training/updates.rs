@@ -58,7 +58,7 @@ fn replica_with(
         input,
         classes,
         micro_batch,
-        other_sizes: [0; 3],
+        other_sizes: Default::default(),
         accumulate,
         smoothing,
         seed,

@@ -102,6 +102,7 @@ pub fn drive_groups(trial: &Trial, world: usize, parts: &mut [Part]) -> Vec<Vec<
                 code: 1,
                 sequence: 0,
                 wait: &wait,
+                spare: 0..0,
             };
             let transport = Transport::Sim(ports[rank.index()].group(ranks, number as u64));
             let rider = Rider { place, machine: Machine::new(list, &options), transport, buffer };

@@ -4,13 +4,15 @@
 //! does to the weights is the
 //! [`ServerShard`]'s affair.
 
+use std::ops::Range;
+
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank};
 use paceline_system::memory;
 
 use super::super::report::WORDS;
 use super::super::{
-    Between, BucketShape, Join, Opening, Protocol, Push, Roles, ServerShard, Shape, StepReport, Votes,
+    Between, BucketShape, Join, LostPeer, Opening, Protocol, Push, Roles, ServerShard, Shape, StepReport, Votes,
 };
 use super::Pace;
 use super::header::{Command, HEADER, Header, MEETS};
@@ -65,6 +67,8 @@ pub(super) fn serve(join: Join<'_>, protocol: Protocol, shard: &mut dyn ServerSh
         meets: MEETS,
         weights: zeros(shape.parameters),
         steps: vec![0; workers],
+        shares: vec![0.0; workers],
+        pace,
         room: Vec::new(),
         votes: Votes::default(),
     };
@@ -81,6 +85,7 @@ struct Run<'a> {
     shape: &'a Shape,
     roles: Roles,
     server: usize,
+    pace: Pace,
     calls: Vec<Call>,
     shard: &'a mut dyn ServerShard,
     codec: Box<dyn Codec>,
@@ -97,6 +102,8 @@ struct Run<'a> {
     weights: Vec<f32>,
     /// Steps that each worker has ended.
     steps: Vec<u64>,
+    /// Which share of the step's batch each worker computes.
+    shares: Vec<f32>,
     /// What comes in, then what goes out.
     room: Vec<f32>,
     /// Wishes of all workers.
@@ -142,16 +149,29 @@ impl Run<'_> {
                 }
             }
             for call in 0..self.calls.len() {
-                self.call(call, 0..self.roles.workers)?;
+                self.call_all(call)?;
                 self.apply(call, self.steps[0]);
             }
             self.steps.iter_mut().for_each(|steps| *steps += 1);
         }
     }
 
+    /// Exchanges a call with all workers that are there. One that is lost meanwhile has its gradients in some of the sum,
+    /// and none in the next.
+    fn call_all(&mut self, call: usize) -> Result<(), CommError> {
+        // The first worker is never missed, and its numbers are those that the others' are added to.
+        self.communicator.spare(1..self.roles.workers);
+        let called = self.call(call, self.present());
+        self.communicator.spare(0..0);
+        let missed = self.communicator.take_missed();
+        missed.into_iter().for_each(|rank| self.miss(rank.index()));
+        called
+    }
+
     /// Asynchronous: every worker by itself, as they come.
     fn apart(&mut self) -> Result<(), CommError> {
         while !self.turns.is_over() {
+            self.miss_those_who_wait();
             let open = |worker: &usize| match self.doing[*worker] {
                 Doing::Idle => self.turns.may_step(*worker).0,
                 Doing::Step(_) => true,
@@ -162,13 +182,42 @@ impl Run<'_> {
                 self.meet()?;
                 continue;
             }
-            let worker = self.communicator.wait_any(&peers)?.index();
-            match self.doing[worker] {
-                Doing::Step(call) => self.push(worker, call)?,
-                _ => self.receive_command(worker)?,
-            }
+            let served = self.communicator.wait_any(&peers).and_then(|worker| match self.doing[worker.index()] {
+                Doing::Step(call) => self.push(worker.index(), call),
+                _ => self.receive_command(worker.index()),
+            });
+            self.or_without(served)?;
         }
         Ok(())
+    }
+
+    /// Goes on without a worker that is lost, where the others can: what it had pushed stays.
+    fn or_without(&mut self, served: Result<(), CommError>) -> Result<(), CommError> {
+        let Err(error) = served else { return Ok(()) };
+        let worker = self.roles.missed(&error).filter(|_| self.protocol.lost_peer == LostPeer::GoOn).ok_or(error)?;
+        self.miss(worker);
+        Ok(())
+    }
+
+    fn miss(&mut self, worker: usize) {
+        // Every list is with one worker alone, so nothing of the others is lost.
+        self.communicator.go_on();
+        self.doing[worker] = Doing::Gone;
+        self.turns = self.turns.clone().after(Event::Left(worker));
+    }
+
+    /// Whoever waits for the others sends nothing by which its loss would be seen.
+    fn miss_those_who_wait(&mut self) {
+        let is_lost = |worker: &usize| {
+            matches!(self.doing[*worker], Doing::Waits(_)) && self.communicator.has_lost(Rank::at(*worker))
+        };
+        let lost: Vec<usize> = (0..self.roles.workers).filter(is_lost).collect();
+        lost.into_iter().for_each(|worker| self.miss(worker));
+    }
+
+    /// The workers that are there.
+    fn present(&self) -> Vec<usize> {
+        (0..self.roles.workers).filter(|&worker| self.doing[worker] != Doing::Gone).collect()
     }
 
     /// All workers that are left have come to the same point between steps.
@@ -179,16 +228,17 @@ impl Run<'_> {
         });
         let all: Vec<Between> = waiting.collect();
         let same = all.windows(2).all(|pair| pair[0] == pair[1]);
-        let (Some(&between), true, true) = (all.first(), same, all.len() == self.roles.workers) else {
+        let (Some(&between), true, true) = (all.first(), same, all.len() == self.present().len()) else {
             return Err(self.violation("workers do different things between steps"));
         };
         self.sum_reports();
         self.answer_all()?;
         self.between(between)?;
+        self.turns = self.turns.clone().after(Event::Met);
         if between == Between::Weights {
             self.versions.read_by_all();
         }
-        self.doing.fill(Doing::Idle);
+        self.doing.iter_mut().filter(|doing| **doing != Doing::Gone).for_each(|doing| *doing = Doing::Idle);
         Ok(())
     }
 
@@ -205,7 +255,10 @@ impl Run<'_> {
                 self.doing[worker] = Doing::Gone;
                 self.turns = self.turns.clone().after(Event::Left(worker));
             }
-            Command::Between(between) => self.doing[worker] = Doing::Waits(between),
+            Command::Between(between) => {
+                self.doing[worker] = Doing::Waits(between);
+                self.turns = self.turns.clone().after(Event::Waits(worker));
+            }
         }
         Ok(())
     }
@@ -229,12 +282,13 @@ impl Run<'_> {
     fn push(&mut self, worker: usize, call: usize) -> Result<(), CommError> {
         let Call { pushes, pulls, .. } = self.calls[call];
         pulls.into_iter().for_each(|bucket| self.versions.read(worker, bucket));
-        self.call(call, worker..worker + 1)?;
+        self.call(call, vec![worker])?;
         // Whoever had no samples has nothing to step with.
         let steps = self.headers[worker].report.rows > 0;
         if steps {
             pushes.into_iter().for_each(|bucket| self.versions.apply(worker, bucket));
-            self.apply(call, self.steps[worker]);
+            // Whoever made them: so many steps of all workers' samples.
+            self.apply(call, self.steps.iter().sum::<u64>() / self.roles.workers as u64);
         }
         if call + 1 < self.calls.len() {
             self.doing[worker] = Doing::Step(call + 1);
@@ -251,7 +305,7 @@ impl Run<'_> {
     }
 
     /// Exchanges a call's gradients and weights with some workers.
-    fn call(&mut self, call: usize, workers: std::ops::Range<usize>) -> Result<(), CommError> {
+    fn call(&mut self, call: usize, workers: Vec<usize>) -> Result<(), CommError> {
         let [takes, gives] = self.calls[call].server_elements(self.roles, self.server);
         self.room_for(takes + gives + 1);
         if let Some(bucket) = self.calls[call].pulls {
@@ -259,8 +313,8 @@ impl Run<'_> {
             self.room[takes..takes + gives].copy_from_slice(&self.weights[weights]);
         }
         let buckets = Buckets { sent: self.calls[call].pulls, received: self.calls[call].pushes };
-        let list = self.calls[call].server(self.roles, self.server, workers.clone());
-        let tag = self.next_tag(workers);
+        let tag = self.next_tag(&workers);
+        let list = self.calls[call].server(self.roles, self.server, workers.into_iter());
         let Self { communicator, codec, message, room, .. } = self;
         let values = &mut room[..takes + gives + 1];
         squeeze::exchange(&mut **codec, communicator, (&list, tag), buckets, (values, message))
@@ -271,12 +325,18 @@ impl Run<'_> {
         let [takes, _] = self.calls[call].server_elements(self.roles, self.server);
         let Some(bucket) = self.calls[call].pushes.filter(|_| takes > 0) else { return };
         let part = self.part(bucket);
+        if self.pace == Pace::Synchronous && self.doing.contains(&Doing::Gone) {
+            // Each worker's part counts among the samples of all: those of the lost do not arrive.
+            let arrived: f32 = self.present().into_iter().map(|worker| self.shares[worker]).sum();
+            let scale = if arrived > 0.0 { 1.0 / arrived } else { 0.0 };
+            self.room[..takes].iter_mut().for_each(|gradient| *gradient *= scale);
+        }
         let (gradients, weights) = (&mut self.room[..takes], &mut self.weights[part.clone()]);
         self.shard.apply(Push { bucket, start: part.start, step, gradients, weights });
     }
 
     /// This server's part of a bucket, among all parameters.
-    fn part(&self, bucket: usize) -> std::ops::Range<usize> {
+    fn part(&self, bucket: usize) -> Range<usize> {
         let BucketShape { start, elements, .. } = self.shape.buckets[bucket];
         let part = self.roles.part(elements, self.server);
         start + part.start..start + part.end
@@ -284,24 +344,15 @@ impl Run<'_> {
 
     /// What follows between steps.
     fn between(&mut self, between: Between) -> Result<(), CommError> {
-        let workers = self.roles.workers;
         match between {
             Between::Sum => {
                 let length = self.headers[0].length;
                 // A worker says how long; nothing that is added up is longer than what both ends know of.
-                let same = self.headers.iter().all(|header| header.length == length);
+                let same = self.present().into_iter().all(|worker| self.headers[worker].length == length);
                 if !same || length > self.shape.parameters.max(self.shape.states).max(HEADER) {
                     return Err(self.violation("numbers to add up that are longer than the model"));
                 }
-                let [push, pull] = Call::pair(length);
-                let [takes, _] = push.server_elements(self.roles, self.server);
-                self.room_for(takes + 1);
-                for call in [push, pull] {
-                    let list = call.server(self.roles, self.server, 0..workers);
-                    self.meets += 1;
-                    self.communicator.exchange(&list, self.meets, &mut self.room[..takes + 1])?;
-                }
-                Ok(())
+                self.sum(length)
             }
             Between::Optimizer => {
                 let list = all_of_server(self.roles, &self.shape.buckets, self.server, 0..1);
@@ -312,20 +363,58 @@ impl Run<'_> {
                 Ok(())
             }
             Between::Weights => {
-                let list = all_of_server(self.roles, &self.shape.buckets, self.server, 0..workers);
                 self.meets += 1;
-                self.communicator.exchange(&list, self.meets, &mut self.weights)
+                for group in self.lists() {
+                    let list = all_of_server(self.roles, &self.shape.buckets, self.server, group);
+                    let sent = self.communicator.exchange(&list, self.meets, &mut self.weights);
+                    self.or_without(sent)?;
+                }
+                Ok(())
             }
         }
     }
 
+    /// The workers that are served by one list: all of them, or each by itself where it may be lost.
+    fn lists(&self) -> Vec<Range<usize>> {
+        match self.protocol.lost_peer {
+            LostPeer::End => std::iter::once(0..self.roles.workers).collect(),
+            LostPeer::GoOn => self.present().into_iter().map(|worker| worker..worker + 1).collect(),
+        }
+    }
+
+    /// Adds up numbers of all workers, and gives each the sum.
+    fn sum(&mut self, length: usize) -> Result<(), CommError> {
+        let [push, pull] = Call::pair(length);
+        let [takes, _] = push.server_elements(self.roles, self.server);
+        let mut sums = vec![0.0; takes];
+        self.room_for(takes + 1);
+        self.meets += 1;
+        for group in self.lists() {
+            let list = push.server(self.roles, self.server, group.clone());
+            let received = self.communicator.exchange(&list, self.meets, &mut self.room[..takes + 1]);
+            let came = received.is_ok();
+            self.or_without(received)?;
+            sums.iter_mut().zip(&self.room[..takes]).filter(|_| came).for_each(|(sum, number)| *sum += number);
+        }
+        self.meets += 1;
+        for group in self.lists() {
+            self.room[..takes].copy_from_slice(&sums);
+            let list = pull.server(self.roles, self.server, group);
+            let sent = self.communicator.exchange(&list, self.meets, &mut self.room[..takes + 1]);
+            self.or_without(sent)?;
+        }
+        Ok(())
+    }
+
     /// Receives the headers of all workers, who all say the same follows.
     fn receive_headers(&mut self) -> Result<Command, CommError> {
-        for worker in 0..self.roles.workers {
-            self.receive_header(worker)?;
+        for worker in self.present() {
+            let received = self.receive_header(worker).map(|_| ());
+            self.or_without(received)?;
+            self.shares[worker] = self.headers[worker].report.share;
         }
         let command = self.headers[0].command;
-        if self.headers.iter().any(|header| header.command != command) {
+        if self.present().into_iter().any(|worker| self.headers[worker].command != command) {
             return Err(self.violation("workers do different things at the same step"));
         }
         self.sum_reports();
@@ -335,15 +424,19 @@ impl Run<'_> {
     /// Every worker is given the sum of all reports.
     fn sum_reports(&mut self) {
         let mut sums = [0.0; WORDS];
-        for header in &self.headers {
-            sums.iter_mut().zip(header.report.to_words()).for_each(|(sum, word)| *sum += word);
+        for worker in self.present() {
+            sums.iter_mut().zip(self.headers[worker].report.to_words()).for_each(|(sum, word)| *sum += word);
         }
         let total = StepReport::from_words(sums);
         self.headers.iter_mut().for_each(|header| header.report = total);
     }
 
     fn answer_all(&mut self) -> Result<(), CommError> {
-        (0..self.roles.workers).try_for_each(|worker| self.answer(worker))
+        for worker in self.present() {
+            let answered = self.answer(worker);
+            self.or_without(answered)?;
+        }
+        Ok(())
     }
 
     /// The first server answers with the sum of reports.
@@ -360,23 +453,15 @@ impl Run<'_> {
     }
 
     fn with_worker(&mut self, worker: usize, list: &[Transfer], elements: usize) -> Result<(), CommError> {
-        self.exchange(worker..worker + 1, list, elements)
-    }
-
-    fn exchange(
-        &mut self,
-        workers: std::ops::Range<usize>,
-        list: &[Transfer],
-        elements: usize,
-    ) -> Result<(), CommError> {
         self.room_for(elements);
-        let tag = self.next_tag(workers);
+        let tag = self.next_tag(&[worker]);
         self.communicator.exchange(list, tag, &mut self.room[..elements])
     }
 
-    fn next_tag(&mut self, workers: std::ops::Range<usize>) -> u64 {
-        let tag = self.tags[workers.start] + 1;
-        self.tags[workers].fill(tag);
+    /// The next number of an exchange with workers who have counted alike.
+    fn next_tag(&mut self, workers: &[usize]) -> u64 {
+        let tag = self.tags[workers[0]] + 1;
+        workers.iter().for_each(|&worker| self.tags[worker] = tag);
         tag
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A clock counts the steps that a worker has pushed whole. With a bound of S, a worker may be at most S
 //! steps ahead of the slowest (stale synchronous parallel): its next step then does not begin until the
-//! others have come. With no bound everybody goes on. How far a worker is ahead is its lead; how many updates a step
+//! others have come. With no bound everybody goes on. Where all meet, all have the same weights, and clocks begin anew;
+//! whoever waits there for the others holds nobody up. How far a worker is ahead is its lead; how many updates a step
 //! has missed, its staleness, is another number, which [`super::versions`] counts.
 
 use std::fmt;
@@ -12,8 +13,10 @@ use std::fmt;
 pub struct Turns {
     /// Steps pushed, by worker.
     clocks: Vec<u64>,
-    /// Workers that have said goodbye.
+    /// Workers that have said goodbye, or are lost.
     gone: Vec<bool>,
+    /// Workers that wait where all meet.
+    waits: Vec<bool>,
     staleness: Option<u64>,
 }
 
@@ -22,8 +25,19 @@ pub struct Turns {
 pub enum Event {
     /// A worker has ended a step.
     Stepped(usize),
+    /// A worker has made so many steps in all.
+    Reached {
+        /// Which.
+        worker: usize,
+        /// How many.
+        steps: u64,
+    },
     /// A worker has ended.
     Left(usize),
+    /// A worker waits where all meet.
+    Waits(usize),
+    /// All have met.
+    Met,
 }
 
 /// Why a worker may or may not begin a step.
@@ -59,7 +73,7 @@ impl Turns {
     /// When there are none.
     pub fn new(workers: usize, staleness: Option<u64>) -> Self {
         assert!(workers > 0, "somebody pushes something");
-        Self { clocks: vec![0; workers], gone: vec![false; workers], staleness }
+        Self { clocks: vec![0; workers], gone: vec![false; workers], waits: vec![false; workers], staleness }
     }
 
     /// What becomes of it.
@@ -69,7 +83,13 @@ impl Turns {
                 assert!(!self.gone[worker], "worker {worker} steps after it left");
                 self.clocks[worker] += 1;
             }
+            Event::Reached { worker, steps } => self.clocks[worker] = self.clocks[worker].max(steps),
             Event::Left(worker) => self.gone[worker] = true,
+            Event::Waits(worker) => self.waits[worker] = true,
+            Event::Met => {
+                self.waits.fill(false);
+                self.clocks.fill(0);
+            }
         }
         self
     }
@@ -89,10 +109,10 @@ impl Turns {
         self.gone.iter().all(|&gone| gone)
     }
 
-    /// The slowest other worker that has not left.
+    /// The slowest other worker that makes steps.
     fn others(&self, worker: usize) -> Option<usize> {
         (0..self.clocks.len())
-            .filter(|&other| other != worker && !self.gone[other])
+            .filter(|&other| other != worker && !self.gone[other] && !self.waits[other])
             .min_by_key(|&other| self.clocks[other])
     }
 }
@@ -115,12 +135,31 @@ mod tests {
     }
 
     #[test]
+    fn steps_may_be_told_several_at_once() {
+        let turns = Turns::new(2, Some(8)).after(Event::Reached { worker: 0, steps: 16 });
+        assert_eq!(turns.may_step(0).1, Reason::Ahead { slowest: 1, steps: 16 });
+        let turns = turns.after(Event::Reached { worker: 1, steps: 8 }).after(Event::Reached { worker: 1, steps: 4 });
+        assert!(turns.may_step(0).0 && turns.may_step(1).0, "nobody goes back");
+    }
+
+    #[test]
     fn who_has_left_holds_nobody_up() {
         let mut turns = Turns::new(3, Some(0)).after(Event::Stepped(0));
         assert!(!turns.may_step(0).0);
         turns = turns.after(Event::Left(1)).after(Event::Left(2));
         assert!(turns.may_step(0).0 && !turns.is_over());
         assert!(turns.after(Event::Left(0)).is_over());
+    }
+
+    #[test]
+    fn who_waits_where_all_meet_holds_nobody_up_and_all_begin_anew() {
+        let mut turns = Turns::new(2, Some(0)).after(Event::Stepped(0));
+        assert!(!turns.may_step(0).0);
+        turns = turns.after(Event::Waits(1));
+        assert!(turns.may_step(0).0);
+        turns = turns.after(Event::Stepped(0)).after(Event::Met);
+        assert!(turns.may_step(0).0 && turns.may_step(1).0);
+        assert!(!turns.after(Event::Stepped(1)).may_step(1).0);
     }
 
     proptest! {

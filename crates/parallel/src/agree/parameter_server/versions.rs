@@ -11,6 +11,8 @@ pub struct Versions {
     applied: Vec<u64>,
     /// The version that each worker read last, by worker and bucket.
     read: Vec<Vec<u64>>,
+    /// Those of the updates that are a worker's own, by worker and bucket.
+    own: Vec<Vec<u64>>,
     /// The most that the step under way has missed, by worker.
     missed: Vec<u64>,
 }
@@ -18,7 +20,8 @@ pub struct Versions {
 impl Versions {
     /// All workers begin with the same.
     pub fn new(workers: usize, buckets: usize) -> Self {
-        Self { applied: vec![0; buckets], read: vec![vec![0; buckets]; workers], missed: vec![0; workers] }
+        let (read, own) = (vec![vec![0; buckets]; workers], vec![vec![0; buckets]; workers]);
+        Self { applied: vec![0; buckets], read, own, missed: vec![0; workers] }
     }
 
     /// A worker is given the weights of a bucket.
@@ -35,6 +38,22 @@ impl Versions {
     pub fn apply(&mut self, worker: usize, bucket: usize) {
         self.missed[worker] = self.missed[worker].max(self.applied[bucket] - self.read[worker][bucket]);
         self.applied[bucket] += 1;
+        self.own[worker][bucket] += 1;
+    }
+
+    /// The updates of others that a bucket contains: what a worker is told that it reads, and says again with an
+    /// update that it has computed from there.
+    pub fn of_others(&self, worker: usize, bucket: usize) -> u64 {
+        self.applied[bucket] - self.own[worker][bucket]
+    }
+
+    /// What a worker has pushed for a bucket is applied, which says that it was computed from a bucket with so many
+    /// updates of others. How many it had missed; of a number that it was never told, none.
+    pub fn apply_computed_from(&mut self, worker: usize, bucket: usize, of_others: u64) -> u64 {
+        let missed = self.of_others(worker, bucket).saturating_sub(of_others);
+        self.applied[bucket] += 1;
+        self.own[worker][bucket] += 1;
+        missed
     }
 
     /// A worker's step is whole: how many updates it had missed.
@@ -65,6 +84,20 @@ mod tests {
         // One that is four times as fast: its own updates are none that it misses.
         let turns: Vec<u64> = [0, 0, 0, 0, 1].into_iter().map(|worker| step(&mut versions, worker)).collect();
         assert_eq!(turns, [1, 0, 0, 0, 4]);
+    }
+
+    #[test]
+    fn an_update_that_says_what_it_was_computed_from_has_missed_the_others_since() {
+        let mut versions = Versions::new(2, 1);
+        let told = versions.of_others(1, 0);
+        (0..3).for_each(|_| assert_eq!(versions.apply_computed_from(0, 0, 0), 0, "its own are none that it misses"));
+        // Read before the three, and not again before its second update.
+        assert_eq!(versions.apply_computed_from(1, 0, told), 3);
+        assert_eq!(versions.apply_computed_from(1, 0, told), 3);
+        assert_eq!(versions.apply_computed_from(0, 0, 0), 2);
+        let told = versions.of_others(1, 0);
+        assert_eq!((told, versions.apply_computed_from(1, 0, told)), (4, 0));
+        assert_eq!(versions.apply_computed_from(1, 0, u64::MAX), 0, "a version that does not exist");
     }
 
     #[test]

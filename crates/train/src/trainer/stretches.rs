@@ -1,0 +1,110 @@
+//! Training and evaluation where portions of the data are handed out one by one ([`crate::portions`]).
+
+use std::sync::Arc;
+
+use paceline_comm::{CommError, Rank};
+use paceline_data::dataset::SampleKind;
+use paceline_data::loader::Portions;
+
+use super::{Reason, Trainer, not_a_number, settle};
+use crate::error::TrainError;
+use crate::evaluate::evaluate_on;
+use crate::metrics::Tally;
+use crate::portions::Stretch;
+use crate::step::{Rules, Stepped, step};
+
+impl Trainer {
+    /// Whether portions of evaluations are handed out to workers.
+    pub(super) fn evaluates_portions(&self) -> bool {
+        self.portions.0.is_some() && self.replica.world() > 1
+    }
+
+    /// Whether portions of the training data are, and none has a share of its own.
+    pub(super) fn takes_portions(&self) -> bool {
+        self.evaluates_portions() && self.journal.config.hands_out_portions()
+    }
+
+    /// The next stretch of the data: so many steps of a batch for all workers.
+    fn next_stretch(&mut self, steps: u64) -> Option<Arc<Stretch>> {
+        let counter = self.portions.0.clone()?;
+        self.stretches += 1;
+        Some(Arc::new(Stretch::new(counter, self.stretches, steps * self.replica.world() as u64)))
+    }
+
+    /// Trains to the end of the current epoch, from meeting to meeting; a reason says that the run ends inside it.
+    pub(super) fn epoch_in_portions(&mut self) -> Result<Option<Reason>, TrainError> {
+        loop {
+            let first = self.journal.position.step;
+            let Some(stretch) = self.next_stretch(self.journal.steps_to_meeting()) else { return Ok(None) };
+            self.train_on(&stretch)?;
+            self.journal.position.step = first + stretch.end().div_ceil(self.replica.world() as u64);
+            // All are here: they decide by the wishes of all.
+            self.replica.vote(self.journal.votes());
+            self.replica.total(Tally::default())?;
+            let votes = self.replica.votes();
+            if let Some(reason) = self.journal.ends_inside_epoch(votes) {
+                return Ok(Some(reason));
+            }
+            if self.journal.position.step.is_multiple_of(self.journal.length.steps_per_epoch) {
+                return Ok(None);
+            }
+            if self.journal.checkpoint_due(votes).is_some() {
+                settle(&mut self.replica, &mut self.journal)?;
+                self.journal.save(&mut self.replica, false)?;
+            }
+        }
+    }
+
+    /// Computes the portions that fall to this worker.
+    fn train_on(&mut self, stretch: &Arc<Stretch>) -> Result<(), TrainError> {
+        let Self { replica, train, journal, .. } = self;
+        let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
+        let progress = journal.progress.clone();
+        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, progress: &progress };
+        let (per_epoch, done) = (journal.length.steps_per_epoch, journal.position.step);
+        let portions: Arc<dyn Portions> = Arc::<Stretch>::clone(stretch);
+        let mut epoch = train.portions(done / per_epoch, (done % per_epoch) as usize, portions);
+        replica.count_from(done);
+        let mut closed = false;
+        while let Some(stepped) = step(replica, &mut epoch, done, &rules)? {
+            let Stepped { event, tally, not_finite, .. } = stepped;
+            if let Some((batch, what)) = not_finite {
+                journal.record(event)?;
+                drop(epoch);
+                let batch = train.with_images(done / per_epoch, batch)?;
+                return Err(not_a_number(replica, &batch, what, journal));
+            }
+            journal.after_portion(event, &tally)?;
+            if !closed && journal.votes().end() {
+                stretch.close();
+                closed = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Evaluates the portions that fall to this worker; once more where one that took some was lost.
+    pub(super) fn evaluate_in_portions(&mut self) -> Result<Option<Tally>, TrainError> {
+        let kind = self.val.dataset().info().kind;
+        let each = if let SampleKind::Tokens { sequence } = kind { sequence } else { 1 };
+        let rows = (self.val.dataset().len() * each) as u64;
+        for _ in 0..self.replica.world() {
+            let stop = self.journal.stop.clone();
+            let mirrored = self.journal.config.evaluate_mirrored;
+            let Some(stretch) = self.next_stretch(self.val.steps() as u64) else { break };
+            let epoch = self.val.portions(0, 0, stretch);
+            let tally = evaluate_on(&mut self.replica, epoch, mirrored, |_, _| !stop.requested())?;
+            self.replica.vote(self.journal.votes());
+            let tally = self.replica.total(tally)?;
+            if self.replica.votes().interrupted > 0 {
+                return Ok(None);
+            }
+            // Larger counts are not added up exactly.
+            if tally.rows == rows || rows >= 1 << 24 {
+                return Ok(Some(tally));
+            }
+        }
+        let (rank, what) = (Rank::at(self.journal.rank()), "workers were lost faster than an evaluation ends".into());
+        Err(CommError::Failed { rank, phase: "evaluate", what }.into())
+    }
+}

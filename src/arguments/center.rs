@@ -1,0 +1,28 @@
+//! Flags of agreements in which workers exchange with a centre that servers hold.
+
+use clap::Args;
+
+use super::parse;
+
+/// What of `paceline train` is for them.
+#[derive(Debug, Args)]
+pub struct Center {
+    /// How much of what is between a worker and the centre both move in an exchange: --agree elastic [default: 0.9 / workers]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Many processes")]
+    pub elastic_rate: Option<f64>,
+    /// Steps between two fetches of the servers' weights: --agree downpour [default: 1]
+    #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub fetch_every: Option<u64>,
+    /// Steps between two pushes of what a worker has changed: --agree downpour [default: 1]
+    #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub push_every: Option<u64>,
+    /// How much of what is pushed the servers add, up to 1 for all of it: --agree downpour, dogwild [default: 1 / workers]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Many processes")]
+    pub push_rate: Option<f64>,
+    /// Make a step of Adagrad of this rate with what is pushed, such as 0.01, instead of adding it: --agree downpour
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Many processes")]
+    pub server_adagrad: Option<f64>,
+    /// Steps that one worker makes alone before the others begin: --agree downpour [default: 0]
+    #[arg(long, value_name = "STEPS", value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub warm_start: Option<u64>,
+}

@@ -1,0 +1,164 @@
+//! Workers that do not wait for each other: a slow one computes less, a lost one is missed, and every sample counts once. And workers
+//! that do, with shares by their speed.
+
+use std::collections::BTreeSet;
+
+use paceline::system::process::{Tell, tell};
+use serde_json::Value;
+
+use crate::place::Place;
+use crate::running::{PATIENCE, Running};
+
+const MODELS: [&str; 2] =
+    ["--model lenet5 --data synthetic:32x32x1/10/960", "--model cnn5 --data synthetic:8x8x3/10/960"];
+
+/// Twenty steps an epoch.
+const LENGTH: &str = "--batch 48 --threads 1 --pin off --calibrate off --seed 3 --optimizer sgd";
+
+const APART: &str = "--agree parameter-server --staleness none";
+
+/// Samples that a rank has computed in training.
+fn samples(run: &Running<'_>, rank: usize) -> u64 {
+    run.events(rank, "step").iter().filter_map(|event| event["portion"].as_u64()).sum()
+}
+
+#[test]
+fn the_others_go_on_without_a_worker_that_is_killed() {
+    let place = Place::new();
+    for (carry, model) in ["tcp", "shm"].into_iter().zip(MODELS) {
+        let _ = std::fs::remove_dir_all(place.path("run"));
+        let line =
+            format!("train {model} {LENGTH} --epochs 12 {APART} --workers 3 --carry {carry} --silent 2s --run run");
+        let mut run = Running::start(&place, &line);
+        run.steps(20);
+        tell(run.process_of(2), Tell::Kill);
+        let status = run.ends(PATIENCE);
+        assert_eq!(status.code(), Some(0), "{}", run.said());
+        assert_eq!(run.said().matches("rank 2 on ").count(), 1, "it is told once:\n{}", run.said());
+        assert!(run.said().contains("the others go on without it"), "{}", run.said());
+        let lost = run.events(0, "lost");
+        assert_eq!((lost.len(), lost[0]["lost_rank"].as_u64()), (1, Some(2)));
+        // What it had taken and not finished is gone; nothing is computed twice.
+        let portions = lost[0]["portions"].as_u64().unwrap();
+        let all: u64 = (0..3).map(|rank| samples(&run, rank)).sum();
+        assert!(portions <= 2 && (12 * 960 - 16 * portions..=12 * 960).contains(&all), "{all}, {portions} lost");
+        // Each evaluation has all samples, whoever computes them.
+        assert_eq!(run.events(0, "epoch").len(), 12, "{}", run.said());
+        let evaluated = place.json("evaluate run --json");
+        assert!(evaluated["loss"].as_f64().is_some_and(f64::is_finite), "{evaluated}");
+    }
+}
+
+/// A synchronous server goes on with the mean over the samples that arrive.
+#[test]
+fn a_synchronous_server_goes_on_without_a_worker_that_is_killed() {
+    let place = Place::new();
+    for (carry, model) in ["shm", "tcp"].into_iter().zip(MODELS) {
+        let _ = std::fs::remove_dir_all(place.path("run"));
+        let line = format!(
+            "train {model} {LENGTH} --epochs 12 --agree parameter-server --servers 2 --workers 3 --carry {carry} \
+             --silent 2s --run run"
+        );
+        let mut run = Running::start(&place, &line);
+        run.steps(20);
+        tell(run.process_of(1), Tell::Kill);
+        let status = run.ends(PATIENCE);
+        assert_eq!(status.code(), Some(0), "{}", run.said());
+        assert_eq!((run.events(0, "lost").len(), run.events(0, "epoch").len()), (1, 12), "{}", run.said());
+        assert_eq!(run.events(0, "step").last().unwrap()["step"], 240);
+    }
+}
+
+/// A worker that stands still is lost once it has been silent for long enough, and ended when the others are through.
+#[test]
+fn the_others_go_on_without_a_worker_that_is_stopped() {
+    let place = Place::new();
+    let line =
+        format!("train {} {LENGTH} --epochs 400 {APART} --workers 3 --silent 2s --time-limit 8s --run run", MODELS[1]);
+    let mut run = Running::start(&place, &line);
+    run.steps(20);
+    tell(run.process_of(1), Tell::Stop);
+    let status = run.ends(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{}", run.said());
+    assert_eq!(run.events(0, "lost").len(), 1, "{}", run.said());
+}
+
+#[test]
+fn the_first_worker_ends_the_run_with_it() {
+    let place = Place::new();
+    let line = format!("train {} {LENGTH} --epochs 400 {APART} --workers 3 --checkpoint-every 10 --run run", MODELS[1]);
+    let mut run = Running::start(&place, &line);
+    run.steps(30);
+    tell(run.process_of(0), Tell::Kill);
+    run.fails_once(PATIENCE, &["rank 0 on ", "; to go on, type: "]);
+}
+
+/// Every portion of every step is computed once, most by those that are fast; what is resumed goes on where it was.
+#[test]
+fn a_slow_worker_computes_less_and_every_sample_counts_once() {
+    let place = Place::new();
+    let line = format!("train {} {LENGTH} --epochs 3 {APART} --workers 3 --slow 1=6 --run run", MODELS[1]);
+    let mut run = Running::start(&place, &format!("{line} --max-steps 47 --checkpoint-every 15"));
+    assert_eq!(run.ends(PATIENCE).code(), Some(0), "{}", run.said());
+    let shares = [0, 1, 2].map(|rank| samples(&run, rank));
+    assert_eq!(shares.iter().sum::<u64>(), 47 * 48, "{shares:?}");
+    assert!(shares[1] < shares[0] && shares[1] < shares[2], "{shares:?}");
+    let steps: BTreeSet<u64> =
+        (0..3).flat_map(|rank| run.events(rank, "step")).filter_map(|event| event["step"].as_u64()).collect();
+    assert_eq!(steps, (1..=47).collect());
+    let mut run = Running::start(&place, "train --resume run --max-steps 60");
+    assert_eq!(run.ends(PATIENCE).code(), Some(0), "{}", run.said());
+    assert_eq!((0..3).map(|rank| samples(&run, rank)).sum::<u64>(), 60 * 48);
+    // Nobody waits in a stretch of the data for one that has none left of it.
+    place.run(&format!(
+        "train {} {LENGTH} --epochs 2 --agree parameter-server --staleness 1 --workers 3 --slow 1=3 --quiet",
+        MODELS[0]
+    ));
+}
+
+/// Shares by speed are another division of the same batch.
+#[test]
+fn shares_follow_the_speed_and_the_steps_are_the_same() {
+    let place = Place::new();
+    // A maximum that is nearly two can fall the other way, and statistics of few numbers make more of that from step to step.
+    for (model, more, close) in [(MODELS[0], "", 1e-5), (MODELS[1], "--sync-batch-norm", 1e-4)] {
+        let line = format!("train {model} {LENGTH} --lr 0.001 --epochs 2 --quiet");
+        place.run(&format!("{line} --run one"));
+        for carry in ["shm", "tcp"] {
+            let flags = format!("--workers 2 --carry {carry} --slow 1=4 --balance speed --balance-every 6 {more}");
+            place.run(&format!("{line} {flags} --run many"));
+            let events = |run: &str, kind: &str| -> Vec<Value> {
+                let text = place.read_text(&format!("{run}/events/rank-0.jsonl"));
+                let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+                lines.filter(|event| event["event"] == kind).collect()
+            };
+            let balanced = events("many", "balanced");
+            let shares = &balanced.last().unwrap()["samples"];
+            assert!(balanced.len() >= 6 && shares[0].as_u64() >= Some(33), "{shares}");
+            let losses = |run: &str| -> Vec<f64> {
+                events(run, "step").iter().map(|event| event["loss"].as_f64().unwrap()).collect()
+            };
+            for (one, many) in losses("one").into_iter().zip(losses("many")) {
+                assert!((one / many - 1.0).abs() < close, "{model} over {carry}: {one} and {many}");
+            }
+            let _ = std::fs::remove_dir_all(place.path("many"));
+        }
+        let _ = std::fs::remove_dir_all(place.path("one"));
+    }
+}
+
+#[test]
+fn what_does_not_go_together_is_refused_with_what_to_type() {
+    let place = Place::new();
+    let cases = [
+        (format!("{APART} --balance speed"), "leave it out"),
+        ("--agree local --balance speed".into(), "--agree all-reduce"),
+        ("--balance speed --accumulate 2".into(), "leave one of them out"),
+        ("--balance speed --batch 97".into(), "64 or 96"),
+        ("--slow 5=2".into(), "ranks that compute are 0 to 1"),
+        ("--slow 1=0.5".into(), "type for example 1=4"),
+    ];
+    for (flags, typed) in cases {
+        place.fails(&format!("train --workers 2 {flags}"), 2, &[typed]);
+    }
+}
