@@ -236,7 +236,7 @@ pub fn left_out(setup: &Setup, node: Node, said: &Said, subject: &Subject<'_>, c
     if let Some(sentence) = parts::senseless(&setup.split, subject, config) {
         return Some(sentence);
     }
-    if !setup.in_one_process && changed.has_rank_threads() {
+    if !setup.in_one_process && setup.workers > 1 && changed.has_rank_threads() {
         return Some(format!("--agree {} has replicas in one process", changed.agree.name()));
     }
     let refusal = changed.check().and_then(|()| changed.check_world(changed.workers));

@@ -4,7 +4,6 @@
 use std::sync::{Condvar, Mutex};
 
 use paceline_parallel::agree::hogwild;
-use paceline_parallel::lock_free::ThreadMemory;
 
 use super::local::{WORKERS, one_step, own_replica};
 use super::*;
@@ -41,11 +40,9 @@ fn by_threads(optimizer: Optimizer) -> Vec<(Vec<f32>, Vec<u64>)> {
                 let memory = Some(memory.clone());
                 scope.spawn(move || {
                     let mut replica = own_replica(rank, optimizer);
-                    let (roles, shape) = (Roles { workers: WORKERS, servers: 0 }, replica.shape());
-                    let (options, deadline, clock) = (agree::Options::default(), TIMEOUT, Clock::real());
-                    let join =
-                        Join { communicator, urgent: None, memory, roles, shape: &shape, options, deadline, clock };
-                    replica.agree(hogwild::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
+                    let recipe = (&hogwild::RECIPE as &dyn Recipe, agree::Options::default());
+                    let agreement = join(recipe, communicator, &replica.shape(), memory);
+                    replica.agree(agreement, &Clock::real()).unwrap();
                     replica.begin_together(0, [0; 8]).unwrap();
                     for step in 0..STEPS {
                         let turn = step * WORKERS as u64 + rank as u64;

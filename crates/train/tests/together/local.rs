@@ -34,20 +34,10 @@ fn rounds(carry: Carry, optimizer: Optimizer, rounds: RoundOptions) -> Vec<Train
             .map(|(rank, communicator)| {
                 scope.spawn(move || {
                     let mut replica = own_replica(rank, optimizer);
-                    let (roles, shape) = (Roles { workers: WORKERS, servers: 0 }, replica.shape());
+                    let shape = replica.shape();
                     let options = agree::Options { rounds, ..agree::Options::default() };
-                    let (deadline, clock) = (TIMEOUT, Clock::real());
-                    let join = Join {
-                        communicator,
-                        urgent: None,
-                        memory: None,
-                        roles,
-                        shape: &shape,
-                        options,
-                        deadline,
-                        clock,
-                    };
-                    replica.agree(local::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
+                    let agreement = join((&local::RECIPE, options), communicator, &shape, None);
+                    replica.agree(agreement, &Clock::real()).unwrap();
                     replica.begin_together(0, [0; 8]).unwrap();
                     (0..STEPS).for_each(|step| one_step(&mut replica, step, rank, false));
                     replica.settle().unwrap().unwrap();
@@ -128,21 +118,11 @@ fn rounds_of_one_step_of_sgd_are_steps_with_the_mean_gradient() {
             .map(|(rank, communicator)| {
                 scope.spawn(move || {
                     let mut replica = replica((rank, WORKERS), case);
-                    let (roles, shape) = (Roles { workers: WORKERS, servers: 0 }, replica.shape());
+                    let shape = replica.shape();
                     let rounds = RoundOptions { period: Some(1), ..RoundOptions::default() };
                     let options = agree::Options { rounds, ..agree::Options::default() };
-                    let (deadline, clock) = (TIMEOUT, Clock::real());
-                    let join = Join {
-                        communicator,
-                        urgent: None,
-                        memory: None,
-                        roles,
-                        shape: &shape,
-                        options,
-                        deadline,
-                        clock,
-                    };
-                    replica.agree(local::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
+                    let agreement = join((&local::RECIPE, options), communicator, &shape, None);
+                    replica.agree(agreement, &Clock::real()).unwrap();
                     replica.begin_together(0, [0; 8]).unwrap();
                     (0..STEPS).for_each(|step| one_step(&mut replica, step, rank, false));
                     replica.store().parameters.to_vec()
@@ -169,20 +149,9 @@ fn workers_of_a_machine_average_more_often() {
                 let nodes = nodes.clone();
                 scope.spawn(move || {
                     communicator.set_choice(Choice::by_cost(Links { nodes, within: link, between: link }));
-                    let (roles, shape) = (Roles { workers: 4, servers: 0 }, Shape::default());
+                    let shape = Shape::default();
                     let options = agree::Options::default();
-                    let (deadline, clock) = (TIMEOUT, Clock::real());
-                    let join = Join {
-                        communicator,
-                        urgent: None,
-                        memory: None,
-                        roles,
-                        shape: &shape,
-                        options,
-                        deadline,
-                        clock,
-                    };
-                    let mut worker = local::RECIPE.join(join).unwrap();
+                    let mut worker = join((&local::RECIPE, options), communicator, &shape, None);
                     let mut weights = vec![rank as f32; 1001];
                     worker.exchange_weights(Reach::Node, &mut weights, &mut []).unwrap();
                     let within = weights.clone();

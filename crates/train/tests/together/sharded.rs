@@ -100,12 +100,8 @@ impl Target for Subtract {
 }
 
 fn join_sharded(communicator: Communicator, shape: &Shape) -> Box<dyn Agreement> {
-    let roles = Roles { workers: communicator.world(), servers: 0 };
     let options = agree::Options { shard: true, ..agree::Options::default() };
-    let (deadline, clock) = (TIMEOUT, Clock::real());
-    all_reduce::RECIPE
-        .join(Join { communicator, urgent: None, memory: None, roles, shape, options, deadline, clock })
-        .unwrap()
+    join((&all_reduce::RECIPE, options), communicator, shape, None)
 }
 
 /// A bucket of two elements among three ranks, and one of several pieces.
