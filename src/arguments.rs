@@ -6,6 +6,7 @@ mod choose;
 pub mod doctor;
 pub mod launch;
 mod parse;
+mod unequal;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::parallel::split::Kind;
 use crate::tensor::device::cpu::choice::Winograd;
 use crate::tensor::{MemoryUse, Precision};
 use crate::train::compute::Compute;
-use crate::train::together::{self, Agree, Overlap, Sharding, Slow, Split, Squeeze, Staleness};
+use crate::train::together::{self, Agree, Overlap, Sharding, Split, Squeeze, Staleness};
 pub use bench::*;
 pub use choose::{Choose, chosen_instead, without};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -224,15 +225,8 @@ pub struct Train {
     /// Steps that a worker may be ahead of the slowest, with servers: 0 for synchronous, none for no bound [default: 0 for parameter-server, otherwise none]
     #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
     pub staleness: Option<Staleness>,
-    /// Samples of a batch that each worker has: even, or by its speed, measured anew as the run goes on
-    #[arg(long, value_name = "even|speed", help_heading = "Many processes")]
-    pub balance: Option<together::Balance>,
-    /// Steps after which --balance speed measures again [default: 50]
-    #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
-    pub balance_every: Option<u64>,
-    /// For experiments: rank 1 takes 4 times as long for its arithmetic with 1=4; several with commas
-    #[arg(long, value_name = "RANK=FACTOR", help_heading = "Many processes")]
-    pub slow: Option<Slow>,
+    #[command(flatten)]
+    pub unequal: unequal::Unequal,
     /// Steps between two exchanges of weights, where workers step by themselves: --agree local, elastic; in which all of them have been
     /// exchanged once, a piece beside each: --agree dogwild [default: 8]; or of herds: --agree hogwild [default: 64]
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]

@@ -256,21 +256,21 @@ fn apply_agreement(arguments: &Train, config: &mut Config) {
     set_some(&mut config.algorithm, &arguments.algorithm);
     set(&mut config.servers, &arguments.servers);
     set_some(&mut config.staleness, &arguments.staleness);
-    set(&mut config.slow, &arguments.slow);
-    set(&mut config.balance, &arguments.balance);
-    set(&mut config.balance_every, &arguments.balance_every);
+    set(&mut config.slow, &arguments.unequal.slow);
+    set(&mut config.balance, &arguments.unequal.balance);
+    set(&mut config.balance_every, &arguments.unequal.balance_every);
     set_some(&mut config.period, &arguments.period);
     set_some(&mut config.node_period, &arguments.node_period);
     set_some(&mut config.post_local, &arguments.post_local);
     set_some(&mut config.outer_rate, &arguments.outer_rate);
     set_some(&mut config.outer_momentum, &arguments.outer_momentum);
     set_some(&mut config.herds, &arguments.herds);
-    set_some(&mut config.elastic_rate, &arguments.center.elastic_rate);
-    set_some(&mut config.fetch_every, &arguments.center.fetch_every);
-    set_some(&mut config.push_every, &arguments.center.push_every);
-    set_some(&mut config.push_rate, &arguments.center.push_rate);
-    set_some(&mut config.server_adagrad, &arguments.center.server_adagrad);
-    set_some(&mut config.warm_start, &arguments.center.warm_start);
+    set_some(&mut config.center.elastic_rate, &arguments.center.elastic_rate);
+    set_some(&mut config.center.fetch_every, &arguments.center.fetch_every);
+    set_some(&mut config.center.push_every, &arguments.center.push_every);
+    set_some(&mut config.center.push_rate, &arguments.center.push_rate);
+    set_some(&mut config.center.server_adagrad, &arguments.center.server_adagrad);
+    set_some(&mut config.center.warm_start, &arguments.center.warm_start);
     config.sync_batch_norm |= arguments.sync_batch_norm;
 }
 

@@ -1,6 +1,8 @@
 //! What a run is told: one flat, resolved, replayable value. `config.toml` of a run is this, written out.
 
 mod agreement;
+mod center;
+mod portions;
 mod split;
 
 use paceline_data::augment::AugmentChoice;
@@ -8,7 +10,6 @@ use paceline_data::order::{LastBatch, Shard};
 use paceline_nn::PartForm;
 use paceline_nn::optim::{HyperParameters, Optimizer};
 use paceline_nn::schedule::{LearningRate, Schedule};
-use paceline_parallel::agree::{LostPeer, Shape};
 use paceline_parallel::split::Kind;
 use paceline_system::{cores, threads};
 use paceline_tensor::device::cpu::choice::Winograd;
@@ -16,9 +17,10 @@ use paceline_tensor::{MemoryUse, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::compute::Compute;
+pub use center::Center;
+
 use crate::deadlines::Deadlines;
 use crate::error::TrainError;
-use crate::micro_batch::shares_by_speed;
 use crate::replica::OptimizerShard;
 use crate::together::{Agree, Balance, Carry, Overlap, PartSplit, Sharding, Slow, Split, Squeeze, Staleness};
 
@@ -148,24 +150,6 @@ pub struct Config {
     /// Copies of the weights that workers share, each some of them, where they are threads of one process; one for each NUMA node if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub herds: Option<usize>,
-    /// How much of what is between a worker and the centre both move in an exchange.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub elastic_rate: Option<f64>,
-    /// Steps between two fetches of the servers' weights, where workers step by themselves.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fetch_every: Option<u64>,
-    /// Steps between two pushes of what a worker has changed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub push_every: Option<u64>,
-    /// How much of what is pushed the servers add; 1 divided by the number of workers if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub push_rate: Option<f64>,
-    /// The rate of a step that servers make with Adagrad of what is pushed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub server_adagrad: Option<f64>,
-    /// Steps at the beginning that one worker makes alone.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub warm_start: Option<u64>,
     /// Whether batch normalisations take their statistics over the batches of all workers instead of each its own.
     pub sync_batch_norm: bool,
     /// What activations are stored as. Weights, gradients of weights and checkpoints are f32 in any case.
@@ -212,6 +196,9 @@ pub struct Config {
     pub hyper_parameters: HyperParameters,
     /// How long what may take.
     pub deadlines: Deadlines,
+    /// How workers exchange with a centre that servers hold.
+    #[serde(skip_serializing_if = "Center::is_silent")]
+    pub center: Center,
 }
 
 impl Default for Config {
@@ -261,12 +248,6 @@ impl Default for Config {
             outer_rate: None,
             outer_momentum: None,
             herds: None,
-            elastic_rate: None,
-            fetch_every: None,
-            push_every: None,
-            push_rate: None,
-            server_adagrad: None,
-            warm_start: None,
             sync_batch_norm: false,
             dtype: Precision::F32,
             device: Compute::Cpu,
@@ -287,6 +268,7 @@ impl Default for Config {
             learning_rate: LearningRate { schedule: Schedule::Cosine { end: 0.0 }, ..LearningRate::constant(0.002) },
             hyper_parameters: HyperParameters::default(),
             deadlines: Deadlines::default(),
+            center: Center::default(),
         }
     }
 }
@@ -330,8 +312,8 @@ impl Config {
             ("--period", self.period),
             ("--node-period", self.node_period),
             ("--herds", self.herds.map(|herds| herds as u64)),
-            ("--fetch-every", self.fetch_every),
-            ("--push-every", self.push_every),
+            ("--fetch-every", self.center.fetch_every),
+            ("--push-every", self.center.push_every),
         ];
         if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
             return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
@@ -370,13 +352,7 @@ impl Config {
                 "--label-smoothing must be from 0 to below 1; type for example --label-smoothing 0.1".into(),
             );
         }
-        if let Some(rank) = self.slow.rank_max().filter(|&rank| rank >= self.workers * self.ranks_per_worker()) {
-            let last = self.workers * self.ranks_per_worker() - 1;
-            return refuse(format!("--slow {} names rank {rank}, and ranks that compute are 0 to {last}", self.slow));
-        }
-        if let Some(sentence) = self.refuses_balance() {
-            return refuse(sentence.into());
-        }
+        self.check_shares()?;
         if let Some(sentence) = self.deadlines.refusal() {
             return refuse(sentence);
         }
@@ -387,48 +363,6 @@ impl Config {
     /// Whether all workers are at the same step all the time.
     pub fn steps_together(&self) -> bool {
         self.agree.recipe().is_synchronous(&self.agreement(false))
-    }
-
-    /// Why shares cannot follow the workers' speed.
-    fn refuses_balance(&self) -> Option<&'static str> {
-        Some(match self.balance {
-            Balance::Even => return None,
-            Balance::Speed if self.hands_out_portions() => {
-                "--balance speed is for workers that wait for each other; here whoever is free takes the next portion already; leave it out"
-            }
-            Balance::Speed if !self.steps_together() => {
-                "--balance speed is for workers that make the same steps; type --agree all-reduce, or leave it out"
-            }
-            Balance::Speed if self.ranks_per_worker() > 1 => {
-                "--balance speed is for workers of one process each; leave --split or --balance out"
-            }
-            Balance::Speed if self.accumulate > 1 => {
-                "--balance speed cuts batches for each worker's speed, and --accumulate into equal parts; leave one of them out"
-            }
-            Balance::Speed if self.device != Compute::Cpu => {
-                "--balance speed is for workers on CPUs, and a GPU has a graph for each number of samples; leave it out"
-            }
-            Balance::Speed if self.workers > 1 && shares_by_speed(self.batch, self.workers).next().is_none() => {
-                "--balance speed cuts a batch into equal pieces, a few for each worker; type a --batch with more divisors, such as 64 or 96"
-            }
-            Balance::Speed if self.balance_every == 0 => {
-                "--balance-every must be above zero; type for example --balance-every 50"
-            }
-            Balance::Speed => return None,
-        })
-    }
-
-    /// Whether workers take portions of the data as they are free, and have no share of their own.
-    pub fn hands_out_portions(&self) -> bool {
-        self.agree.recipe().hands_out_portions(&self.agreement(false))
-    }
-
-    /// Whether the loss of a worker that is not the first ends nothing: the others go on without it. MPI ends all processes with
-    /// one, and threads are one process.
-    pub fn goes_on_without_workers(&self) -> bool {
-        let (recipe, options) = (self.agree.recipe(), self.agreement(false));
-        let goes_on = recipe.protocol(&Shape::default(), &options).lost_peer == LostPeer::GoOn;
-        goes_on && self.workers > 1 && !matches!(self.carry, Carry::MPI | Carry::THREAD)
     }
 
     /// The part of the optimizer's state that a worker keeps, if it does not keep all of it; `shares_memory` says

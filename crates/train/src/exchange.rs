@@ -276,11 +276,6 @@ impl Exchange {
         self.clock.seconds() - self.waited_s
     }
 
-    /// So many steps of the run were made when all replicas had the same weights last.
-    pub fn count_from(&mut self, steps: u64) {
-        self.made = steps;
-    }
-
     /// The step is computed.
     pub fn end(&mut self) {
         self.made += 1;
@@ -321,14 +316,6 @@ impl Exchange {
         let report = self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?;
         let report = self.sum_siblings(report)?;
         Ok(self.take_total(report))
-    }
-
-    /// Replaces numbers by their sum over all replicas.
-    ///
-    /// # Errors
-    /// When another replica, or the way to it, has failed.
-    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), TrainError> {
-        Ok(self.wait_for(Message::Report, |agreement| agreement.sum(numbers))?)
     }
 
     /// What all replicas that step together have reported, and of one that steps by itself its own.

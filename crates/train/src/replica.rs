@@ -6,6 +6,7 @@ mod pipeline;
 mod rescue;
 mod shape;
 mod shard;
+mod together;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,13 +15,12 @@ use paceline_data::batch::Batch;
 use paceline_nn::net::check_statistics;
 use paceline_nn::optim::{Moment, Rule, Segment};
 use paceline_nn::{Input, Mode, Model, Parameter, StageNetwork, State};
-use paceline_parallel::agree::{RunIdentity, Shape, Steps, Votes};
-use paceline_parallel::{Agreement, Owned};
+use paceline_parallel::Owned;
+use paceline_parallel::agree::Shape;
 use paceline_system::clock::{Clock, sleep};
 use paceline_system::limits::Limits;
 use paceline_system::memory;
 use paceline_system::phase::Phase;
-use paceline_system::progress::Progress;
 use paceline_tensor::device::cpu::Cpu;
 use paceline_tensor::execute::Profile;
 use paceline_tensor::plan::{Bucket, Updates};
@@ -309,82 +309,6 @@ impl Replica {
         shape(self.plan(), &self.parameters, self.engine.weights().optimizer.len())
     }
 
-    /// Trains together with others from now on.
-    ///
-    /// # Errors
-    /// When the engine has no memory for it.
-    pub fn agree(&mut self, mut agreement: Box<dyn Agreement>, clock: &Clock) -> Result<(), TrainError> {
-        let in_chunks = agreement.protocol().steps == Steps::Chunks;
-        assert_eq!(in_chunks, self.has_shard(), "who steps chunks keeps their state, and nobody else");
-        self.engine.share_weights(&mut *agreement);
-        self.keep(agreement.protocol().buffers())?;
-        if agreement.protocol().gradients_leave() {
-            self.engine.stage_gradients()?;
-        }
-        let siblings = self.exchange.take_siblings();
-        self.exchange = Exchange::new(agreement, self.options.hosted, clock);
-        siblings.into_iter().for_each(|links| self.exchange.join_siblings(links));
-        Ok(())
-    }
-
-    /// Has so many buffers for an agreement, those that a checkpoint brought and zeros behind them.
-    fn keep(&mut self, buffers: usize) -> Result<(), TrainError> {
-        let Weights { store, kept, .. } = self.engine.weights_mut();
-        kept.truncate(buffers);
-        while kept.len() < buffers {
-            kept.push(memory::zeros(store.parameters.len(), "what the agreement keeps")?);
-        }
-        Ok(())
-    }
-
-    /// Says from now on what it waits for when it waits for others.
-    pub fn report_to(&mut self, progress: &Progress) {
-        self.exchange.report_to(progress);
-    }
-
-    /// Takes over the weights, states and optimizer of rank 0, after so many steps.
-    ///
-    /// # Errors
-    /// When another replica, or the way to it, has failed, or begins with another step, other data or another
-    /// model.
-    pub fn begin_together(&mut self, step: u64, identity: RunIdentity) -> Result<(), TrainError> {
-        self.exchange.open(&mut self.engine, identity)?;
-        self.exchange.count_from(step);
-        self.begin_boundary(step);
-        Ok(())
-    }
-
-    /// So many steps of the run were made, and from here on this replica counts its own, which may be none; then all meet.
-    pub fn count_from(&mut self, steps: u64) {
-        self.exchange.count_from(steps);
-        self.exchange.step_apart();
-    }
-
-    /// How many replicas train together.
-    pub fn world(&self) -> usize {
-        self.exchange.workers()
-    }
-
-    /// Whether nobody else takes part in training.
-    pub fn is_alone(&self) -> bool {
-        self.exchange.is_alone()
-    }
-
-    /// How many of its steps had missed no update of another replica, one, two, … since this was last asked.
-    pub fn take_missed(&mut self) -> Vec<u64> {
-        self.exchange.agreement().take_missed()
-    }
-
-    /// This replica's wishes, and after a step everybody's.
-    pub fn votes(&self) -> Votes {
-        self.exchange.votes
-    }
-
-    /// Has these wishes from now on.
-    pub fn vote(&mut self, votes: Votes) {
-        self.exchange.votes = votes;
-    }
-
     /// What micro-batch `part` of a batch is computed with.
     fn inputs<'a>(&self, batch: &'a Batch, part: usize, moment: Moment) -> Inputs<'a> {
         let ReplicaOptions { seed, micro_batch: largest, other_sizes, .. } = self.options;
@@ -510,19 +434,6 @@ impl Replica {
     /// When another replica, or the way to it, has failed.
     pub fn total(&mut self, tally: Tally) -> Result<Tally, TrainError> {
         self.exchange.total(tally)
-    }
-
-    /// This replica's number among all.
-    pub fn rank(&self) -> usize {
-        self.exchange.rank()
-    }
-
-    /// Replaces numbers by their sum over all replicas, which come here at the same step.
-    ///
-    /// # Errors
-    /// When another replica, or the way to it, has failed.
-    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), TrainError> {
-        self.exchange.sum(numbers)
     }
 
     /// Forward and backward pass over a whole batch: leaves the gradient of the mean loss in the store. For

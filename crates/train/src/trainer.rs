@@ -410,12 +410,12 @@ impl Trainer {
                 }
             }
             let done = journal.position.step;
-            if let Some((shares, speeds)) = speed.shares(&journal.config, done, replica)? {
-                journal.balanced(&shares, &speeds)?;
+            if let Some(shares) = speed.shares(&journal.config, done, replica)? {
+                journal.balanced(&shares)?;
                 drop(epoch);
-                train.share_by(&shares);
+                train.share_by(&shares.samples);
                 if val.batch() == train.batch() {
-                    val.share_by(&shares);
+                    val.share_by(&shares.samples);
                 }
                 epoch = train.epoch((done - 1) / per_epoch, ((done - 1) % per_epoch) as usize + 1);
             }

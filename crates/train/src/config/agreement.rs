@@ -20,12 +20,12 @@ impl Config {
             outer_rate: self.outer_rate,
             outer_momentum: self.outer_momentum,
             herds: self.herds,
-            elastic_rate: self.elastic_rate,
-            fetch_every: self.fetch_every,
-            push_every: self.push_every,
-            push_rate: self.push_rate,
-            server_adagrad: self.server_adagrad,
-            warm_start: self.warm_start,
+            elastic_rate: self.center.elastic_rate,
+            fetch_every: self.center.fetch_every,
+            push_every: self.center.push_every,
+            push_rate: self.center.push_rate,
+            server_adagrad: self.center.server_adagrad,
+            warm_start: self.center.warm_start,
         };
         let staleness = self.staleness.map_or_else(|| self.agree.recipe().usual_staleness(), |said| said.0);
         agree::Options { staleness, squeeze: self.squeeze.recipe(), one_copy, shard, rounds }

@@ -41,6 +41,19 @@ impl Exchange {
         self.apart = Apart { weights: steps, optimizer: steps };
     }
 
+    /// So many steps of the run were made when all replicas had the same weights last.
+    pub fn count_from(&mut self, steps: u64) {
+        self.made = steps;
+    }
+
+    /// Replaces numbers by their sum over all replicas.
+    ///
+    /// # Errors
+    /// When another replica, or the way to it, has failed.
+    pub fn sum(&mut self, numbers: &mut [f32]) -> Result<(), TrainError> {
+        Ok(self.wait_for(Message::Report, |agreement| agreement.sum(numbers))?)
+    }
+
     /// Begins what is exchanged with a centre while the step is made.
     pub(super) fn begin_exchange(&mut self, engine: &mut Engine, ahead: f32) -> Result<(), TrainError> {
         if !self.has_center() {

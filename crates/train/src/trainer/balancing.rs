@@ -4,6 +4,7 @@
 use paceline_system::event::Event;
 use paceline_system::phase::Phase;
 
+use super::journal::Journal;
 use crate::config::Config;
 use crate::error::TrainError;
 use crate::micro_batch::shares_by_speed;
@@ -12,6 +13,15 @@ use crate::together::Balance;
 
 /// The first steps after a change, which touch memory for the first time.
 const WARM_UP: u64 = 2;
+
+/// How workers share batches.
+#[derive(Debug)]
+pub(super) struct Shares {
+    /// Samples of a batch that each has.
+    pub samples: Vec<usize>,
+    /// How many each computes in a second.
+    pub speeds: Vec<f64>,
+}
 
 /// What a worker has measured of itself since shares were last made.
 #[derive(Debug, Default)]
@@ -37,12 +47,7 @@ impl Speed {
     ///
     /// # Errors
     /// When another worker, or the way to it, has failed.
-    pub fn shares(
-        &mut self,
-        config: &Config,
-        step: u64,
-        replica: &mut Replica,
-    ) -> Result<Option<(Vec<usize>, Vec<f64>)>, TrainError> {
+    pub fn shares(&mut self, config: &Config, step: u64, replica: &mut Replica) -> Result<Option<Shares>, TrainError> {
         let (own, world) = (replica.rank(), replica.world());
         if config.balance == Balance::Even || world == 1 || !step.is_multiple_of(config.balance_every) {
             return Ok(None);
@@ -56,7 +61,15 @@ impl Speed {
             return Ok(None);
         }
         let speeds: Vec<f64> = speeds.into_iter().map(f64::from).collect();
-        Ok(Some((shares(&speeds, config.batch), speeds)))
+        Ok(Some(Shares { samples: shares(&speeds, config.batch), speeds }))
+    }
+}
+
+impl Journal {
+    /// Tells how the workers share batches from here on.
+    pub fn balanced(&mut self, Shares { samples, speeds }: &Shares) -> Result<(), TrainError> {
+        let (step, samples) = (self.position.step, samples.iter().map(|&share| share as u64).collect());
+        self.record(Event::Balanced { step, samples, samples_per_s: speeds.clone() })
     }
 }
 

@@ -58,7 +58,7 @@ pub(super) struct Journal {
     pub previous: Option<Position>,
     pub observers: Vec<Observer>,
     /// Only rank 0 saves.
-    rank: usize,
+    pub(super) rank: usize,
     worker: usize,
     disk: Disk,
     card: Card,
@@ -312,34 +312,6 @@ impl Journal {
         }
         self.record(event)?;
         self.take_written(false)
-    }
-
-    /// As [`Journal::after_step`], of a portion of a step; how far the run is follows where all meet.
-    pub fn after_portion(&mut self, event: Event, tally: &Tally) -> Result<(), TrainError> {
-        let (before, step) = (self.position.step, if let Event::Step { step, .. } = event { step } else { 0 });
-        self.after_step(event, tally)?;
-        self.position.step = before.max(step);
-        Ok(())
-    }
-
-    /// Tells how the workers share batches from here on.
-    pub fn balanced(&mut self, shares: &[usize], speeds: &[f64]) -> Result<(), TrainError> {
-        let (step, samples) = (self.position.step, shares.iter().map(|&share| share as u64).collect());
-        self.record(Event::Balanced { step, samples, samples_per_s: speeds.to_vec() })
-    }
-
-    /// This rank.
-    pub const fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// Steps until all workers meet: at a checkpoint, the end of an epoch or of the run.
-    pub fn steps_to_meeting(&self) -> u64 {
-        let step = self.position.step;
-        let until = |every: u64| every - step % every;
-        let epoch = until(self.length.steps_per_epoch.max(1));
-        let checkpoint = self.config.checkpoint_every.map_or(u64::MAX, |every| until(every.max(1)));
-        epoch.min(checkpoint).min(self.steps_total().saturating_sub(step))
     }
 
     /// Tells the epoch's figures and starts the next one's; whether the accuracy is the best so far.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use paceline_comm::{CommError, Rank};
 use paceline_data::dataset::SampleKind;
 use paceline_data::loader::Portions;
+use paceline_system::event::Event;
 
+use super::journal::Journal;
 use super::{Reason, Trainer, not_a_number, settle};
 use crate::error::TrainError;
 use crate::evaluate::evaluate_on;
@@ -104,7 +106,26 @@ impl Trainer {
                 return Ok(Some(tally));
             }
         }
-        let (rank, what) = (Rank::at(self.journal.rank()), "workers were lost faster than an evaluation ends".into());
+        let (rank, what) = (Rank::at(self.journal.rank), "workers were lost faster than an evaluation ends".into());
         Err(CommError::Failed { rank, phase: "evaluate", what }.into())
+    }
+}
+
+impl Journal {
+    /// As [`Journal::after_step`], of a portion of a step; how far the run is follows where all meet.
+    pub fn after_portion(&mut self, event: Event, tally: &Tally) -> Result<(), TrainError> {
+        let (before, step) = (self.position.step, if let Event::Step { step, .. } = event { step } else { 0 });
+        self.after_step(event, tally)?;
+        self.position.step = before.max(step);
+        Ok(())
+    }
+
+    /// Steps until all workers meet: at a checkpoint, the end of an epoch or of the run.
+    pub fn steps_to_meeting(&self) -> u64 {
+        let step = self.position.step;
+        let until = |every: u64| every - step % every;
+        let epoch = until(self.length.steps_per_epoch.max(1));
+        let checkpoint = self.config.checkpoint_every.map_or(u64::MAX, |every| until(every.max(1)));
+        epoch.min(checkpoint).min(self.steps_total().saturating_sub(step))
     }
 }

@@ -1,0 +1,34 @@
+//! The options of agreements in which workers exchange with a centre that servers hold; what was not said is the agreement's own choice.
+
+use serde::{Deserialize, Serialize};
+
+/// The table `[center]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
+pub struct Center {
+    /// How much of what is between a worker and the centre both move in an exchange.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub elastic_rate: Option<f64>,
+    /// Steps between two fetches of the servers' weights, where workers step by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fetch_every: Option<u64>,
+    /// Steps between two pushes of what a worker has changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push_every: Option<u64>,
+    /// How much of what is pushed the servers add; 1 divided by the number of workers if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub push_rate: Option<f64>,
+    /// The rate of a step that servers make with Adagrad of what is pushed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub server_adagrad: Option<f64>,
+    /// Steps at the beginning that one worker makes alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warm_start: Option<u64>,
+}
+
+impl Center {
+    /// Whether nothing was said.
+    pub fn is_silent(&self) -> bool {
+        *self == Self::default()
+    }
+}
