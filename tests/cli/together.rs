@@ -90,9 +90,11 @@ fn asynchronous_workers_come_to_an_end() {
             let run = format!("{name}-{staleness}");
             let line = format!("train {model} --workers 2 --agree parameter-server --staleness {staleness} --quiet");
             place.run(&format!("{line} --epochs 2 --max-steps 11 --run {run}"));
-            assert_eq!(course(&place, &run).0.len(), 11);
+            // Which worker computes a portion is whoever is free; where they end is said.
+            let ended = || place.events(&run).last().and_then(|event| event["step"].as_u64());
+            assert_eq!(ended(), Some(11));
             place.run(&format!("train --resume {run} --max-steps 16 --quiet"));
-            assert_eq!(course(&place, &run).0.len(), 16);
+            assert_eq!(ended(), Some(16));
             place.run(&format!("evaluate {run}"));
             // Every step of both workers, by how many updates it had missed.
             let served = place.read_text(&format!("{run}/events/rank-2.jsonl"));
@@ -179,7 +181,8 @@ fn a_plan_ranks_agreements_by_the_seconds_of_a_step() {
     let slower = step_s("parameter-server, 1 server on a machine of its own") / ring;
     assert!((3.5..4.5).contains(&slower), "{found}");
     assert!((step_s("parameter-server, 6 servers beside the workers") / ring - 1.0).abs() < 0.05, "{found}");
-    assert_eq!(found["ranked"][4]["machines"], 7, "one server is the slowest: {found}");
+    let slowest = found["ranked"].as_array().and_then(|ranked| ranked.last()).cloned().unwrap_or_default();
+    assert_eq!(slowest["machines"], 7, "one server is the slowest: {found}");
     // Weights of eight steps at once: so much less, and another training, which is no answer to which is the fastest.
     let rounds = step_s("local, weights every 8 steps: another training");
     assert!(
