@@ -20,7 +20,7 @@ const UNITS: usize = 8;
 
 /// The sizes that a share by speed may have: multiples of a number that divides the batch, up to twice an even share.
 pub fn shares_by_speed(batch: usize, workers: usize) -> impl Iterator<Item = usize> {
-    let finest = (batch / (UNITS * workers)).max(1);
+    let finest = batch.div_ceil(UNITS * workers).max(1);
     let unit = (finest..=batch).find(|unit| batch.is_multiple_of(*unit)).unwrap_or(batch);
     let units = (batch / unit).saturating_sub(workers - 1).min((2 * batch).div_ceil(workers * unit));
     (1..=units).map(move |count| count * unit)
