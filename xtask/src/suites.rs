@@ -16,7 +16,8 @@ const LONG: [&str; 2] = ["overlap::messages_of_a_large_classifier", "nodes::one_
 
 /// Runs all of them.
 pub fn run() -> Result<()> {
-    let mut all = vec!["test", "--workspace", "--", "--include-ignored"];
+    // All that fail are told, not only those of the first program.
+    let mut all = vec!["test", "--workspace", "--no-fail-fast", "--", "--include-ignored"];
     all.extend([STARTED].iter().chain(&LONG).flat_map(|test| ["--skip", test]));
     cargo(&all, &[("FUZZ_SECONDS", "2")])?;
     if has_more_than_avx2() {
