@@ -121,7 +121,8 @@ fn a_connection_that_ended_is_dialled_anew_and_a_server_that_is_gone_is_named() 
         assert_eq!(client.ask(&question(What::Listing)).unwrap(), Answer::Bytes(vec![7]));
         assert_eq!(client.ask(&question(What::Listing)).unwrap(), Answer::Bytes(vec![8]), "over a new connection");
         let gone = client.ask(&question(What::Listing)).unwrap_err().to_string();
-        assert!(gone.contains("connecting"), "{gone}");
+        // Whoever is about to leave may still let somebody in whom it does not greet any more.
+        assert!(gone.contains("connecting") || gone.contains("in greeting"), "{gone}");
     });
 }
 
