@@ -37,6 +37,7 @@ pub struct Ledger {
     /// Portions of a step.
     each: u64,
     stretch: u64,
+    portions: u64,
     given: u64,
     end: u64,
     /// How many each rank has taken of this stretch and not finished, as far as it has said.
@@ -47,13 +48,31 @@ pub struct Ledger {
 impl Ledger {
     /// Of so many ranks, and steps of so many portions.
     pub fn new(ranks: usize, each: u64) -> Self {
-        Self { each: each.max(1), stretch: 0, given: 0, end: 0, open: vec![0; ranks], taken: vec![0; ranks] }
+        Self {
+            each: each.max(1),
+            stretch: 0,
+            portions: 0,
+            given: 0,
+            end: 0,
+            open: vec![0; ranks],
+            taken: vec![0; ranks],
+        }
     }
 
-    /// A rank asks. Whoever asks for an older stretch, or has heard of another length, is given nothing.
+    /// Whether a rank may ask for this: all go through the same stretches, one after the other, and know how long they are.
+    pub fn is_sound(&self, take: Take) -> bool {
+        match take.stretch.checked_sub(self.stretch) {
+            Some(0) => take.portions == self.portions,
+            Some(next) => next == 1,
+            None => true,
+        }
+    }
+
+    /// A rank asks. Whoever asks for an older stretch is given nothing.
     pub fn take(&mut self, rank: usize, take: Take) -> Given {
         if take.stretch > self.stretch {
-            (self.stretch, self.given, self.end) = (take.stretch, 0, take.portions);
+            (self.stretch, self.portions) = (take.stretch, take.portions);
+            (self.given, self.end) = (0, take.portions);
             self.open.fill(0);
             self.taken.fill(0);
         }
@@ -111,6 +130,16 @@ mod tests {
         assert_eq!(ledger.take(1, take(1, 10, 1)), Given { stretch: 1, portion: None, end: 4 });
         assert_eq!(ledger.take(1, take(2, 1, 0)), Given { stretch: 2, portion: Some(0), end: 1 });
         assert_eq!(ledger.take(0, take(1, 10, 3)).portion, None, "an older stretch is over");
+    }
+
+    #[test]
+    fn whoever_is_elsewhere_in_the_data_is_not_believed() {
+        let mut ledger = Ledger::new(2, 2);
+        assert!(ledger.is_sound(take(1, 10, 0)) && !ledger.is_sound(take(2, 10, 0)));
+        ledger.take(0, take(1, 10, 0));
+        assert!(ledger.is_sound(take(1, 10, 5)) && !ledger.is_sound(take(1, 12, 0)));
+        assert!(ledger.is_sound(take(2, 4, 0)) && ledger.is_sound(take(0, 9, 0)));
+        assert!(!ledger.is_sound(take(u64::MAX, 10, 0)));
     }
 
     #[test]

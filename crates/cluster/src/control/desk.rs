@@ -270,6 +270,9 @@ impl Desk {
                 self.shared.change(|state| state.folder = Some(folder));
             }
             Message::Lost { verdict } if rank.index() == 0 => self.feed(Event::Missed(verdict)),
+            Message::Take(take) if self.me.index() == 0 && !self.ledger.is_sound(take) => {
+                self.lose(rank, "it asks for data that nobody else is at; start all ranks with the same data".into());
+            }
             Message::Take(take) if self.me.index() == 0 => {
                 let given = self.ledger.take(rank.index(), take);
                 self.send_all(&Message::Given(given), |_, peer| peer == rank);
