@@ -336,18 +336,23 @@ pub trait Agreement: Debug + Send {
     /// As above.
     fn total(&mut self) -> Result<StepReport, CommError>;
 
-    /// Gives the gradients of a bucket, which are final. A device without memory gives none.
+    /// Gives the gradients of a bucket, which are final. A device without memory gives none. Where workers make their own
+    /// steps they go nowhere, and nothing comes back.
     ///
     /// # Errors
     /// As above.
-    fn send(&mut self, bucket: usize, gradients: &[f32]) -> Result<(), CommError>;
+    fn send(&mut self, _bucket: usize, _gradients: &[f32]) -> Result<(), CommError> {
+        Ok(())
+    }
 
     /// Brings the parameters of a bucket that was sent up to date, once, with what came back for it. Where
     /// ranks have one copy of the weights, steps of other buckets may be made meanwhile.
     ///
     /// # Errors
     /// As above.
-    fn settle(&mut self, bucket: usize, wait: Wait, target: &mut dyn Target) -> Result<Settled, CommError>;
+    fn settle(&mut self, _bucket: usize, _wait: Wait, _target: &mut dyn Target) -> Result<Settled, CommError> {
+        Ok(Settled::NotYet)
+    }
 
     /// Looks at the sums of this rank's chunks of a bucket that was sent, or changes them, before the step is made
     /// with them ([`Steps::Chunks`]); waits for them.

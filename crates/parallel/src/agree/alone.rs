@@ -2,7 +2,7 @@
 
 use paceline_comm::{CommError, Rank};
 
-use super::{Agreement, Protocol, Settled, StepReport, Target, Wait};
+use super::{Agreement, Protocol, StepReport};
 
 /// There are no others.
 #[derive(Debug)]
@@ -45,13 +45,5 @@ impl Agreement for Alone {
 
     fn total(&mut self) -> Result<StepReport, CommError> {
         Ok(self.report)
-    }
-
-    fn send(&mut self, _: usize, _: &[f32]) -> Result<(), CommError> {
-        Ok(())
-    }
-
-    fn settle(&mut self, _: usize, _: Wait, _: &mut dyn Target) -> Result<Settled, CommError> {
-        Ok(Settled::NotYet)
     }
 }

@@ -20,8 +20,7 @@ use paceline_comm::{CommError, Communicator, Rank};
 
 use super::missed::Missed;
 use super::{
-    Agreement, Demands, Join, Options, Protocol, Reach, Recipe, RoundOptions, Rounds, Settled, Shape, StepReport, Target,
-    Wait,
+    Agreement, Demands, Join, Options, Protocol, Reach, Recipe, RoundOptions, Rounds, Shape, StepReport,
 };
 use crate::lock_free::{Leader, LockFreeBuffer, Place, ThreadMemory};
 
@@ -216,14 +215,6 @@ impl Agreement for Worker {
 
     fn total(&mut self) -> Result<StepReport, CommError> {
         Ok(self.report)
-    }
-
-    fn send(&mut self, _: usize, _: &[f32]) -> Result<(), CommError> {
-        Ok(())
-    }
-
-    fn settle(&mut self, _: usize, _: Wait, _: &mut dyn Target) -> Result<Settled, CommError> {
-        Ok(Settled::NotYet)
     }
 
     fn opened(&mut self, weights: &[f32]) {

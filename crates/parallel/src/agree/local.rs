@@ -14,7 +14,7 @@ use paceline_comm::collective::transfers;
 use paceline_comm::{Collective, CommError, Communicator, Rank, Transfer};
 
 use super::{
-    Agreement, Demands, Join, Options, Protocol, Reach, Recipe, Rounds, Settled, Shape, StepReport, Target, Wait,
+    Agreement, Demands, Join, Options, Protocol, Reach, Recipe, Rounds, Shape, StepReport,
 };
 
 /// Steps of a round, if nobody says otherwise.
@@ -212,14 +212,6 @@ impl Agreement for Worker {
 
     fn total(&mut self) -> Result<StepReport, CommError> {
         Ok(self.report)
-    }
-
-    fn send(&mut self, _: usize, _: &[f32]) -> Result<(), CommError> {
-        Ok(())
-    }
-
-    fn settle(&mut self, _: usize, _: Wait, _: &mut dyn Target) -> Result<Settled, CommError> {
-        Ok(Settled::NotYet)
     }
 
     fn opened(&mut self, weights: &[f32]) {

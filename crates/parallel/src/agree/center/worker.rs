@@ -3,7 +3,7 @@
 use paceline_comm::{CommError, Rank};
 use paceline_system::memory;
 
-use super::super::{Agreement, Join, Point, Protocol, Reach, Settled, StepReport, Target, Votes, Wait};
+use super::super::{Agreement, Join, Point, Protocol, Reach, StepReport, Votes};
 use super::link::{Link, Order, What};
 use super::message::{Command, Header, Layout};
 use super::{Exchange, Habit, WorkerSide};
@@ -210,14 +210,6 @@ impl Agreement for Worker {
 
     fn total(&mut self) -> Result<StepReport, CommError> {
         Ok(self.report)
-    }
-
-    fn send(&mut self, _: usize, _: &[f32]) -> Result<(), CommError> {
-        Ok(())
-    }
-
-    fn settle(&mut self, _: usize, _: Wait, _: &mut dyn Target) -> Result<Settled, CommError> {
-        Ok(Settled::NotYet)
     }
 
     fn opened(&mut self, weights: &[f32]) {
