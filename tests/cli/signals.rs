@@ -8,11 +8,13 @@ use crate::place::{Place, QUICK, has, skip, text};
 /// More steps than anybody waits for.
 const LONG: &str = "--model mlp --data synthetic:8x8x3/10/4096 --batch 8 --epochs 1000";
 
-/// Starts a run and waits until it has made a few steps.
+/// Starts a run and waits until it has made a few steps. Where workers share their data, rank 0 tells of its own steps
+/// alone, and any of the first may have been another's.
 fn start(command: &mut Command) -> Child {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    let seen = |line: std::io::Result<String>| line.is_ok_and(|line| line.contains("\"event\":\"step\",\"step\":3,"));
+    let step = |line: &str| line.split_once("\"event\":\"step\",\"step\":")?.1.split_once(',')?.0.parse::<u64>().ok();
+    let seen = |line: std::io::Result<String>| line.is_ok_and(|line| step(&line).is_some_and(|step| step >= 3));
     assert!(lines.any(seen), "it made no step");
     child
 }
