@@ -6,6 +6,7 @@ mod choose;
 pub mod doctor;
 pub mod launch;
 mod parse;
+mod rounds;
 mod unequal;
 
 use std::path::PathBuf;
@@ -223,29 +224,12 @@ pub struct Train {
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub servers: Option<usize>,
     /// Steps that a worker may be ahead of the slowest, with servers: 0 for synchronous, none for no bound [default: 0 for parameter-server, otherwise none]
-    #[arg(long, value_name = "STEPS", help_heading = "Many processes")]
+    #[arg(long, visible_alias = "staleness-limit", value_name = "STEPS", help_heading = "Many processes")]
     pub staleness: Option<Staleness>,
     #[command(flatten)]
     pub unequal: unequal::Unequal,
-    /// Steps between two exchanges of weights, where workers step by themselves: --agree local, elastic; in which all of them have been
-    /// exchanged once, a piece beside each: --agree dogwild [default: 8]; or of herds: --agree hogwild [default: 64]
-    #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
-    pub period: Option<u64>,
-    /// Exchange weights among the workers of each machine after every so many steps, inside of a --period of all
-    #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]
-    pub node_period: Option<u64>,
-    /// Exchange weights after each of the first so many steps, and then after every --period [default: 0]
-    #[arg(long, value_name = "STEPS", value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Many processes")]
-    pub post_local: Option<u64>,
-    /// Make a step of this rate with what all have changed in a --period, such as 0.7, instead of taking their mean [default: 1]
-    #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Many processes")]
-    pub outer_rate: Option<f64>,
-    /// The (Nesterov) momentum of those steps, such as 0.9 [default: 0]
-    #[arg(long, value_name = "MOMENTUM", allow_negative_numbers = true, help_heading = "Many processes")]
-    pub outer_momentum: Option<f64>,
-    /// With --agree hogwild, copies of the weights, each for some of the workers, between which changes go round a ring [default: one for each NUMA node]
-    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
-    pub herds: Option<usize>,
+    #[command(flatten)]
+    pub rounds: rounds::Rounds,
     #[command(flatten)]
     pub center: center::Center,
     /// Take the statistics of batch-norm layers over the batches of all workers, instead of each its own; for --agree all-reduce

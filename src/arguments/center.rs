@@ -19,6 +19,10 @@ pub struct Center {
     /// How much of what is pushed the servers add, up to 1 for all of it: --agree downpour, dogwild [default: 1 / workers]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Many processes")]
     pub push_rate: Option<f64>,
+    /// Have an update count less the more others it has missed, at the rate η / (1 + staleness): --agree parameter-server with
+    /// --staleness, downpour, dogwild
+    #[arg(long, help_heading = "Many processes")]
+    pub staleness_aware: bool,
     /// Make a step of Adagrad of this rate with what is pushed, such as 0.01, instead of adding it: --agree downpour
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Many processes")]
     pub server_adagrad: Option<f64>,

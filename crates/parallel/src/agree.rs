@@ -514,6 +514,8 @@ pub struct Push<'a> {
     pub start: usize,
     /// Steps that were made before.
     pub step: u64,
+    /// The learning rate is so much of what it usually is.
+    pub rate_share: f32,
     /// The sum over workers, or one worker's.
     pub gradients: &'a mut [f32],
     /// What they are the gradients of.

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod center;
+mod numbers;
 mod portions;
 mod split;
 
@@ -138,6 +139,9 @@ pub struct Config {
     /// Steps between two exchanges of the workers of each machine among themselves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_period: Option<u64>,
+    /// Parts of the weights that are exchanged one after the other in the steps of a period.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fragments: Option<u64>,
     /// Steps at the beginning that are each followed by an exchange of all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub post_local: Option<u64>,
@@ -244,6 +248,7 @@ impl Default for Config {
             slow: Slow::default(),
             period: None,
             node_period: None,
+            fragments: None,
             post_local: None,
             outer_rate: None,
             outer_momentum: None,
@@ -292,41 +297,7 @@ impl Config {
     /// # Errors
     /// The first that cannot; the sentence says what to type.
     pub fn check(&self) -> Result<(), TrainError> {
-        let positive = [
-            ("--batch", Some(self.batch as u64)),
-            ("--accumulate", Some(self.accumulate as u64)),
-            ("--epochs", Some(self.epochs)),
-            ("--max-steps", self.max_steps),
-            ("--early-stop", self.early_stop),
-            ("--size", self.size.map(|size| size as u64)),
-            ("--sequence", Some(self.sequence as u64)),
-            ("--classes", self.classes.map(|classes| classes as u64)),
-            ("--threads", self.threads.map(|threads| threads as u64)),
-            ("--loader-threads", Some(self.loader_threads as u64)),
-            ("--evaluate-every", Some(self.evaluate_every)),
-            ("--checkpoint-every", self.checkpoint_every),
-            ("--keep", Some(self.keep as u64)),
-            ("--workers", Some(self.workers as u64)),
-            ("--servers", Some(self.servers as u64)),
-            ("--sockets", Some(self.sockets as u64)),
-            ("--period", self.period),
-            ("--node-period", self.node_period),
-            ("--herds", self.herds.map(|herds| herds as u64)),
-            ("--fetch-every", self.center.fetch_every),
-            ("--push-every", self.center.push_every),
-        ];
-        if let Some((flag, _)) = positive.iter().find(|(_, value)| *value == Some(0)) {
-            return refuse(format!("{flag} 0 does not work; type {flag} with a whole number from 1"));
-        }
-        let bounded = [
-            ("--size", self.size, SIDE_MAX),
-            ("--threads", self.threads, THREADS_MAX),
-            ("--loader-threads", Some(self.loader_threads), THREADS_MAX),
-            ("--sockets", Some(self.sockets), SOCKETS_MAX),
-        ];
-        if let Some((flag, Some(value), most)) = bounded.iter().find(|(_, value, most)| value > &Some(*most)) {
-            return refuse(format!("{flag} {value} is too large; type {flag} with at most {most}"));
-        }
+        self.check_numbers()?;
         self.check_split()?;
         self.check_agreement()?;
         if self.batch < self.accumulate {

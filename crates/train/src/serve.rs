@@ -209,10 +209,10 @@ struct Shard<'a> {
 
 impl ServerShard for Shard<'_> {
     fn apply(&mut self, push: Push<'_>) {
-        let Push { bucket, start, step, gradients, weights } = push;
+        let Push { bucket, start, step, rate_share, gradients, weights } = push;
         let Rates { learning_rate, length, first_step } = self.rates;
         let step = first_step + step;
-        let moment = Moment { step, learning_rate: learning_rate.rate(step, length) };
+        let moment = Moment { step, learning_rate: rate_share * learning_rate.rate(step, length) };
         let state = optim::state_of(&mut self.optimizer_state, start..start + weights.len());
         let buffers = Buffers { start, weights, gradients, state };
         let segments = &self.segments[self.buckets[bucket].parameters.clone()];

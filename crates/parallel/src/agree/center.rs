@@ -71,12 +71,13 @@ pub(super) struct Held {
 
 /// A server's side of an agreement: what becomes of the centre.
 pub(super) trait Rule: Debug {
-    /// Changes some elements of the centre by what was pushed for them, and leaves the answer in its place.
-    fn take(&mut self, held: &mut Held, range: Range<usize>, pushed: &mut [f32]);
+    /// Changes some elements of the centre by what was pushed for them, of which a share counts, and leaves the answer
+    /// in its place.
+    fn take(&mut self, held: &mut Held, range: Range<usize>, pushed: &mut [f32], share: f32);
 
     /// The same where all workers push together: the centre may wait with the change until [`Rule::end_together`].
     fn take_together(&mut self, held: &mut Held, range: Range<usize>, pushed: &mut [f32]) {
-        self.take(held, range, pushed);
+        self.take(held, range, pushed, 1.0);
     }
 
     /// All have pushed.

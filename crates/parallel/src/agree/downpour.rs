@@ -141,15 +141,18 @@ pub(super) struct Sum {
 
 impl Sum {
     pub fn new(join: &Join<'_>) -> Self {
-        let usual = 1.0 / join.roles.workers as f64;
-        Self { rate: join.options.rounds.push_rate.unwrap_or(usual) as f32 }
+        let rounds = &join.options.rounds;
+        // Updates that count less for each that they have missed go no further together than all by one.
+        let usual = if rounds.staleness_aware { 1.0 } else { 1.0 / join.roles.workers as f64 };
+        Self { rate: rounds.push_rate.unwrap_or(usual) as f32 }
     }
 }
 
 impl Rule for Sum {
-    fn take(&mut self, held: &mut Held, range: Range<usize>, pushed: &mut [f32]) {
+    fn take(&mut self, held: &mut Held, range: Range<usize>, pushed: &mut [f32], share: f32) {
+        let rate = self.rate * share;
         for (center, change) in held.center[range].iter_mut().zip(pushed) {
-            *center += self.rate * *change;
+            *center += rate * *change;
             *change = *center;
         }
     }
@@ -163,13 +166,13 @@ struct Adagrad {
 }
 
 impl Rule for Adagrad {
-    fn take(&mut self, Held { center, kept }: &mut Held, range: Range<usize>, pushed: &mut [f32]) {
-        let [squares] = &mut kept[..] else { return };
+    fn take(&mut self, Held { center, kept }: &mut Held, range: Range<usize>, pushed: &mut [f32], share: f32) {
+        let ([squares], rate) = (&mut kept[..], self.rate * share) else { return };
         for ((center, squares), change) in center[range.clone()].iter_mut().zip(&mut squares[range]).zip(pushed) {
             *squares += *change * *change;
             // What never changes has no scale.
             if *squares > 0.0 {
-                *center += self.rate * *change / squares.sqrt();
+                *center += rate * *change / squares.sqrt();
             }
             *change = *center;
         }

@@ -128,7 +128,7 @@ struct Moves {
 }
 
 impl Rule for Moves {
-    fn take(&mut self, held: &mut Held, range: Range<usize>, pushed: &mut [f32]) {
+    fn take(&mut self, held: &mut Held, range: Range<usize>, pushed: &mut [f32], _: f32) {
         for (center, x) in held.center[range].iter_mut().zip(pushed) {
             let moved = self.rate * (*x - *center);
             *center += moved;

@@ -99,7 +99,7 @@ impl Recipe for Hogwild {
 
     fn protocol(&self, _: &Shape, _: &Options) -> Protocol {
         // Among the workers of this machine after every step; among all where somebody looks at the weights.
-        let rounds = Rounds { every: None, within_node: Some(1), warm_up: 0 };
+        let rounds = Rounds { every: None, within_node: Some(1), warm_up: 0, fragments: 1 };
         Protocol::local(self.name(), rounds, 0)
     }
 
@@ -238,7 +238,8 @@ impl Agreement for Worker {
                 }
                 Ok(())
             }
-            Reach::All => self.meet(weights),
+            // Herds meet whole.
+            Reach::All | Reach::Fragment { .. } => self.meet(weights),
         }
     }
 

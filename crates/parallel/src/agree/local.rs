@@ -4,13 +4,15 @@
 //! the waiting. With `--post-local N` the first N steps are each a round of their own. With `--node-period` the
 //! workers of a machine average among themselves inside of a round of all. What a round has changed on average, D,
 //! may be stepped with instead of taken as it is (DiLoCo): v = μv + D, and the weights all began the round with
-//! move by η(D + μv), Nesterov's form; with η = 1 and μ = 0 that is the mean.
+//! move by η(D + μv), Nesterov's form; with η = 1 and μ = 0 that is the mean. With `--fragments F` a round exchanges F
+//! parts of the weights one after the other, each at a step of its own: no exchange is longer than S/F bytes.
 //!
 //! Every worker steps with the mean gradient of its own share of a batch. Its optimizer's state is its own until
 //! the weights are looked at (an evaluation, a checkpoint, the end): a round ends there too, and all go on with the
 //! mean of both, so that a resumed run is the run that was saved.
 
 use paceline_comm::collective::transfers;
+use paceline_comm::transfer::chunk;
 use paceline_comm::{Collective, CommError, Communicator, Rank, Transfer};
 
 use super::{
@@ -67,7 +69,9 @@ fn rounds(options: &Options) -> Rounds {
     Rounds {
         every: Some(period(options)),
         within_node: rounds.node_period,
-        warm_up: rounds.warm_up.unwrap_or(0) }
+        warm_up: rounds.warm_up.unwrap_or(0),
+        fragments: rounds.fragments.unwrap_or(1),
+    }
 }
 
 impl Recipe for LocalSgd {
@@ -121,6 +125,13 @@ impl Recipe for LocalSgd {
                  one of each machine; type for example --node-period {node} --period {}",
                 node.saturating_mul(4)
             )
+        } else if let Some(fragments) = demands.options.rounds.fragments.filter(|&fragments| fragments > every) {
+            format!(
+                "--fragments {fragments} are more than the {every} steps of a round, and each has a step of its own; type \
+                 --fragments {every} or less, or a longer --period"
+            )
+        } else if demands.options.rounds.fragments.is_some_and(|fragments| fragments > 1) && within_node.is_some() {
+            "--node-period exchanges all weights, and --fragments a part; leave one of them out".into()
         } else if !(rate.is_finite() && rate > 0.0) {
             "--outer-rate must be above zero, and a number that 32 bits hold; type for example --outer-rate 0.7".into()
         } else if !(0.0..1.0).contains(&momentum) {
@@ -149,6 +160,7 @@ impl Recipe for LocalSgd {
             anchor: Vec::new(),
             report: StepReport::default(),
             exchanges: 0,
+            fragments: options.rounds.fragments.unwrap_or(1) as usize,
         }))
     }
 }
@@ -166,6 +178,8 @@ struct Worker {
     report: StepReport,
     /// Counts averages among neighbours.
     exchanges: u64,
+    /// Parts of the weights that are exchanged one by one.
+    fragments: usize,
 }
 
 impl Worker {
@@ -226,22 +240,25 @@ impl Agreement for Worker {
         weights: &mut [f32],
         kept: &mut [Vec<f32>],
     ) -> Result<(), CommError> {
-        let workers = match reach {
-            Reach::All => {
-                self.communicator.all_reduce(weights)?;
-                self.communicator.world()
-            }
+        let all = 0..weights.len();
+        let part = match reach {
             Reach::Node => {
                 self.exchanges += 1;
                 let list = self.among_neighbours(weights.len());
                 self.communicator.exchange(&list, self.exchanges, weights)?;
-                self.neighbours.len()
+                let share = 1.0 / self.neighbours.len() as f32;
+                weights.iter_mut().for_each(|weight| *weight *= share);
+                return Ok(());
             }
+            Reach::Fragment { index } => chunk(all.end, self.fragments, index as usize),
+            Reach::All => all,
         };
-        let share = 1.0 / workers as f32;
+        let weights = &mut weights[part.clone()];
+        self.communicator.all_reduce(weights)?;
+        let share = 1.0 / self.communicator.world() as f32;
         weights.iter_mut().for_each(|weight| *weight *= share);
-        if let ([velocity], Reach::All) = (kept, reach) {
-            self.outer.step(&mut self.anchor, velocity, weights);
+        if let [velocity] = kept {
+            self.outer.step(&mut self.anchor[part.clone()], &mut velocity[part], weights);
         }
         Ok(())
     }
@@ -328,6 +345,8 @@ mod tests {
         assert!(node.ends_with("type for example --node-period 4 --period 16"), "{node}");
         let rate = said(super::super::RoundOptions { outer_rate: Some(f64::NAN), ..rounds });
         assert!(rate.contains("--outer-rate 0.7"), "{rate}");
+        let fragments = said(super::super::RoundOptions { fragments: Some(9), ..rounds });
+        assert!(fragments.contains("--fragments 8 or less"), "{fragments}");
         let momentum = said(super::super::RoundOptions { outer_momentum: Some(1.0), ..rounds });
         assert!(momentum.contains("--outer-momentum 0.9"), "{momentum}");
     }

@@ -71,7 +71,10 @@ impl Recipe for ParameterServer {
         if let Some(sentence) = demands.foreign(self.name()) {
             return Some(sentence);
         }
-        let sentence = if !self.is_synchronous(&demands.options) && demands.saves_by_clock {
+        let sentence = if self.is_synchronous(&demands.options) && demands.options.rounds.staleness_aware {
+            "--staleness-aware is for updates that miss others, and with --staleness 0 none does; type --staleness none, \
+             or leave it out"
+        } else if !self.is_synchronous(&demands.options) && demands.saves_by_clock {
             "--checkpoint-minutes needs workers that are at the same step, and those of --staleness are not; type \
              --checkpoint-every with a number of steps"
         } else if demands.sync_batch_norm {

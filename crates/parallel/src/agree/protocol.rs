@@ -83,6 +83,9 @@ pub struct Rounds {
     pub within_node: Option<u64>,
     /// So many steps at the beginning of a run are each followed by an exchange of all.
     pub warm_up: u64,
+    /// Parts of the weights that are exchanged one after the other in the steps between; one if all are exchanged at
+    /// once.
+    pub fragments: u64,
 }
 
 /// Who exchanges weights at the end of a round.
@@ -90,6 +93,11 @@ pub struct Rounds {
 pub enum Reach {
     /// The workers of each machine among themselves.
     Node,
+    /// All workers a part of their weights.
+    Fragment {
+        /// Its number.
+        index: u64,
+    },
     /// All workers.
     All,
 }
@@ -97,8 +105,15 @@ pub enum Reach {
 impl Rounds {
     /// Who exchanges weights when so many steps were made since the beginning of the run.
     pub fn after(self, steps: u64) -> Option<Reach> {
-        if steps <= self.warm_up || self.every.is_some_and(|every| steps.is_multiple_of(every)) {
+        if steps <= self.warm_up {
             return Some(Reach::All);
+        }
+        if let Some(every) = self.every {
+            // Each at its own step of a round, the last where it ends.
+            let due = |index: &u64| (index + 1) * every / self.fragments == (steps - 1) % every + 1;
+            if let Some(index) = (0..self.fragments).find(due) {
+                return Some(if self.fragments == 1 { Reach::All } else { Reach::Fragment { index } });
+            }
         }
         self.within_node.filter(|&every| steps.is_multiple_of(every)).map(|_| Reach::Node)
     }
@@ -244,7 +259,7 @@ impl Protocol {
     /// Nothing in a step's list; exchanges with a centre beside steps, once in `every`. What servers keep for that
     /// beside the centre, `buffers` of the parameters' length, is rank 0's at the opening.
     pub fn center(name: &'static str, every: u64, buffers: usize) -> Self {
-        let rounds = Rounds { every: Some(every), within_node: None, warm_up: 0 };
+        let rounds = Rounds { every: Some(every), within_node: None, warm_up: 0, fragments: 1 };
         Self {
             steps: Steps::Center { every },
             between: vec![Between::Sum, Between::Weights],
@@ -323,14 +338,27 @@ mod tests {
 
     #[test]
     fn rounds_end_where_all_know_they_do() {
-        let rounds = Rounds { every: Some(6), within_node: Some(2), warm_up: 3 };
+        let rounds = Rounds { every: Some(6), within_node: Some(2), warm_up: 3, fragments: 1 };
         let ends: Vec<Option<Reach>> = (1..=12).map(|steps| rounds.after(steps)).collect();
         let (all, node) = (Some(Reach::All), Some(Reach::Node));
         assert_eq!(ends, [all, all, all, node, None, all, None, node, None, node, None, all]);
-        let flat = Rounds { every: Some(4), within_node: None, warm_up: 0 };
+        let flat = Rounds { every: Some(4), within_node: None, warm_up: 0, fragments: 1 };
         assert_eq!((1..=8).filter(|&steps| flat.after(steps) == all).collect::<Vec<_>>(), [4, 8]);
         let never = Rounds { every: None, ..flat };
         assert!((1..=8).all(|steps| never.after(steps).is_none()));
+    }
+
+    #[test]
+    fn every_fragment_is_exchanged_once_in_a_round_and_each_at_a_step_of_its_own() {
+        for every in 1..20 {
+            for fragments in 2..=every {
+                let rounds = Rounds { every: Some(every), within_node: None, warm_up: 0, fragments };
+                for round in 0..3 {
+                    let due: Vec<Reach> = (1..=every).filter_map(|step| rounds.after(round * every + step)).collect();
+                    assert_eq!(due, (0..fragments).map(|index| Reach::Fragment { index }).collect::<Vec<_>>());
+                }
+            }
+        }
     }
 
     #[test]

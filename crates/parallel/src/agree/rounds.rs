@@ -9,6 +9,8 @@ pub struct RoundOptions {
     pub period: Option<u64>,
     /// Steps between two exchanges of the workers of each machine.
     pub node_period: Option<u64>,
+    /// Parts of the weights that are exchanged one after the other in the steps of a round.
+    pub fragments: Option<u64>,
     /// Steps at the beginning that are each followed by an exchange of all.
     pub warm_up: Option<u64>,
     /// The rate of a step that is made with what a round has changed.
@@ -23,6 +25,8 @@ pub struct RoundOptions {
     pub push_every: Option<u64>,
     /// How much of what is pushed the servers add.
     pub push_rate: Option<f64>,
+    /// Whether an update counts less the more others it has missed.
+    pub staleness_aware: bool,
     /// The rate of a step that servers make with Adagrad of what is pushed.
     pub server_adagrad: Option<f64>,
     /// Steps at the beginning that one worker makes alone.
@@ -32,13 +36,19 @@ pub struct RoundOptions {
 }
 
 impl RoundOptions {
+    /// How much an update counts that has missed so many others, η / (1 + staleness) if that is wanted.
+    pub(super) fn share_of_missed(&self, missed: u64) -> f32 {
+        if self.staleness_aware { 1.0 / (1 + missed) as f32 } else { 1.0 }
+    }
+
     /// The flags that were given, each with the agreements that know it.
     fn given(&self) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
         const LOCAL: &[&str] = &["local"];
         const DOWNPOUR: &[&str] = &["downpour"];
-        let all: [(&str, bool, &[&str]); 12] = [
+        let all: [(&str, bool, &[&str]); 14] = [
             ("--period", self.period.is_some(), &["local", "elastic", "dogwild", "hogwild"]),
             ("--node-period", self.node_period.is_some(), LOCAL),
+            ("--fragments", self.fragments.is_some(), LOCAL),
             ("--post-local", self.warm_up.is_some(), LOCAL),
             ("--outer-rate", self.outer_rate.is_some(), LOCAL),
             ("--outer-momentum", self.outer_momentum.is_some(), LOCAL),
@@ -46,6 +56,7 @@ impl RoundOptions {
             ("--fetch-every", self.fetch_every.is_some(), DOWNPOUR),
             ("--push-every", self.push_every.is_some(), DOWNPOUR),
             ("--push-rate", self.push_rate.is_some(), &["downpour", "dogwild"]),
+            ("--staleness-aware", self.staleness_aware, &["parameter-server", "downpour", "dogwild"]),
             ("--server-adagrad", self.server_adagrad.is_some(), DOWNPOUR),
             ("--warm-start", self.warm_start.is_some(), DOWNPOUR),
             ("--herds", self.herds.is_some(), &["hogwild"]),
@@ -94,6 +105,7 @@ mod tests {
         let all = RoundOptions {
             period: some,
             node_period: some,
+            fragments: some,
             warm_up: some,
             outer_rate: Some(1.0),
             outer_momentum: Some(1.0),
@@ -101,11 +113,12 @@ mod tests {
             fetch_every: some,
             push_every: some,
             push_rate: Some(1.0),
+            staleness_aware: true,
             server_adagrad: Some(1.0),
             warm_start: some,
             herds: Some(1),
         };
         assert!(all.given().flat_map(|(_, owners)| owners).all(|owner| super::super::find(owner).is_some()));
-        assert_eq!(all.given().count(), 12);
+        assert_eq!(all.given().count(), 14);
     }
 }

@@ -16,6 +16,7 @@ impl Config {
         let rounds = agree::RoundOptions {
             period: self.period,
             node_period: self.node_period,
+            fragments: self.fragments,
             warm_up: self.post_local,
             outer_rate: self.outer_rate,
             outer_momentum: self.outer_momentum,
@@ -24,6 +25,7 @@ impl Config {
             fetch_every: self.center.fetch_every,
             push_every: self.center.push_every,
             push_rate: self.center.push_rate,
+            staleness_aware: self.center.staleness_aware,
             server_adagrad: self.center.server_adagrad,
             warm_start: self.center.warm_start,
         };

@@ -18,6 +18,9 @@ pub struct Center {
     /// How much of what is pushed the servers add; 1 divided by the number of workers if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub push_rate: Option<f64>,
+    /// Whether an update counts less the more others it has missed: at the rate η / (1 + staleness).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub staleness_aware: bool,
     /// The rate of a step that servers make with Adagrad of what is pushed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server_adagrad: Option<f64>,

@@ -150,7 +150,9 @@ impl Exchange {
         }
         let own = self.sum_siblings(report(&tally, self.votes, 0.0))?;
         let all = match self.round_ends(self.moment.step + 1) {
-            Some(Reach::All) => self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?,
+            Some(Reach::All | Reach::Fragment { .. }) => {
+                self.wait_for(Message::Report, |agreement| agree::sum_reports(agreement, own))?
+            }
             _ => StepReport::default(),
         };
         Ok(self.take_total(StepReport { votes: all.votes, ..own }))

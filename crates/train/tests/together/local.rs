@@ -1,5 +1,8 @@
 //! Rounds of steps of one's own: with rounds of one step a mean of gradients, and otherwise what the rule says.
 
+use std::ops::Range;
+
+use paceline_comm::transfer::chunk;
 use paceline_parallel::agree::{RoundOptions, local};
 use paceline_train::engine::Weights;
 
@@ -71,11 +74,22 @@ fn by_hand(optimizer: Optimizer, rounds: RoundOptions) -> Vec<f32> {
             one_step(replica, step, rank, true);
         }
         let done = step + 1;
-        let ends = done.is_multiple_of(rounds.period.unwrap()) || done <= rounds.warm_up.unwrap_or(0);
-        if !ends && done < STEPS {
-            continue;
-        }
-        for (index, anchor) in anchor.iter_mut().enumerate() {
+        let every = rounds.period.unwrap();
+        let ends = done.is_multiple_of(every) || done <= rounds.warm_up.unwrap_or(0);
+        // Without fragments the whole is one; with them each has its step of a round.
+        let fragments = rounds.fragments.unwrap_or(1);
+        let exchanged: Vec<Range<usize>> = match (fragments, ends, done == STEPS) {
+            (1, false, false) => continue,
+            (1, ..) => std::iter::once(0..anchor.len()).collect(),
+            (_, _, last) => {
+                let due = |fragment: &u64| (fragment + 1) * every / fragments % every == done % every;
+                let part = |fragment| chunk(anchor.len(), fragments as usize, fragment as usize);
+                let parts = (0..fragments).filter(due).map(part);
+                parts.chain(last.then_some(0..anchor.len())).collect()
+            }
+        };
+        for index in exchanged.into_iter().flatten() {
+            let anchor = &mut anchor[index];
             let mean = replicas.iter().map(|replica| f64::from(replica.store().parameters[index])).sum::<f64>();
             let change = *anchor - mean / WORKERS as f64;
             velocity[index] = momentum * velocity[index] + change;
@@ -94,6 +108,8 @@ fn weights_go_where_the_rule_says() {
         (Carry::Thread, Optimizer::Sgd, RoundOptions { warm_up: Some(4), ..plain }),
         (Carry::Tcp, Optimizer::Nesterov, plain),
         (Carry::Shm, Optimizer::Momentum, outer),
+        (Carry::Thread, Optimizer::Nesterov, RoundOptions { period: Some(7), fragments: Some(3), ..plain }),
+        (Carry::Tcp, Optimizer::Sgd, RoundOptions { period: Some(4), fragments: Some(4), ..outer }),
     ];
     for (carry, optimizer, options) in cases {
         let all = rounds(carry, optimizer, options);

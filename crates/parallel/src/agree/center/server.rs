@@ -14,7 +14,7 @@ use paceline_system::memory;
 use super::super::parameter_server::talk::Call;
 use super::super::parameter_server::turns::{Event, Turns};
 use super::super::parameter_server::versions::Versions;
-use super::super::{Join, Opening, Protocol, ServerShard, Shape, Votes};
+use super::super::{Join, Opening, Protocol, RoundOptions, ServerShard, Shape, Votes};
 use super::link::PHASE;
 use super::message::{Command, HEADER, Header, Layout, MEETS, TOLD, Told, transfer};
 use super::{Held, Rule, ServerSide};
@@ -37,6 +37,7 @@ pub(super) struct Server<'a> {
     layout: Layout,
     server: usize,
     rule: Box<dyn Rule>,
+    rounds: RoundOptions,
     together: bool,
     held: Held,
     shard: &'a mut dyn ServerShard,
@@ -75,6 +76,7 @@ impl<'a> Server<'a> {
             layout,
             server,
             rule,
+            rounds: options.rounds,
             together,
             held: Held { center: zeros(length), kept },
             shard,
@@ -217,11 +219,12 @@ impl<'a> Server<'a> {
         let pushed = &mut room[..range.len()];
         communicator.exchange(&list, self.tags[worker], pushed)?;
         let Header { steps, version, .. } = self.headers[worker];
+        let missed = self.versions.apply_computed_from(worker, 0, version);
+        let share = self.rounds.share_of_missed(missed);
         shard.change(steps, &mut || match together {
             true => rule.take_together(held, range.clone(), pushed),
-            false => rule.take(held, range.clone(), pushed),
+            false => rule.take(held, range.clone(), pushed, share),
         });
-        let missed = self.versions.apply_computed_from(worker, 0, version);
         self.shard.stepped(worker, missed);
         Ok(())
     }

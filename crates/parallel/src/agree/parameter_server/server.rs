@@ -12,7 +12,8 @@ use paceline_system::memory;
 
 use super::super::report::WORDS;
 use super::super::{
-    Between, BucketShape, Join, LostPeer, Opening, Protocol, Push, Roles, ServerShard, Shape, StepReport, Votes,
+    Between, BucketShape, Join, LostPeer, Opening, Protocol, Push, Roles, RoundOptions, ServerShard, Shape, StepReport,
+    Votes,
 };
 use super::Pace;
 use super::header::{Command, HEADER, Header, MEETS};
@@ -58,6 +59,7 @@ pub(super) fn serve(join: Join<'_>, protocol: Protocol, shard: &mut dyn ServerSh
         shape,
         shard,
         codec: options.squeeze.codec(),
+        rounds: options.rounds,
         message: Message::default(),
         turns: Turns::new(workers, staleness),
         versions: Versions::new(workers, shape.buckets.len()),
@@ -89,6 +91,7 @@ struct Run<'a> {
     calls: Vec<Call>,
     shard: &'a mut dyn ServerShard,
     codec: Box<dyn Codec>,
+    rounds: RoundOptions,
     message: Message,
     turns: Turns,
     versions: Versions,
@@ -150,7 +153,7 @@ impl Run<'_> {
             }
             for call in 0..self.calls.len() {
                 self.call_all(call)?;
-                self.apply(call, self.steps[0]);
+                self.apply(call, self.steps[0], 1.0);
             }
             self.steps.iter_mut().for_each(|steps| *steps += 1);
         }
@@ -286,9 +289,10 @@ impl Run<'_> {
         // Whoever had no samples has nothing to step with.
         let steps = self.headers[worker].report.rows > 0;
         if steps {
-            pushes.into_iter().for_each(|bucket| self.versions.apply(worker, bucket));
+            let missed = pushes.map_or(0, |bucket| self.versions.apply(worker, bucket));
             // Whoever made them: so many steps of all workers' samples.
-            self.apply(call, self.steps.iter().sum::<u64>() / self.roles.workers as u64);
+            let step = self.steps.iter().sum::<u64>() / self.roles.workers as u64;
+            self.apply(call, step, self.rounds.share_of_missed(missed));
         }
         if call + 1 < self.calls.len() {
             self.doing[worker] = Doing::Step(call + 1);
@@ -320,8 +324,8 @@ impl Run<'_> {
         squeeze::exchange(&mut **codec, communicator, (&list, tag), buckets, (values, message))
     }
 
-    /// Changes the weights by what came with a call.
-    fn apply(&mut self, call: usize, step: u64) {
+    /// Changes the weights by what came with a call, with a share of the learning rate.
+    fn apply(&mut self, call: usize, step: u64, rate_share: f32) {
         let [takes, _] = self.calls[call].server_elements(self.roles, self.server);
         let Some(bucket) = self.calls[call].pushes.filter(|_| takes > 0) else { return };
         let part = self.part(bucket);
@@ -332,7 +336,7 @@ impl Run<'_> {
             self.room[..takes].iter_mut().for_each(|gradient| *gradient *= scale);
         }
         let (gradients, weights) = (&mut self.room[..takes], &mut self.weights[part.clone()]);
-        self.shard.apply(Push { bucket, start: part.start, step, gradients, weights });
+        self.shard.apply(Push { bucket, start: part.start, step, rate_share, gradients, weights });
     }
 
     /// This server's part of a bucket, among all parameters.

@@ -34,11 +34,13 @@ impl Versions {
         self.read.iter_mut().for_each(|read| read.copy_from_slice(&self.applied));
     }
 
-    /// What a worker has pushed for a bucket is applied.
-    pub fn apply(&mut self, worker: usize, bucket: usize) {
-        self.missed[worker] = self.missed[worker].max(self.applied[bucket] - self.read[worker][bucket]);
+    /// What a worker has pushed for a bucket is applied: how many updates it had missed.
+    pub fn apply(&mut self, worker: usize, bucket: usize) -> u64 {
+        let missed = self.applied[bucket] - self.read[worker][bucket];
+        self.missed[worker] = self.missed[worker].max(missed);
         self.applied[bucket] += 1;
         self.own[worker][bucket] += 1;
+        missed
     }
 
     /// The updates of others that a bucket contains: what a worker is told that it reads, and says again with an

@@ -93,6 +93,34 @@ fn downpour_in_any_order_is_where_the_rule_says() {
     }
 }
 
+/// Each update counts as one divided by one more than the updates of the other that came between what it was computed
+/// from and itself.
+#[test]
+fn updates_count_less_the_more_they_have_missed() {
+    let order = [0, 0, 1, 0, 0, 0, 1, 1, 0, 1, 1];
+    let rounds = RoundOptions { staleness_aware: true, ..RoundOptions::default() };
+    world(&downpour::RECIPE, options(rounds, None), (2, 1, 3), |mut workers| {
+        let (mut w, mut server) = (vec![start(3); 2], start(3));
+        // Updates of the other that a worker's last fetch had, and of each that were applied.
+        let (mut known, mut applied) = ([0u64; 2], [0u64; 2]);
+        for worker in order {
+            workers[worker].step(1);
+            settle_pushes(&mut workers);
+            // What it pushes behind the step was computed before the fetch that the step hides came back.
+            let missed = applied[1 - worker] - known[worker];
+            let fetched = server.clone();
+            for index in 0..3 {
+                let change = -RATE * gradient(worker, w[worker][index]);
+                w[worker][index] = fetched[index] + change;
+                server[index] += change / (1 + missed) as f64;
+            }
+            known[worker] = applied[1 - worker];
+            applied[worker] += 1;
+            workers[worker].assert_at(&w[worker]);
+        }
+    });
+}
+
 #[test]
 fn dogwild_in_any_order_is_where_the_rule_says() {
     let order = [0, 0, 1, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 1];
