@@ -154,6 +154,7 @@ fn challenge(recipe: &dyn Recipe, agreement: agree::Options, bytes: &[u8]) {
         let join = Join {
             communicator: server,
             urgent: None,
+            group: None,
             memory: None,
             roles: Roles { workers: 1, servers: 1 },
             shape: &shape,

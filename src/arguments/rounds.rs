@@ -7,6 +7,9 @@ use super::parse;
 /// What of `paceline train` is for them.
 #[derive(Debug, Args)]
 pub struct Rounds {
+    /// Workers that add up their gradients and step together, as one to the others: --agree elastic, downpour, dogwild [default: 1]
+    #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub group: Option<usize>,
     /// Steps between two exchanges of weights, where workers step by themselves: --agree local, elastic; in which all of them have been
     /// exchanged once, a piece beside each: --agree dogwild [default: 8]; or of herds: --agree hogwild [default: 64]
     #[arg(long, value_name = "STEPS", value_parser = parse::count64, allow_negative_numbers = true, help_heading = "Many processes")]

@@ -259,6 +259,7 @@ fn apply_agreement(arguments: &Train, config: &mut Config) {
     set(&mut config.slow, &arguments.unequal.slow);
     set(&mut config.balance, &arguments.unequal.balance);
     set(&mut config.balance_every, &arguments.unequal.balance_every);
+    set_some(&mut config.center.group, &arguments.rounds.group);
     set_some(&mut config.period, &arguments.rounds.period);
     set_some(&mut config.node_period, &arguments.rounds.node_period);
     set_some(&mut config.fragments, &arguments.rounds.fragments);

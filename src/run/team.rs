@@ -1,6 +1,7 @@
 //! A process among others: starts them, meets them, and ends with them.
 
 mod ending;
+mod groups;
 mod portions;
 mod role;
 pub mod room;
@@ -132,6 +133,7 @@ impl Team {
         );
         options.interrupt = arguments.interrupt.as_ref().unwrap_or(stop).clone();
         options.bind = arguments.bind;
+        options.group = config.group();
         options.tls = arguments.tls.as_deref().map(|files| secrecy(files, &token)).transpose()?;
         let (notes, inbox) = (Notes::default(), Inbox::default());
         options.log = Log::new({
@@ -207,7 +209,7 @@ impl Team {
             }
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
-                sockets.groups += u16::from(apart) + self.groups();
+                sockets.groups += u16::from(apart) + self.groups() + groups::sockets(config);
                 Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
             }
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
@@ -359,12 +361,13 @@ impl Team {
     /// Serves parameters until all workers have ended.
     pub fn serve(self, config: &Config) -> Outcome {
         let journal = self.guard(self.server_journal(config))?;
+        let grouped = self.group(config, self.communicator.take().expect("a team has met"))?;
         let serving = Serving {
             journal,
             recipe: config.agree.recipe(),
             options: config.agreement(false),
-            roles: self.roles(),
-            communicator: self.communicator.take().expect("a team has met"),
+            roles: grouped.roles,
+            communicator: grouped.communicator,
             deadline: self.deadlines.message,
             clock: Clock::real(),
         };
@@ -408,11 +411,13 @@ impl Team {
         let whole = config.keeps_messages_whole() && !replica.has_shard();
         let one_copy = whole && self.sums.get() == Sums::Cpu && replica.engine.steps_by_elements();
         let options = agree::Options { shard: replica.has_shard(), ..config.agreement(one_copy) };
+        let grouped = self.group(&config, communicator)?;
         let join = Join {
-            communicator,
+            communicator: grouped.communicator,
             urgent: self.urgent.take(),
+            group: grouped.group,
             memory: self.memory.clone(),
-            roles: self.roles(),
+            roles: grouped.roles,
             shape: &shape,
             options,
             deadline: self.deadlines.message,

@@ -13,6 +13,7 @@ mod examples;
 mod failures;
 mod faults;
 mod files;
+mod groups;
 mod hogwild;
 mod instructions;
 mod late;

@@ -78,6 +78,7 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
     let join = Join {
         communicator,
         urgent: None,
+        group: None,
         memory: None,
         roles: Roles { workers: world, servers: 0 },
         shape: &shape,

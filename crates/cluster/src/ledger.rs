@@ -5,6 +5,9 @@
 //! number them alike. The portions of a stretch are handed out in order, each once, to whoever asks; so what was handed
 //! out is always a prefix, whoever took it. A stretch that is closed early ends with a whole step.
 
+mod groups;
+
+pub use groups::Groups;
 use serde::{Deserialize, Serialize};
 
 /// What a rank asks for: the next portion of a stretch.

@@ -44,6 +44,8 @@ pub struct JoinOptions {
     pub node: Option<String>,
     /// Whether and how the control connections are secret; the same for all members.
     pub tls: Option<Tls>,
+    /// Workers that are given the same portions of the data, of which each computes its part.
+    pub group: usize,
     /// How long what may take.
     pub limits: Limits,
     /// Set with the reason when the run has to end; looked at while waiting.
@@ -66,6 +68,7 @@ impl JoinOptions {
             bind: None,
             node: None,
             tls: None,
+            group: 1,
             limits: Limits::default(),
             stop: Stop::new(),
             interrupt: signal::Stop::new(),

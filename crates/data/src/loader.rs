@@ -62,6 +62,8 @@ pub struct LoaderOptions {
     pub deadline: Duration,
     /// What ends a wait before its deadline.
     pub stop: Option<Stop>,
+    /// Ranks whose parts of a batch are one to the others: what each has counts among theirs.
+    pub group: usize,
     /// Whether the device has the images: batches then say how to look at them.
     pub views: bool,
 }
@@ -70,7 +72,8 @@ impl LoaderOptions {
     /// For training: shuffled, every sample once.
     pub fn training(batch: usize, seed: u64) -> Self {
         let (shard, last, deadline) = (Shard::WHOLE, LastBatch::Keep, Duration::from_secs(600));
-        Self { seed, batch, shard, shuffle: true, last, threads: 1, prefetch: 4, deadline, stop: None, views: false }
+        let (threads, prefetch, group) = (1, 4, 1);
+        Self { seed, batch, shard, shuffle: true, last, threads, prefetch, deadline, stop: None, group, views: false }
     }
 
     /// For evaluation: in file order, every sample once.
@@ -515,6 +518,7 @@ impl LoaderState {
         let LoaderOptions { seed, views, .. } = self.options;
         let recipe = Recipe { dataset: &self.dataset, augment: &self.augment, seed, epoch, views };
         let (samples, share) = work.order.portion(&self.layout, portion, work.lengths.as_deref());
+        let share = share.among(self.options.group, portion.part, self.layout.shard.world);
         // Unwind safe: after an error nobody reads the batch, and every image is written anew into the scratch.
         let made = catch_unwind(AssertUnwindSafe(|| batch.fill(&recipe, samples, scratch)));
         batch.share = Some(share);

@@ -194,6 +194,19 @@ impl Portion {
     }
 }
 
+impl Share {
+    /// The same where the parts of `group` ranks count as one: among their samples.
+    #[must_use]
+    pub fn among(self, group: usize, number: usize, world: usize) -> Self {
+        if group <= 1 {
+            return self;
+        }
+        let first = number / group * group;
+        let all = (first..first + group).map(|number| part(self.all, number, world).len()).sum();
+        Self { all, ..self }
+    }
+}
+
 /// Which part of the batch of all ranks a rank has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {

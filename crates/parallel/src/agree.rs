@@ -154,6 +154,8 @@ pub struct Options {
     pub one_copy: bool,
     /// Whether each rank keeps the optimizer's state of its own chunks only, unless there is one copy.
     pub shard: bool,
+    /// Workers that add up their gradients and are one to the others.
+    pub group: usize,
     /// When weights are exchanged, and how.
     pub rounds: RoundOptions,
 }
@@ -161,7 +163,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let rounds = RoundOptions::default();
-        Self { staleness: Some(0), squeeze: &none::SQUEEZE, one_copy: false, shard: false, rounds }
+        Self { staleness: Some(0), squeeze: &none::SQUEEZE, one_copy: false, shard: false, group: 1, rounds }
     }
 }
 
@@ -201,6 +203,8 @@ pub struct Join<'a> {
     /// For numbers that somebody waits for, which then do not travel behind gradients. All ranks have one, or
     /// none.
     pub urgent: Option<Communicator>,
+    /// Where workers are in groups.
+    pub group: Option<Group>,
     /// What all ranks share where they are threads of one process.
     pub memory: Option<ThreadMemory>,
     /// Which ranks do what.
@@ -213,6 +217,19 @@ pub struct Join<'a> {
     pub deadline: Duration,
     /// What times are read from.
     pub clock: Clock,
+}
+
+/// A worker's place in a group.
+#[derive(Debug)]
+pub enum Group {
+    /// It speaks for its group, with the servers and the first ones of the others, who are the workers of
+    /// [`Join::roles`].
+    First {
+        /// To the workers of the group.
+        inside: Box<Communicator>,
+    },
+    /// [`Join::communicator`] is to the workers of the group.
+    Other,
 }
 
 /// Whether to wait for what has not come.

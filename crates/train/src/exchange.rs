@@ -51,6 +51,8 @@ pub struct Exchange {
     share: f32,
     /// Steps of the run that this replica has made, where it makes its own: those of all, and its own since they met.
     made: u64,
+    /// Whether the step under way is applied whole.
+    settled: bool,
     /// Whether replicas have made steps of their own since their weights, and all of their state, were the same.
     apart: Apart,
     /// This replica's wishes, and after a step everybody's.
@@ -83,6 +85,7 @@ impl Exchange {
             samples: 0,
             share: 0.0,
             made: 0,
+            settled: false,
             apart: Apart::default(),
             votes: Votes::default(),
             clock: clock.clone(),
@@ -279,7 +282,8 @@ impl Exchange {
     /// The step is computed.
     pub fn end(&mut self) {
         self.made += 1;
-        self.pending = self.settles().then_some(self.moment);
+        let settled = std::mem::take(&mut self.settled);
+        self.pending = (self.settles() && !settled).then_some(self.moment);
     }
 
     /// Waits for others. Heartbeats say meanwhile what for.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use paceline_comm::CommError;
 use paceline_data::DataError;
 use paceline_data::loader::Portions;
+use paceline_data::order::Shard;
 
 /// What a worker asks whoever hands out portions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +54,14 @@ impl fmt::Debug for PortionCounter {
     }
 }
 
-/// A stretch of the data, as one worker sees it.
+/// A stretch of the data, as one worker sees it. Where workers are in groups a group is given one portion for each of
+/// its workers at a time.
 pub struct Stretch {
     counter: Arc<dyn Counter>,
     number: u64,
     portions: u64,
+    /// This worker's place in its group, of so many.
+    place: Shard,
     end: AtomicU64,
 }
 
@@ -69,8 +73,8 @@ impl fmt::Debug for Stretch {
 
 impl Stretch {
     /// Number `number`, of so many portions.
-    pub fn new(counter: Arc<dyn Counter>, number: u64, portions: u64) -> Self {
-        Self { counter, number, portions, end: AtomicU64::new(portions) }
+    pub fn new(counter: Arc<dyn Counter>, number: u64, portions: u64, place: Shard) -> Self {
+        Self { counter, number, portions, place, end: AtomicU64::new(portions) }
     }
 
     /// How many portions it has come to, once this worker has heard that all are taken.
@@ -86,11 +90,14 @@ impl Stretch {
 
 impl Portions for Stretch {
     fn next(&self, finished: usize) -> Result<Option<usize>, DataError> {
-        let question = Question { stretch: self.number, portions: self.portions, finished: finished as u64 };
+        let Shard { rank, world } = self.place;
+        let (place, group) = (rank as u64, world as u64);
+        let question = Question { stretch: self.number, portions: self.portions / group, finished: finished as u64 };
         let Answer { portion, end } =
             self.counter.take(question).map_err(|why| DataError::NotTold { why: why.to_string() })?;
-        self.end.store(end.min(self.portions), Ordering::Release);
+        self.end.store(end.saturating_mul(group).min(self.portions), Ordering::Release);
         // A portion that does not exist would be data of nobody.
-        Ok(portion.filter(|&portion| portion < self.portions).map(|portion| portion as usize))
+        let of_group = portion.and_then(|portion| portion.checked_mul(group)?.checked_add(place));
+        Ok(of_group.filter(|&portion| portion < self.portions).map(|portion| portion as usize))
     }
 }

@@ -342,7 +342,7 @@ impl Candidate<'_> {
                 ..Need::default()
             },
             // Nothing of a step travels; a server has its part of a centre, and what the agreement keeps.
-            () if !config.gradients_leave() => {
+            () if !config.gradients_leave() || config.group() > 1 => {
                 let worker = running + (1 + gradients + copies) * parameters + own_optimizer + message;
                 Need { worker, server: base + (2 + copies) * parameters, once, mapped, ..Need::default() }
             }

@@ -186,8 +186,17 @@ pub fn serve_model(
     let (rule, optimizer_state, sums) = (options.rule, memory::caught(|| options.rule.new_state(held))?, Vec::new());
     journal.begin(elements as u64, told.step);
     let mut shard = Shard { rule, cpu, segments, buckets, optimizer_state, sums, rates, journal };
-    let join =
-        Join { communicator, urgent: None, memory: None, roles, shape: &shape, options: agreement, deadline, clock };
+    let join = Join {
+        communicator,
+        urgent: None,
+        group: None,
+        memory: None,
+        roles,
+        shape: &shape,
+        options: agreement,
+        deadline,
+        clock,
+    };
     let served = memory::caught(|| recipe.serve(join, &mut shard));
     let served = served.map_err(TrainError::from).and_then(|served| served.map_err(TrainError::from));
     shard.journal.end(served.as_ref().err().map(ToString::to_string));

@@ -119,7 +119,17 @@ fn one_of_two(mut communicator: Communicator, parts: usize, limits: &Limits) -> 
     replica.engine.cuda_mut().unwrap().join_group(key, placement, limits).unwrap_or_else(|error| panic!("{error}"));
     let (shape, options, clock) = (Shape::default(), agree::Options::default(), Clock::real());
     let roles = Roles { workers: 2, servers: 0 };
-    let join = Join { communicator, urgent: None, memory: None, roles, shape: &shape, options, deadline: LONG, clock };
+    let join = Join {
+        communicator,
+        urgent: None,
+        group: None,
+        memory: None,
+        roles,
+        shape: &shape,
+        options,
+        deadline: LONG,
+        clock,
+    };
     replica.agree(all_reduce::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
     replica.begin_together(0, [0; IDENTITY]).unwrap();
     replica

@@ -166,7 +166,7 @@ fn choosable(config: &Config) -> Vec<Choosable> {
         if let Steps::Local { rounds: Some(Rounds { every: Some(every), .. }) } = steps {
             return vec![one(Way::Rounds(every), format!("{name}, weights every {every} steps{ANOTHER}"))];
         }
-        if let Steps::Center { every } = steps {
+        if let Steps::Center { every } | Steps::Groups { every } = steps {
             return vec![one(
                 Way::Center(every),
                 format!("{name}, {} on a machine of its own, beside steps{ANOTHER}", servers(1)),

@@ -17,7 +17,7 @@ use paceline_system::ready::{self, Interest};
 
 use super::{Command, Shared};
 use crate::connection::Connection;
-use crate::ledger::{Given, Ledger, Take};
+use crate::ledger::{Given, Groups, Ledger, Take};
 use crate::membership::{Action, CaughtUp, Event, Late, Limits, Membership, Verdict};
 use crate::message::Message;
 use crate::notice::{Log, Refusals};
@@ -62,6 +62,7 @@ pub(super) struct Desk {
     beat_next: Duration,
     /// Rank 0: who has taken which portion of the data.
     ledger: Ledger,
+    groups: Groups,
 }
 
 impl Desk {
@@ -96,7 +97,8 @@ impl Desk {
             log: options.log.clone(),
             refusals: Refusals::default(),
             beat_next: Duration::ZERO,
-            ledger: Ledger::new(world, options.member.workers() as u64),
+            ledger: Ledger::new(world, (options.member.workers() / options.group.max(1)) as u64),
+            groups: Groups::new(world, options.group),
         }
     }
 
@@ -274,7 +276,7 @@ impl Desk {
                 self.lose(rank, "it asks for data that nobody else is at; start all ranks with the same data".into());
             }
             Message::Take(take) if self.me.index() == 0 => {
-                let given = self.ledger.take(rank.index(), take);
+                let given = self.groups.take(&mut self.ledger, rank.index(), take);
                 self.send_all(&Message::Given(given), |_, peer| peer == rank);
             }
             Message::Close { stretch } if self.me.index() == 0 => self.ledger.close(stretch),
@@ -302,7 +304,7 @@ impl Desk {
         if self.me.index() > 0 {
             return self.send_all(&Message::Take(take), |_, _| true);
         }
-        let given = self.ledger.take(0, take);
+        let given = self.groups.take(&mut self.ledger, 0, take);
         self.give(given);
     }
 

@@ -14,6 +14,7 @@
 //! gone holds nobody up.
 
 mod changes;
+mod grouped;
 mod link;
 mod message;
 mod server;
@@ -27,7 +28,7 @@ use std::ops::Range;
 pub(super) use changes::{Changes, Timetable};
 use paceline_comm::CommError;
 
-use super::{Agreement, Demands, Join, Options, Point, Protocol, ServerShard};
+use super::{Agreement, Demands, Join, Options, Point, Protocol, ServerShard, Shape};
 
 /// A piece of all parameters that is exchanged, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,9 +94,23 @@ pub(super) struct WorkerSide {
     pub alone: u64,
 }
 
+/// What travels: exchanges once in `every` steps, and `buffers` of the agreement's own at the opening.
+pub(super) fn protocol(
+    name: &'static str,
+    shape: &Shape,
+    options: &Options,
+    (every, buffers): (u64, usize),
+) -> Protocol {
+    let center = Protocol::center(name, every, buffers);
+    if options.group > 1 { center.in_groups(shape.buckets.len()) } else { center }
+}
+
 /// Makes this rank one of the workers.
-pub(super) fn join(join: Join<'_>, protocol: Protocol, side: WorkerSide) -> Result<Box<dyn Agreement>, CommError> {
-    Ok(Box::new(worker::Worker::start(join, protocol, side)?))
+pub(super) fn join(mut join: Join<'_>, protocol: Protocol, side: WorkerSide) -> Result<Box<dyn Agreement>, CommError> {
+    match join.group.take() {
+        Some(group) => grouped::join(join, group, protocol, side),
+        None => Ok(Box::new(worker::Worker::start(join, protocol, side)?)),
+    }
 }
 
 /// How an agreement differs from others at the server.
@@ -136,6 +151,11 @@ pub(super) fn refuses(name: &'static str, demands: &Demands) -> Option<String> {
             "--squeeze {} is for gradients, and --agree {name} sends weights and their changes; type --squeeze none",
             demands.options.squeeze.name()
         )
+    } else if demands.options.group > 1 && demands.clips_norm {
+        "--clip-norm looks at the gradients of all workers, and those of a --group are its own; leave one of them out"
+            .into()
+    } else if demands.options.group > 1 && demands.options.rounds.warm_start.is_some_and(|steps| steps > 0) {
+        "--warm-start has one worker step alone, and those of a --group step together; leave one of them out".into()
     } else if demands.saves_by_clock {
         format!(
             "--checkpoint-minutes needs workers that are at the same step, and those of --agree {name} are not; type \

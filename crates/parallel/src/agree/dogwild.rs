@@ -99,8 +99,8 @@ impl Recipe for Dogwild {
         Some(sentence)
     }
 
-    fn protocol(&self, _: &Shape, options: &Options) -> Protocol {
-        Protocol::center(self.name(), period(options), 0)
+    fn protocol(&self, shape: &Shape, options: &Options) -> Protocol {
+        center::protocol(self.name(), shape, options, (period(options), 0))
     }
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {

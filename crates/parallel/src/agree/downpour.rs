@@ -111,9 +111,10 @@ impl Recipe for Downpour {
         refuses_push_rate(rounds).map(str::to_owned)
     }
 
-    fn protocol(&self, _: &Shape, options: &Options) -> Protocol {
+    fn protocol(&self, shape: &Shape, options: &Options) -> Protocol {
         let Every { fetch, push } = Every::new(options);
-        Protocol::center(self.name(), fetch.max(push), usize::from(options.rounds.server_adagrad.is_some()))
+        let buffers = usize::from(options.rounds.server_adagrad.is_some());
+        center::protocol(self.name(), shape, options, (fetch.max(push), buffers))
     }
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {

@@ -58,6 +58,11 @@ pub enum Steps {
         /// Once in so many.
         every: u64,
     },
+    /// Every worker, with the sum of the gradients of its group, which is one worker to the centre.
+    Groups {
+        /// The group exchanges once in so many steps.
+        every: u64,
+    },
     /// Every worker, with the sum of all gradients.
     Sums,
     /// Every worker for its own chunk of every bucket, with the sum of all gradients there; the others are given
@@ -267,6 +272,14 @@ impl Protocol {
             lost_peer: LostPeer::GoOn,
             ..Self::local(name, rounds, buffers)
         }
+    }
+
+    /// The same of groups of workers, each of which adds up its gradients and steps as one. Who is lost is missing in
+    /// its group.
+    pub fn in_groups(self, buckets: usize) -> Self {
+        let Steps::Center { every } = self.steps else { return self };
+        let Self { in_step, .. } = Self::all_reduce(buckets);
+        Self { steps: Steps::Groups { every }, in_step, lost_peer: LostPeer::End, ..self }
     }
 
     /// Buffers that the agreement keeps, each as long as the parameters, which checkpoints have too.

@@ -31,6 +31,12 @@ pub struct Votes {
 }
 
 impl Votes {
+    /// Wishes, whoever has them.
+    pub(super) fn once(self) -> Self {
+        let Self { interrupted, time_limit, checkpoint } = self;
+        Self { interrupted: interrupted.min(1), time_limit: time_limit.min(1), checkpoint: checkpoint.min(1) }
+    }
+
     /// Whether somebody wishes the run to end.
     pub const fn end(self) -> bool {
         self.interrupted > 0 || self.time_limit > 0

@@ -68,7 +68,10 @@ impl RoundOptions {
 impl Demands {
     /// An option that another agreement knows and this one does not: a sentence that says what to type.
     pub fn foreign(&self, name: &str) -> Option<String> {
-        let (flag, owners) = self.options.rounds.given().find(|(_, owners)| !owners.contains(&name))?;
+        const CENTER: &[&str] = &["elastic", "downpour", "dogwild"];
+        let group = (self.options.group > 1).then_some(("--group", CENTER));
+        let given = self.options.rounds.given().chain(group);
+        let (flag, owners) = given.into_iter().find(|(_, owners)| !owners.contains(&name))?;
         let typed: Vec<String> = owners.iter().map(|owner| format!("--agree {owner}")).collect();
         let typed = typed.join(" or ");
         Some(format!("{flag} is for {typed}, and not for --agree {name}; type {typed}, or leave it out"))

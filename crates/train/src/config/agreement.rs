@@ -30,7 +30,7 @@ impl Config {
             warm_start: self.center.warm_start,
         };
         let staleness = self.staleness.map_or_else(|| self.agree.recipe().usual_staleness(), |said| said.0);
-        agree::Options { staleness, squeeze: self.squeeze.recipe(), one_copy, shard, rounds }
+        agree::Options { staleness, squeeze: self.squeeze.recipe(), one_copy, shard, group: self.group(), rounds }
     }
 
     /// Whether workers send each other gradients: those of a bucket always, or never.
@@ -66,6 +66,27 @@ impl Config {
         Ok(())
     }
 
+    /// Workers that are one to the others; one where there are no groups.
+    pub fn group(&self) -> usize {
+        self.center.group.unwrap_or(1)
+    }
+
+    /// Whether workers can be in groups.
+    fn check_groups(&self) -> Result<(), TrainError> {
+        let (group, workers) = (self.group(), self.workers);
+        if group > 1 && (!workers.is_multiple_of(group) || group == workers) {
+            let (more, name) = (2 * group, self.agree.name());
+            return refuse(format!(
+                "--group {group} makes groups of {group} workers, at least two, and --workers {workers} cannot be divided so; type \
+                 for example --workers {more} --group {group} --agree {name}"
+            ));
+        }
+        if group > 1 && self.ranks_per_worker() > 1 {
+            return refuse("--group is for workers of one process each; leave --split or --group out".into());
+        }
+        Ok(())
+    }
+
     /// Whether the ways to agree fit the rest.
     pub(super) fn check_agreement(&self) -> Result<(), TrainError> {
         if let Some(name) = self.algorithm.as_deref().filter(|name| Algorithm::from_name(name).is_none()) {
@@ -73,6 +94,7 @@ impl Config {
             return refuse(format!("--algorithm {name} is none; type one of {names}, or leave it out"));
         }
         self.check_process()?;
+        self.check_groups()?;
         if self.carry == Carry::THREAD && self.device != Compute::Cpu {
             let workers = self.workers;
             return refuse(format!(

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct Center {
+    /// Workers that add up their gradients and step as one, where groups of them step by themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<usize>,
     /// How much of what is between a worker and the centre both move in an exchange.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub elastic_rate: Option<f64>,

@@ -23,6 +23,7 @@ impl Config {
             ("--workers", Some(self.workers as u64)),
             ("--servers", Some(self.servers as u64)),
             ("--sockets", Some(self.sockets as u64)),
+            ("--group", self.center.group.map(|group| group as u64)),
             ("--period", self.period),
             ("--node-period", self.node_period),
             ("--fragments", self.fragments),

@@ -5,7 +5,7 @@ use paceline_parallel::agree::{self, Agreement, Reach, Rounds, StepReport, Steps
 use paceline_system::progress::Message;
 
 use super::{Exchange, report};
-use crate::engine::{Engine, Weights};
+use crate::engine::{Engine, Halt, Weights};
 use crate::error::TrainError;
 use crate::metrics::Tally;
 
@@ -18,16 +18,16 @@ pub(super) struct Apart {
 
 impl Exchange {
     /// Whether replicas make steps of their own, so that what each has is another's only where they meet.
-    pub(super) fn steps_apart(&self) -> bool {
+    pub fn steps_apart(&self) -> bool {
         match self.agreement.protocol().steps {
             Steps::Local { rounds } => rounds.is_some(),
-            Steps::Center { .. } => true,
+            Steps::Center { .. } | Steps::Groups { .. } => true,
             Steps::Sums | Steps::Chunks | Steps::Servers => false,
         }
     }
 
     fn has_center(&self) -> bool {
-        matches!(self.agreement.protocol().steps, Steps::Center { .. })
+        matches!(self.agreement.protocol().steps, Steps::Center { .. } | Steps::Groups { .. })
     }
 
     /// Whether that was since all had the same.
@@ -102,10 +102,17 @@ impl Exchange {
     ///
     /// # Errors
     /// When another replica, or the way to it, or a device has failed.
-    pub fn exchange_weights(&mut self, engine: &mut Engine, steps_done: u64) -> Result<(), TrainError> {
+    pub fn exchange_weights(&mut self, engine: &mut Engine, steps_done: u64) -> Result<(), Halt> {
         self.step_apart();
         if self.has_center() {
-            return self.end_exchange(engine, self.made);
+            let exchanges = self.agreement.exchanges_after(self.made) || self.agreement.exchanges_before(self.made + 1);
+            if self.settles() && exchanges {
+                // What leaves, or changes, is the weights behind this step.
+                self.pending = Some(self.moment);
+                engine.settle(self)?;
+                self.settled = true;
+            }
+            return Ok(self.end_exchange(engine, self.made)?);
         }
         let Some(reach) = self.round_ends(steps_done) else { return Ok(()) };
         engine.fetch()?;
@@ -145,8 +152,14 @@ impl Exchange {
     /// The tally of a step that this replica has made by itself, and what others wish where all hear of it.
     pub(super) fn total_of_own(&mut self, tally: Tally) -> Result<Tally, TrainError> {
         if self.has_center() {
-            let votes = self.agreement.tell_wishes(self.votes);
-            return Ok(self.take_total(report(&tally, votes, 0.0)));
+            let own = report(&tally, self.votes, 0.0);
+            let own = match self.settles() {
+                // Of its group.
+                true => self.wait_for(Message::Report, |agreement| agreement.total())?,
+                false => own,
+            };
+            let votes = self.agreement.tell_wishes(own.votes);
+            return Ok(self.take_total(StepReport { votes, ..own }));
         }
         let own = self.sum_siblings(report(&tally, self.votes, 0.0))?;
         let all = match self.round_ends(self.moment.step + 1) {

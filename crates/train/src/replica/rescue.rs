@@ -68,7 +68,8 @@ impl Replica {
         let keeps_gradients = engine.keeps_gradients();
         // Servers have the optimizer's state, or every replica a part of it, or weights of its own that may be in the middle of becoming
         // the same; and where a device has weights of its own the running statistics are not at hand.
-        let has_all = exchange.makes_own_steps() && exchange.shares_steps() && engine.gpu().is_none();
+        let has_all =
+            exchange.makes_own_steps() && exchange.shares_steps() && !exchange.steps_apart() && engine.gpu().is_none();
         let store = &mut engine.weights_mut().store;
         let (marked, states) = &states[(step % 2) as usize];
         if !has_all || *marked != step || step < *first_step || states.len() != store.states.len() {

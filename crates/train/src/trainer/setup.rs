@@ -364,7 +364,8 @@ fn assemble(
         // Workers that step by themselves hear of a stop where they meet: one that left while it waits for data would be missed there.
         let meets = config.steps_together() || around.shard.world == 1 || !options.shuffle;
         let (deadline, stop) = (config.deadlines.batch, meets.then(|| around.stop.clone()));
-        let options = LoaderOptions { threads, shard, views, deadline, stop, ..options };
+        let group = if options.shuffle { config.group() } else { 1 };
+        let options = LoaderOptions { threads, shard, views, deadline, stop, group, ..options };
         Loader::new(Arc::new(dataset), augment, options, around.clock.clone())
     };
     let last = config.last_batch;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use paceline_comm::{CommError, Rank};
 use paceline_data::dataset::SampleKind;
 use paceline_data::loader::Portions;
+use paceline_data::order::Shard;
 use paceline_system::event::Event;
 
 use super::journal::Journal;
@@ -30,7 +31,9 @@ impl Trainer {
     fn next_stretch(&mut self, steps: u64) -> Option<Arc<Stretch>> {
         let counter = self.portions.0.clone()?;
         self.stretches += 1;
-        Some(Arc::new(Stretch::new(counter, self.stretches, steps * self.replica.world() as u64)))
+        let world = self.journal.config.group();
+        let place = Shard { rank: self.replica.rank() % world, world };
+        Some(Arc::new(Stretch::new(counter, self.stretches, steps * self.replica.world() as u64, place)))
     }
 
     /// Trains to the end of the current epoch, from meeting to meeting; a reason says that the run ends inside it.

@@ -34,7 +34,10 @@ impl Trainer {
             () if !self.replica.engine.answers_without_others() => "the weights are on the GPU that waits for it",
             () if self.replica.engine.gpu().is_some() => "the weights are on a GPU, in the middle of a step",
             () if self.replica.has_shard() => "its part of the optimizer's state is lost with it (--shard optimizer)",
-            () if self.config().agree.recipe().has_servers() && self.config().gradients_leave() => {
+            () if self.config().agree.recipe().has_servers()
+                && self.config().gradients_leave()
+                && self.config().group() == 1 =>
+            {
                 "servers have the optimizer's state"
             }
             () if !self.config().steps_together() => "workers have weights of their own between two exchanges",

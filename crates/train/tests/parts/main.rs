@@ -129,8 +129,17 @@ impl Case {
             let (shape, roles) = (replica.shape(), Roles { workers, servers: 0 });
             let options = agree::Options { shard: replica.has_shard(), ..self.config.agreement(false) };
             let (deadline, clock) = (TIMEOUT, Clock::real());
-            let join =
-                Join { communicator: data, urgent: None, memory: None, roles, shape: &shape, options, deadline, clock };
+            let join = Join {
+                communicator: data,
+                urgent: None,
+                group: None,
+                memory: None,
+                roles,
+                shape: &shape,
+                options,
+                deadline,
+                clock,
+            };
             replica.agree(all_reduce::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
             let (input, shape) = (self.input(), fingerprint(&shape));
             let known = ServerOptions { step: 0, steps_per_epoch: STEPS, input, classes: 10, shape };

@@ -145,8 +145,17 @@ impl Case<'_> {
             let communicator = world.group(&mesh.group(Axis::Data, Rank::at(rank))).unwrap();
             let (shape, roles) = (replica.shape(), Roles { workers: self.workers, servers: 0 });
             let (options, deadline, clock) = (agree::Options::default(), TIMEOUT, Clock::real());
-            let join =
-                Join { communicator, urgent: None, memory: None, roles, shape: &shape, options, deadline, clock };
+            let join = Join {
+                communicator,
+                urgent: None,
+                group: None,
+                memory: None,
+                roles,
+                shape: &shape,
+                options,
+                deadline,
+                clock,
+            };
             replica.agree(all_reduce::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
             let (input, classes, shape) = (self.input, self.classes, fingerprint(&shape));
             let known = ServerOptions { step: 0, steps_per_epoch: STEPS, input, classes, shape };

@@ -22,6 +22,7 @@ impl Run {
         Join {
             communicator,
             urgent: None,
+            group: None,
             memory: None,
             roles,
             shape,

@@ -206,7 +206,9 @@ fn join(
 ) -> Box<dyn Agreement> {
     let roles = Roles { workers: communicator.world(), servers: 0 };
     let (deadline, clock) = (TIMEOUT, Clock::real());
-    recipe.join(Join { communicator, urgent: None, memory, roles, shape, options, deadline, clock }).unwrap()
+    recipe
+        .join(Join { communicator, urgent: None, group: None, memory, roles, shape, options, deadline, clock })
+        .unwrap()
 }
 
 /// A server, which hears of the run from the first worker.
@@ -255,6 +257,7 @@ fn together(case: Case) -> Vec<Trained> {
                     let agreement = case.recipe().join(Join {
                         communicator,
                         urgent,
+                        group: None,
                         memory: None,
                         roles: case.roles(),
                         shape: &shape,

@@ -14,7 +14,7 @@ use paceline_system::memory;
 use super::super::parameter_server::talk::Call;
 use super::super::parameter_server::turns::{Event, Turns};
 use super::super::parameter_server::versions::Versions;
-use super::super::{Join, Opening, Protocol, RoundOptions, ServerShard, Shape, Votes};
+use super::super::{Join, LostPeer, Opening, Protocol, RoundOptions, ServerShard, Shape, Votes};
 use super::link::PHASE;
 use super::message::{Command, HEADER, Header, Layout, MEETS, TOLD, Told, transfer};
 use super::{Held, Rule, ServerSide};
@@ -113,7 +113,8 @@ impl<'a> Server<'a> {
     /// Goes on without a worker that is lost: what it had pushed stays. Whether nobody was.
     fn or_without(&mut self, served: Result<(), CommError>) -> Result<bool, CommError> {
         let Err(error) = served else { return Ok(true) };
-        let worker = self.layout.roles.missed(&error).ok_or(error)?;
+        let goes_on = self.protocol.lost_peer == LostPeer::GoOn;
+        let worker = self.layout.roles.missed(&error).filter(|_| goes_on).ok_or(error)?;
         self.miss(worker);
         Ok(false)
     }

@@ -119,6 +119,7 @@ fn world(
     let join = |communicator| Join {
         communicator,
         urgent: None,
+        group: None,
         roles,
         shape: &shape,
         options,

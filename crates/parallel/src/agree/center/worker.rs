@@ -64,6 +64,11 @@ impl Worker {
         })
     }
 
+    /// The exchange that has begun and not ended.
+    pub fn under_way(&self) -> Option<Exchange> {
+        self.under_way
+    }
+
     fn header(&self, command: Command) -> Header {
         Header { steps: self.steps, votes: self.own, ..Header::new(command) }
     }

@@ -1,0 +1,83 @@
+//! Portions of groups of ranks: those of a group are given the same ones, in the same order, and each computes its part.
+
+use super::{Given, Ledger, Take};
+
+/// What each group was given in the stretch under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Ranks of a group, one after the other.
+    size: usize,
+    stretch: u64,
+    given: Vec<Vec<Given>>,
+    /// How many answers each rank has had.
+    asked: Vec<usize>,
+}
+
+impl Groups {
+    /// So many ranks, in groups of `size`.
+    pub fn new(ranks: usize, size: usize) -> Self {
+        let size = size.max(1);
+        Self { size, stretch: 0, given: vec![Vec::new(); ranks.div_ceil(size)], asked: vec![0; ranks] }
+    }
+
+    /// A rank asks: what its group was given when others of it had asked as often, or the next.
+    pub fn take(&mut self, ledger: &mut Ledger, rank: usize, take: Take) -> Given {
+        if self.size == 1 || take.stretch < self.stretch {
+            return ledger.take(rank, take);
+        }
+        if take.stretch > self.stretch {
+            self.stretch = take.stretch;
+            self.given.iter_mut().for_each(Vec::clear);
+            self.asked.fill(0);
+        }
+        let (given, asked) = (&mut self.given[rank / self.size], &mut self.asked[rank]);
+        if *asked == given.len() {
+            given.push(ledger.take(rank, take));
+        }
+        *asked += 1;
+        given[*asked - 1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ranks_of_a_group_are_given_the_same_and_every_portion_goes_to_one_group(
+            size in 1usize..4, groups in 1usize..4, portions in 0u64..30,
+            asks in prop::collection::vec(any::<u8>(), 120), close in prop::option::of(0usize..120),
+        ) {
+            let ranks = size * groups;
+            let (mut ledger, mut shared) = (Ledger::new(ranks, groups as u64), Groups::new(ranks, size));
+            let mut given: Vec<Vec<u64>> = vec![Vec::new(); ranks];
+            for stretch in 1..3 {
+                given.iter_mut().for_each(Vec::clear);
+                for (index, ask) in asks.iter().enumerate() {
+                    if close == Some(index) {
+                        ledger.close(stretch);
+                    }
+                    let rank = *ask as usize % ranks;
+                    let take = Take { stretch, portions, finished: 0 };
+                    given[rank].extend(shared.take(&mut ledger, rank, take).portion);
+                }
+                // Whoever has not come that far asks until there are none.
+                for (rank, given) in given.iter_mut().enumerate() {
+                    let take = Take { stretch, portions, finished: 0 };
+                    while let Some(portion) = shared.take(&mut ledger, rank, take).portion {
+                        given.push(portion);
+                    }
+                }
+                for group in given.chunks(size) {
+                    prop_assert!(group.iter().all(|own| *own == group[0]));
+                }
+                let mut all: Vec<u64> = given.chunks(size).flat_map(|group| group[0].clone()).collect();
+                all.sort_unstable();
+                prop_assert_eq!(&all, &(0..all.len() as u64).collect::<Vec<_>>());
+                prop_assert!(all.len() as u64 == portions || close.is_some());
+            }
+        }
+    }
+}
