@@ -2,6 +2,7 @@
 //! known: the rules are computed again here, in 64 bits, as a list of what happens in which order.
 
 mod changes;
+mod expected;
 
 use std::time::Duration;
 
