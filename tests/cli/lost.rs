@@ -7,7 +7,7 @@ use paceline::system::process::{Tell, tell};
 use serde_json::Value;
 
 use crate::place::Place;
-use crate::running::{PATIENCE, Running};
+use crate::running::{PATIENCE, Running, within};
 
 const MODELS: [&str; 2] =
     ["--model lenet5 --data synthetic:32x32x1/10/960", "--model cnn5 --data synthetic:8x8x3/10/960"];
@@ -73,6 +73,66 @@ fn a_synchronous_server_goes_on_without_a_worker_that_is_killed() {
         assert_eq!(status.code(), Some(0), "{}", run.said());
         assert_eq!((run.events(0, "lost").len(), run.events(0, "epoch").len()), (1, 12), "{}", run.said());
         assert_eq!(run.events(0, "step").last().unwrap()["step"], 240);
+    }
+}
+
+/// Half of all workers are lost one after the other, and the run ends with all samples but those that they had taken.
+#[test]
+fn three_of_six_workers_go_on_without_the_others() {
+    let place = Place::new();
+    for (agreement, carry) in [("elastic", "shm"), ("downpour", "tcp"), ("parameter-server --staleness none", "shm")] {
+        let _ = std::fs::remove_dir_all(place.path("run"));
+        let line = format!(
+            "train {} {LENGTH} --epochs 30 --agree {agreement} --workers 6 --carry {carry} --silent 2s --run run",
+            MODELS[1]
+        );
+        let mut run = Running::start(&place, &line);
+        for (count, rank) in [5, 1, 3].into_iter().enumerate() {
+            run.steps(10 * (count + 1));
+            tell(run.process_of(rank), Tell::Kill);
+            let told = |run: &Running<'_>| run.events(0, "lost").len() == count + 1;
+            within(PATIENCE, "a loss is told of", || told(&run), || run.said());
+        }
+        let status = run.ends(PATIENCE);
+        assert_eq!(status.code(), Some(0), "{agreement}: {}", run.said());
+        let lost = run.events(0, "lost");
+        let portions: u64 = lost.iter().filter_map(|event| event["portions"].as_u64()).sum();
+        let ranks: BTreeSet<u64> = lost.iter().filter_map(|event| event["lost_rank"].as_u64()).collect();
+        assert_eq!(ranks, BTreeSet::from([1, 3, 5]));
+        let all: u64 = (0..6).map(|rank| samples(&run, rank)).sum();
+        // Each had taken two at most: one that it computed, and one that its loader made ready.
+        assert!(portions <= 6 && (30 * 960 - 8 * portions..=30 * 960).contains(&all), "{all}, {portions} lost");
+        assert_eq!(run.events(0, "epoch").len(), 30, "{agreement}: {}", run.said());
+    }
+}
+
+/// Servers have what nobody else has: a run ends with one, says which it was, and goes on from its checkpoint.
+#[test]
+fn a_server_that_is_killed_is_named_and_ends_the_run() {
+    let place = Place::new();
+    let cases = [
+        ("elastic", "shm", MODELS[1]),
+        ("downpour --servers 2", "tcp", MODELS[0]),
+        ("dogwild", "tcp", MODELS[1]),
+        ("parameter-server --staleness none", "shm", MODELS[0]),
+        ("parameter-server", "tcp", MODELS[1]),
+    ];
+    for (agreement, carry, model) in cases {
+        let _ = std::fs::remove_dir_all(place.path("run"));
+        let line = format!(
+            "train {model} {LENGTH} --epochs 400 --agree {agreement} --workers 2 --carry {carry} --silent 2s \
+             --checkpoint-every 10 --run run"
+        );
+        let mut run = Running::start(&place, &line);
+        within(PATIENCE, "a checkpoint", || !run.events(0, "checkpoint").is_empty(), || run.said());
+        let steps = run.events(0, "step").len();
+        run.steps(steps + 5);
+        tell(run.process_of(2), Tell::Kill);
+        run.fails_once(PATIENCE, &["rank 2 on ", "; to go on, type: paceline train --resume run"]);
+        let kept = run.events(0, "checkpoint").last().unwrap()["step"].as_u64().unwrap();
+        place.run(&format!("train --quiet --resume run --max-steps {}", kept + 20));
+        let last = run.events(0, "checkpoint").last().unwrap()["step"].as_u64();
+        assert_eq!(last, Some(kept + 20), "{agreement}");
     }
 }
 
