@@ -165,6 +165,9 @@ pub struct Train {
     /// Momentum
     #[arg(long, value_parser = parse::not_negative, allow_negative_numbers = true, help_heading = "Learning")]
     pub momentum: Option<f64>,
+    /// Steps at the beginning that are made without momentum, as Dogwild! asks for [default: 0]
+    #[arg(long, value_name = "STEPS", value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Learning")]
+    pub momentum_from: Option<u64>,
     /// Weight decay; biases and normalisation are left out
     #[arg(long, value_parser = parse::not_negative, allow_negative_numbers = true, help_heading = "Learning")]
     pub weight_decay: Option<f64>,

@@ -307,5 +307,6 @@ fn apply_learning_rate(arguments: &Train, config: &mut Config) {
     }
     let hyper = &mut config.hyper_parameters;
     hyper.momentum = arguments.momentum.map_or(hyper.momentum, |momentum| momentum as f32);
+    hyper.momentum_from = arguments.momentum_from.unwrap_or(hyper.momentum_from);
     hyper.weight_decay = arguments.weight_decay.map(|decay| decay as f32).or(hyper.weight_decay);
 }

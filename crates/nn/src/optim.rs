@@ -82,6 +82,7 @@ impl Optimizer {
         let decay = hyper.weight_decay.unwrap_or(if self == Self::AdamW { 0.01 } else { 0.0 });
         let momentum = momentum::Momentum {
             momentum: hyper.momentum,
+            from_step: hyper.momentum_from,
             nesterov: self == Self::Nesterov,
             rescale: hyper.rescale_momentum,
         };

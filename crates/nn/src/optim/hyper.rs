@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 pub struct HyperParameters {
     /// Share of the old direction that is kept (`momentum`, `nesterov`, `lars`).
     pub momentum: f32,
+    /// Steps at the beginning of a run that keep nothing of it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub momentum_from: u64,
     /// Whether a change of the learning rate rescales the momentum gathered so far (Goyal et al., 2017). On, the buffer
     /// holds gradients and the rate multiplies it when it is used: PyTorch's form. Off, it holds steps that keep
     /// the rate they were made with: Caffe's and Keras' form.
@@ -29,6 +32,7 @@ impl Default for HyperParameters {
     fn default() -> Self {
         Self {
             momentum: 0.9,
+            momentum_from: 0,
             rescale_momentum: true,
             betas: [0.9, 0.999],
             epsilon: None,
@@ -36,6 +40,12 @@ impl Default for HyperParameters {
             lars_coefficient: 0.001,
         }
     }
+}
+
+// Serde hands a reference.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(steps: &u64) -> bool {
+    *steps == 0
 }
 
 /// A constant out of its range: the message says what to write.
