@@ -200,8 +200,8 @@ impl Team {
             || config.carry == Carry::SHM
             || (matches!(config.carry, Carry::AUTO | Carry::NCCL) && one_machine);
         // The sums of batch-norms are waited for, and come at other points of a step on other devices: they do not travel behind
-        // gradients.
-        let apart = config.sync_batch_norm;
+        // gradients. Nor do fragments of weights wait for anything else.
+        let apart = config.sync_batch_norm || config.fragments.is_some_and(|fragments| fragments > 1);
         let transport = match listener {
             #[cfg(feature = "mpi")]
             _ if config.carry == Carry::MPI => {

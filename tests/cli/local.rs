@@ -16,12 +16,18 @@ const LENGTH: &str =
 fn a_run_that_was_stopped_has_the_bits_of_one_that_was_not() {
     let place = Place::new();
     for (name, model) in MODELS {
-        for (carry, outer) in [("shm", ""), ("tcp", "--outer-rate 0.7 --outer-momentum 0.9")] {
+        let ways = [
+            ("shm", "", ""),
+            ("tcp", "--outer-rate 0.7 --outer-momentum 0.9", ""),
+            ("tcp", "--outer-rate 0.7 --outer-momentum 0.9", "--fragments 3"),
+        ];
+        for (carry, outer, fragments) in ways {
             let line = format!(
-                "train {model} {LENGTH} --workers 2 --carry {carry} --agree local --period 3 --post-local 2 {outer} \
+                "train {model} {LENGTH} --workers 2 --carry {carry} --agree local --period 3 --post-local 2 {outer} {fragments} \
                  --checkpoint-every 10 --keep 9"
             );
-            let (whole, stopped) = (format!("{name}-{carry}"), format!("{name}-{carry}-stopped"));
+            let whole = format!("{name}-{carry}-{}", fragments.len());
+            let stopped = format!("{whole}-stopped");
             place.run(&format!("{line} --run {whole}"));
             place.run(&format!("{line} --max-steps 10 --run {stopped}"));
             place.run(&format!("train --quiet --resume {stopped} --max-steps 24"));

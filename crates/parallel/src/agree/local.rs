@@ -5,15 +5,20 @@
 //! workers of a machine average among themselves inside of a round of all. What a round has changed on average, D,
 //! may be stepped with instead of taken as it is (DiLoCo): v = μv + D, and the weights all began the round with
 //! move by η(D + μv), Nesterov's form; with η = 1 and μ = 0 that is the mean. With `--fragments F` a round exchanges F
-//! parts of the weights one after the other, each at a step of its own: no exchange is longer than S/F bytes.
+//! parts of the weights one after the other, each at a step of its own: no exchange is longer than S/F bytes, and each
+//! is hidden behind the steps until the next (`stream.rs`).
 //!
 //! Every worker steps with the mean gradient of its own share of a batch. Its optimizer's state is its own until
 //! the weights are looked at (an evaluation, a checkpoint, the end): a round ends there too, and all go on with the
 //! mean of both, so that a resumed run is the run that was saved.
 
+mod stream;
+
 use paceline_comm::collective::transfers;
 use paceline_comm::transfer::chunk;
 use paceline_comm::{Collective, CommError, Communicator, Rank, Transfer};
+
+use stream::Stream;
 
 use super::{
     Agreement, Demands, Join, Options, Protocol, Reach, Recipe, Rounds, Shape, StepReport,
@@ -148,7 +153,8 @@ impl Recipe for LocalSgd {
     }
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {
-        let Join { communicator, shape, options, .. } = join;
+        let Join { communicator, urgent, shape, options, deadline, .. } = join;
+        let stream = urgent.map(|communicator| Stream::start(communicator, deadline)).transpose()?;
         let nodes = communicator.choice().links().nodes.groups();
         let own = communicator.rank().index();
         let neighbours = nodes.into_iter().find(|node| node.contains(&own)).unwrap_or_else(|| vec![own]);
@@ -160,6 +166,7 @@ impl Recipe for LocalSgd {
             anchor: Vec::new(),
             report: StepReport::default(),
             exchanges: 0,
+            stream,
             fragments: options.rounds.fragments.unwrap_or(1) as usize,
         }))
     }
@@ -178,6 +185,8 @@ struct Worker {
     report: StepReport,
     /// Counts averages among neighbours.
     exchanges: u64,
+    /// Carries fragments beside steps, where the run has a communicator for it.
+    stream: Option<Stream>,
     /// Parts of the weights that are exchanged one by one.
     fragments: usize,
 }
@@ -253,13 +262,23 @@ impl Agreement for Worker {
             Reach::Fragment { index } => chunk(all.end, self.fragments, index as usize),
             Reach::All => all,
         };
-        let weights = &mut weights[part.clone()];
-        self.communicator.all_reduce(weights)?;
-        let share = 1.0 / self.communicator.world() as f32;
-        weights.iter_mut().for_each(|weight| *weight *= share);
-        if let [velocity] = kept {
-            self.outer.step(&mut self.anchor[part.clone()], &mut velocity[part], weights);
+        let Self { communicator, outer, anchor, stream, .. } = self;
+        let share = 1.0 / communicator.world() as f32;
+        let mut outcome = |part: std::ops::Range<usize>, sums: &mut [f32]| {
+            sums.iter_mut().for_each(|sum| *sum *= share);
+            if let [velocity] = kept {
+                outer.step(&mut anchor[part.clone()], &mut velocity[part], sums);
+            }
+        };
+        if let Some(stream) = stream {
+            stream.end(weights, &mut outcome)?;
+            if let Reach::Fragment { .. } = reach {
+                stream.begin(part, weights);
+                return Ok(());
+            }
         }
+        communicator.all_reduce(&mut weights[part.clone()])?;
+        outcome(part.clone(), &mut weights[part]);
         Ok(())
     }
 }

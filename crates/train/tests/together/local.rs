@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use paceline_comm::Rank;
 use paceline_comm::transfer::chunk;
 use paceline_parallel::agree::{RoundOptions, local};
 use paceline_train::engine::Weights;
@@ -28,19 +29,34 @@ pub(super) fn one_step(replica: &mut Replica, step: u64, rank: usize, alone: boo
     replica.step(&own_batch(step, rank, alone), moment, &mut Phases::start(&clock)).unwrap().updated.unwrap();
 }
 
-/// Weights and optimizer's state of every worker after twenty steps and a settling.
-fn rounds(carry: Carry, optimizer: Optimizer, rounds: RoundOptions) -> Vec<Trained> {
+/// Weights and optimizer's state of every worker after twenty steps and a settling. `hidden` says whether fragments
+/// have a communicator of their own.
+fn rounds(carry: Carry, optimizer: Optimizer, (rounds, hidden): (RoundOptions, bool)) -> Vec<Trained> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = communicators(carry, WORKERS)
             .into_iter()
             .enumerate()
-            .map(|(rank, communicator)| {
+            .map(|(rank, mut communicator)| {
                 scope.spawn(move || {
                     let mut replica = own_replica(rank, optimizer);
                     let shape = replica.shape();
                     let options = agree::Options { rounds, ..agree::Options::default() };
-                    let agreement = join((&local::RECIPE, options), communicator, &shape, None);
-                    replica.agree(agreement, &Clock::real()).unwrap();
+                    let all: Vec<Rank> = (0..WORKERS).map(Rank::at).collect();
+                    let urgent = hidden.then(|| communicator.group(&all).unwrap());
+                    let (roles, clock) = (Roles { workers: WORKERS, servers: 0 }, Clock::real());
+                    let (shape, deadline) = (&shape, TIMEOUT);
+                    let join = Join {
+                        communicator,
+                        urgent,
+                        group: None,
+                        memory: None,
+                        roles,
+                        shape,
+                        options,
+                        deadline,
+                        clock,
+                    };
+                    replica.agree(local::RECIPE.join(join).unwrap(), &Clock::real()).unwrap();
                     replica.begin_together(0, [0; 8]).unwrap();
                     (0..STEPS).for_each(|step| one_step(&mut replica, step, rank, false));
                     replica.settle().unwrap().unwrap();
@@ -61,6 +77,50 @@ fn norm(numbers: impl Iterator<Item = f32>) -> f64 {
 
 pub(super) fn apart(found: &[f32], expected: &[f32]) -> f64 {
     norm(found.iter().zip(expected).map(|(a, b)| a - b)) / norm(expected.iter().copied())
+}
+
+/// A fragment that is under way: where it is, the mean of all, and what each replica had when it left.
+type UnderWay = (Range<usize>, Vec<f64>, Vec<Vec<f32>>);
+
+/// The rule by hand, with fragments that come back when the next leaves.
+fn by_hand_hidden(optimizer: Optimizer, rounds: RoundOptions) -> Vec<f32> {
+    let mut replicas: Vec<Replica> = (0..WORKERS).map(|rank| own_replica(rank, optimizer)).collect();
+    let (rate, momentum) = (rounds.outer_rate.unwrap_or(1.0), rounds.outer_momentum.unwrap_or(0.0));
+    let (every, fragments) = (rounds.period.unwrap(), rounds.fragments.unwrap());
+    let mut anchor: Vec<f64> = replicas[0].store().parameters.iter().copied().map(f64::from).collect();
+    let mut velocity = vec![0.0; anchor.len()];
+    let mut under_way: Option<UnderWay> = None;
+    for done in 1..=STEPS {
+        replicas.iter_mut().enumerate().for_each(|(rank, replica)| one_step(replica, done - 1, rank, true));
+        let due = |fragment: &u64| (fragment + 1) * every / fragments % every == done % every;
+        let leaves = (0..fragments).find(due).map(|index| chunk(anchor.len(), fragments as usize, index as usize));
+        // At the end all come together, whatever was under way.
+        for range in leaves.into_iter().chain((done == STEPS).then_some(0..anchor.len())) {
+            if let Some((range, mean, sent)) = under_way.take() {
+                for (place, index) in range.enumerate() {
+                    let change = anchor[index] - mean[place];
+                    velocity[index] = momentum * velocity[index] + change;
+                    anchor[index] -= rate * (change + momentum * velocity[index]);
+                    for (replica, sent) in replicas.iter_mut().zip(&sent) {
+                        let weight = &mut replica.store_mut().parameters[index];
+                        *weight = (anchor[index] + f64::from(*weight - sent[place])) as f32;
+                    }
+                }
+            }
+            let of = |replica: &Replica| replica.store().parameters[range.clone()].to_vec();
+            let sent: Vec<Vec<f32>> = replicas.iter().map(of).collect();
+            let mean = (0..range.len()).map(|place| sent.iter().map(|own| f64::from(own[place])).sum::<f64>());
+            let mean: Vec<f64> = mean.map(|sum| sum / WORKERS as f64).collect();
+            under_way = Some((range, mean, sent));
+        }
+    }
+    let (_, mean, _) = under_way.unwrap();
+    for (index, mean) in mean.into_iter().enumerate() {
+        let change = anchor[index] - mean;
+        velocity[index] = momentum * velocity[index] + change;
+        anchor[index] -= rate * (change + momentum * velocity[index]);
+    }
+    anchor.into_iter().map(|weight| weight as f32).collect()
 }
 
 /// The rule by hand: replicas that know nothing of each other, whose weights are put together between steps.
@@ -112,13 +172,30 @@ fn weights_go_where_the_rule_says() {
         (Carry::Tcp, Optimizer::Sgd, RoundOptions { period: Some(4), fragments: Some(4), ..outer }),
     ];
     for (carry, optimizer, options) in cases {
-        let all = rounds(carry, optimizer, options);
+        let all = rounds(carry, optimizer, (options, false));
         let expected = by_hand(optimizer, options);
         for found in &all {
             let apart = apart(&found.weights, &expected);
             assert!(apart < 1e-6, "{optimizer:?}, {options:?}: {apart:e} apart");
             let same = found.weights == all[0].weights && found.optimizer_state == all[0].optimizer_state;
             assert!(same && found.states == all[0].states, "all go on from the same");
+        }
+    }
+}
+
+#[test]
+fn fragments_come_back_behind_the_steps_that_hide_them() {
+    let plain = RoundOptions { period: Some(7), fragments: Some(3), ..RoundOptions::default() };
+    let outer = RoundOptions { period: Some(4), fragments: Some(4), outer_rate: Some(0.7), ..plain };
+    let cases = [
+        (Carry::Thread, Optimizer::Nesterov, plain),
+        (Carry::Shm, Optimizer::Sgd, RoundOptions { outer_momentum: Some(0.9), ..outer }),
+    ];
+    for (carry, optimizer, options) in cases {
+        let expected = by_hand_hidden(optimizer, options);
+        for found in rounds(carry, optimizer, (options, true)) {
+            let apart = apart(&found.weights, &expected);
+            assert!(apart < 1e-6, "{optimizer:?}, {options:?}: {apart:e} apart");
         }
     }
 }
