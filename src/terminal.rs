@@ -225,7 +225,7 @@ impl Display {
                 self.say(&format!("balance {} samples of a batch by the workers' speed", shares.join(" + ")));
             }
             Event::Warning { message } => self.say(&format!("note    {message}")),
-            // The launcher has said it; and who is late was said when it was.
+            // The launcher has said it; and who is late, lost or back was said when it was.
             Event::Restarted { .. }
             | Event::Checkpoint { .. }
             | Event::Gpu(_)
@@ -233,6 +233,7 @@ impl Display {
             | Event::Late { .. }
             | Event::CaughtUp { .. }
             | Event::Lost { .. }
+            | Event::Returned { .. }
             | Event::RunFinished { .. } => {}
         }
     }

@@ -174,7 +174,7 @@ impl Execution<'_> {
     /// Trains, as one of a team if there is one.
     fn train(self, config: Config, team: Option<Team>) -> Result<Outcome, Failure> {
         let Self { begin, around, style, .. } = self;
-        let disk = around.disk.clone();
+        let (disk, stop) = (around.disk.clone(), around.stop.clone());
         let begun = whole(|| match begin {
             Begin::Resume(run, change) => {
                 let cuts = config.cuts.clone();
@@ -203,6 +203,9 @@ impl Execution<'_> {
             let ordered = trainer.order_stages();
             let step = team.guard(ordered).map_err(Failure::after_start)?;
             step.into_iter().for_each(|step| team.expect_waits(step));
+        }
+        if let Some(team) = team.as_ref().filter(|team| team.is_back()) {
+            team.rejoin(&mut trainer, &stop).map_err(Failure::after_start)?;
         }
         let run = trainer.run_dir().path().to_owned();
         if team.as_ref().is_some_and(|team| !team.speaks()) {

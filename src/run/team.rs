@@ -145,6 +145,7 @@ impl Team {
                 }
             }
         });
+        options.keeps_door = config.goes_on_without_workers();
         let Deadlines { gather, late, silent, .. } = config.deadlines;
         options.limits = ClusterLimits::new(gather, late, silent);
         // So do the processes that a program has started itself.
@@ -178,8 +179,11 @@ impl Team {
         };
         let connected = team.connect(listener, token, config, sockets);
         let (mut communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
-        let sums = team.compare_devices(&mut communicator, config);
-        team.sums.set(team.guard(sums)?);
+        // Where a rank may come back, all compute on CPUs.
+        if !team.is_back() {
+            let sums = team.compare_devices(&mut communicator, config);
+            team.sums.set(team.guard(sums)?);
+        }
         team.communicator.set(Some(communicator));
         team.urgent.set(urgent);
         Ok(team)
@@ -210,7 +214,12 @@ impl Team {
             Some(listener) if !by_memory => {
                 let addresses: Vec<SocketAddr> = table.entries().iter().filter_map(|entry| entry.data).collect();
                 sockets.groups += u16::from(apart) + self.groups() + groups::sockets(config);
-                Transport::Tcp(tcp::connect(listener, &addresses, &membership, sockets, &wait)?)
+                sockets.keeps_listening = self.serves() && config.lets_workers_return().is_ok();
+                let life = tcp::Life { number: self.control.life(), peers: self.mesh.extent().computing()..world };
+                Transport::Tcp(match life.number {
+                    0 => tcp::connect(listener, &addresses, &membership, sockets, &wait)?,
+                    _ => tcp::rejoin(listener, &addresses, &membership, sockets, (life, &wait))?,
+                })
             }
             _ => Transport::Shm(shm::connect(&membership, &wait)?),
         };
@@ -219,6 +228,10 @@ impl Team {
         let options = Options { timeout, stop, choice: guess(nodes.clone()) };
         let mut communicator = Communicator::new(transport, options);
         let algorithm = config.algorithm.as_deref().and_then(Algorithm::from_name);
+        // Nobody measures links with one that comes later.
+        if self.is_back() {
+            return Ok((communicator, None));
+        }
         let links = probe::links(&mut communicator, nodes)?;
         communicator.set_choice(Choice::by_cost(links).forced(algorithm));
         let all = if self.is_split() { self.mesh.group(Axis::Data, rank) } else { (0..world).map(Rank::at).collect() };
@@ -424,7 +437,10 @@ impl Team {
             clock: Clock::real(),
         };
         let agreement = config.agree.recipe().join(join).map_err(TrainError::from);
-        self.guard(agreement.and_then(|agreement| trainer.agree(agreement)))?;
+        self.guard(agreement.and_then(|agreement| match self.is_back() {
+            true => trainer.agree_again(agreement),
+            false => trainer.agree(agreement),
+        }))?;
         self.go_on_without_workers(&config);
         Ok(())
     }

@@ -31,6 +31,7 @@ mod remote;
 mod replicas;
 mod restart;
 mod resume;
+mod returned;
 mod running;
 mod samples;
 mod saving;

@@ -4,6 +4,7 @@
 //! [`crate::membership`]; its verdict sets the [`Stop`], which ends every wait of this process.
 
 mod desk;
+mod returns;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -23,8 +24,8 @@ use crate::ClusterError;
 use crate::connection::Connection;
 use crate::ledger::{Given, Take};
 use crate::membership::Verdict;
-use crate::message::Folder;
-use crate::rendezvous::{JoinOptions, door::Door};
+use crate::message::{Admission, Folder};
+use crate::rendezvous::{JoinOptions, Place, door::Door};
 use crate::table::Table;
 use desk::Desk;
 
@@ -38,7 +39,9 @@ enum Command {
     Goodbye,
     Folder(Folder),
     Expect(Duration),
-    Spare(Range<usize>),
+    Spare(Range<usize>, Result<(), String>),
+    Ready,
+    Admit { rank: Rank, life: u16, admission: Admission },
     Take(Take),
     Close(u64),
     Fail { why: String, suspect: Option<Rank>, in_vain: bool },
@@ -57,6 +60,10 @@ struct State {
     given: Option<Given>,
     /// Ranks that are lost, without whom the others go on.
     lost: Vec<Verdict>,
+    /// Rank 0: those that have come back, for the so-manieth time, and could take part.
+    ready: BTreeMap<Rank, u16>,
+    /// Where this process takes part again, once rank 0 has said so.
+    admission: Option<Admission>,
     ended: Option<Result<(), Verdict>>,
     /// The end had nothing to do with other ranks: a mismatch found at the rendezvous.
     refused: Option<String>,
@@ -94,6 +101,8 @@ pub struct Control {
     rank: Rank,
     run: RunId,
     table: Table,
+    /// How often this rank has come back.
+    life: u16,
     progress: Progress,
     stop: Stop,
     /// How long a process that failed waits for the verdict.
@@ -147,11 +156,14 @@ impl Control {
     }
 
     /// Another rank, whose connection to rank 0 is there.
-    pub(crate) fn spoke(options: JoinOptions, connection: Connection, table: Table) -> Result<Self, ClusterError> {
+    pub(crate) fn spoke(options: JoinOptions, place: Place) -> Result<Self, ClusterError> {
         let (wake, woken) = pipe()?;
-        Self::start(&options, table.clone(), wake, |shared, commands| {
+        let Place { connection, table, life } = place;
+        let mut control = Self::start(&options, table.clone(), wake, |shared, commands| {
             Desk::spoke(&options, connection, &table, woken, shared, commands)
-        })
+        })?;
+        control.life = life;
+        Ok(control)
     }
 
     fn start(
@@ -167,7 +179,8 @@ impl Control {
         let thread = threads::spawn("control", move || desk.run()).map_err(cannot)?;
         let (rank, run, stop) = (options.member.rank, options.run, options.stop.clone());
         let verdict_max = options.limits.silent + VERDICT_MAX;
-        Ok(Self { rank, run, table, progress, stop, verdict_max, shared, commands, wake, thread: Some(thread) })
+        let (life, thread) = (0, Some(thread));
+        Ok(Self { rank, run, table, life, progress, stop, verdict_max, shared, commands, wake, thread })
     }
 
     /// This process's rank.
@@ -191,9 +204,10 @@ impl Control {
         self.send(Command::Expect(longest));
     }
 
-    /// Rank 0: from now on the loss of one of these ranks ends nothing; the others go on without it.
-    pub fn spare(&self, ranks: Range<usize>) {
-        self.send(Command::Spare(ranks));
+    /// Rank 0: from now on the loss of one of these ranks ends nothing; the others go on without it. Whether it may come back,
+    /// or why not, in a sentence.
+    pub fn spare(&self, ranks: Range<usize>, return_is: Result<(), String>) {
+        self.send(Command::Spare(ranks, return_is));
     }
 
     /// The ranks that were lost, without whom the others go on.

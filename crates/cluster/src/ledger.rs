@@ -103,6 +103,11 @@ impl Ledger {
         }
     }
 
+    /// A rank that was lost takes part again, and has taken nothing of this stretch by its own count.
+    pub fn readmit(&mut self, rank: usize) {
+        (self.open[rank], self.taken[rank]) = (0, 0);
+    }
+
     /// A rank is lost: how many portions it had taken and not said to have finished. The last of them may have been
     /// applied.
     pub fn lose(&mut self, rank: usize) -> u64 {
@@ -153,6 +158,12 @@ mod tests {
         }
         ledger.take(2, take(1, 9, 2));
         assert_eq!((ledger.lose(2), ledger.lose(2), ledger.lose(0)), (2, 0, 0));
+        // It comes back, counts anew, and is lost again.
+        ledger.readmit(2);
+        for finished in [0, 0, 1] {
+            ledger.take(2, take(1, 9, finished));
+        }
+        assert_eq!((ledger.lose(2), ledger.lose(2)), (2, 0));
     }
 
     proptest! {

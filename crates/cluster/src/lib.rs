@@ -27,7 +27,7 @@ pub use control::Control;
 pub use error::ClusterError;
 pub use ledger::{Given, Take};
 pub use membership::{Limits, Verdict};
-pub use message::Folder;
+pub use message::{Admission, Folder};
 pub use notice::{Log, Notice};
 pub use paceline_system::phase::Phase;
 pub use paceline_system::progress::{Position, Progress};

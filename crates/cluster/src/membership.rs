@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use paceline_comm::Rank;
+use paceline_comm::transport::tcp::LIVES_MAX;
 
 use late::{Account, Finding};
 use paceline_system::progress::Position;
@@ -101,6 +102,18 @@ pub enum Event {
     Told(Verdict),
     /// The hub goes on without a rank.
     Missed(Verdict),
+    /// A rank that was lost is here again, and gets ready to take part.
+    Returned {
+        /// The rank.
+        rank: Rank,
+        /// Where it runs now.
+        host: String,
+    },
+    /// It takes part from here on.
+    Readmitted {
+        /// The rank.
+        rank: Rank,
+    },
     /// Time passed.
     Tick,
 }
@@ -127,6 +140,10 @@ pub enum Action {
     End(Verdict),
     /// Tell everybody one hears that a rank is lost, and go on without it.
     GoOn(Verdict),
+    /// Tell everybody one hears that a lost rank is here again, for the so-manieth time.
+    LetReturn(Rank, u16),
+    /// Say that it takes part again.
+    Readmit(Rank),
     /// Everybody is through: say so to everybody and close.
     Finish,
 }
@@ -155,7 +172,23 @@ impl Decision {
 enum Standing {
     Awaited,
     Present,
+    /// The others go on without it.
+    Lost,
+    /// It was lost, and gets ready to take part again: nobody waits for it.
+    Returning,
     Left,
+}
+
+impl Standing {
+    /// Whether it has a connection, by which it is heard.
+    fn is_heard(self) -> bool {
+        matches!(self, Self::Present | Self::Returning)
+    }
+
+    /// Whether the end need not wait for it.
+    fn has_left(self) -> bool {
+        matches!(self, Self::Lost | Self::Returning | Self::Left)
+    }
 }
 
 /// What is known of a rank.
@@ -169,6 +202,8 @@ struct Member {
     waiting: Waiting,
     /// When it was last known to wait for somebody itself.
     waited: Duration,
+    /// How often it has come back.
+    life: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,6 +262,7 @@ impl Membership {
             position: Position::default(),
             waiting: Waiting::default(),
             waited: now,
+            life: 0,
         };
         let members = hosts.into_iter().map(member).collect();
         let (stage, spare) = (Stage::Running, 0..0);
@@ -248,6 +284,28 @@ impl Membership {
         self.members[rank.index()].standing == Standing::Present
     }
 
+    /// Whether the run has begun, and not ended.
+    pub fn is_running(&self) -> bool {
+        self.stage == Stage::Running
+    }
+
+    /// Whether a rank that says it is back was lost, and may come back.
+    ///
+    /// # Errors
+    /// Why not, in a sentence.
+    pub fn may_return(&self, rank: Rank) -> Result<(), String> {
+        let Member { standing, life, .. } = &self.members[rank.index()];
+        match standing {
+            Standing::Lost if *life < LIVES_MAX => Ok(()),
+            Standing::Lost => Err(format!("{rank} was lost and has come back {LIVES_MAX} times, which is enough")),
+            Standing::Left => Err(format!("{rank} is through with its part of the run")),
+            Standing::Present | Standing::Returning => {
+                Err(format!("{rank} is still in the run; whoever takes its place comes when it is lost"))
+            }
+            Standing::Awaited => Err(format!("{rank} has never been here")),
+        }
+    }
+
     /// The ranks that have not arrived.
     pub fn missing(&self) -> Vec<usize> {
         (0..self.members.len()).filter(|&rank| self.members[rank].standing == Standing::Awaited).collect()
@@ -267,6 +325,8 @@ impl Membership {
             Event::Goodbye { rank } => self.goodbye(rank),
             Event::Told(verdict) => self.end(verdict),
             Event::Missed(verdict) => self.go_on(verdict),
+            Event::Returned { rank, host } => self.returned(rank, host, now),
+            Event::Readmitted { rank } => self.readmitted(rank, now),
             Event::Tick => self.tick(now),
         }
     }
@@ -302,14 +362,15 @@ impl Membership {
 
     fn beat(&mut self, rank: Rank, position: Position, waiting: Waiting, now: Duration) -> Decision {
         let member = &mut self.members[rank.index()];
-        if member.standing != Standing::Present {
+        if !member.standing.is_heard() {
             return Decision::default();
         }
         if waiting.peer.is_some() || !waiting.lately_ms.is_empty() {
             member.waited = now;
         }
         (member.heard, member.position, member.waiting) = (now, position, waiting);
-        if self.me.index() > 0 || self.stage != Stage::Running {
+        // Nobody waits for one that only gets ready.
+        if self.me.index() > 0 || self.stage != Stage::Running || member.standing != Standing::Present {
             return Decision::default();
         }
         self.account.hear(&self.members, rank.index(), now);
@@ -318,7 +379,7 @@ impl Membership {
 
     fn lost(&mut self, rank: Rank, why: String) -> Decision {
         let peer = &mut self.members[rank.index()];
-        if peer.standing != Standing::Present {
+        if !peer.standing.is_heard() {
             return Decision::default();
         }
         if self.stage == Stage::Gathering {
@@ -334,7 +395,7 @@ impl Membership {
     }
 
     fn failed(&mut self, rank: Rank, (why, in_vain): (String, bool), suspect: Option<Rank>, now: Duration) -> Decision {
-        if self.members[rank.index()].standing != Standing::Present && rank != self.me {
+        if !self.members[rank.index()].standing.is_heard() && rank != self.me {
             return Decision::default();
         }
         let hub = self.me.index() == 0;
@@ -358,7 +419,7 @@ impl Membership {
     fn goodbye(&mut self, rank: Rank) -> Decision {
         let hub = self.me.index() == 0;
         self.members[rank.index()].standing = Standing::Left;
-        let all = self.members.iter().all(|member| member.standing == Standing::Left);
+        let all = self.members.iter().all(|member| member.standing.has_left());
         // The hub is the last to say goodbye, so to the others its goodbye is everybody's.
         if (hub && all) || (!hub && rank.index() == 0) {
             self.stage = Stage::Ended;
@@ -394,7 +455,7 @@ impl Membership {
     fn listen(&mut self, rank: Rank, now: Duration) -> Decision {
         let member = &self.members[rank.index()];
         let silence = now.saturating_sub(member.heard);
-        if member.standing != Standing::Present || silence < self.limits.silent {
+        if !member.standing.is_heard() || silence < self.limits.silent {
             return Decision::default();
         }
         self.blame(rank, Cause::Silent { silent_ms: milliseconds(silence) })
@@ -438,13 +499,36 @@ impl Membership {
 
     fn go_on(&mut self, verdict: Verdict) -> Decision {
         let member = &mut self.members[verdict.rank];
-        if member.standing == Standing::Left {
+        if matches!(member.standing, Standing::Left | Standing::Lost) {
             return Decision::default();
         }
-        member.standing = Standing::Left;
+        member.standing = Standing::Lost;
         // Whoever blamed it was right, and whom it blamed is not to blame.
         self.held = self.held.take().filter(|(held, _)| held.rank != verdict.rank);
         Decision::because(format!("{verdict}; the others go on without it")).and(Action::GoOn(verdict))
+    }
+
+    /// A rank that was lost is here again. It is watched from now on, and nobody waits for it.
+    fn returned(&mut self, rank: Rank, host: String, now: Duration) -> Decision {
+        if self.stage != Stage::Running || self.may_return(rank).is_err() {
+            return Decision::default();
+        }
+        let member = &mut self.members[rank.index()];
+        (member.standing, member.heard, member.waited) = (Standing::Returning, now, now);
+        (member.position, member.waiting) = (Position::default(), Waiting::default());
+        member.life += 1;
+        let (life, reason) = (member.life, format!("{rank} has come back, from {host}, and gets ready"));
+        member.host = host;
+        Decision::because(reason).and(Action::LetReturn(rank, life))
+    }
+
+    fn readmitted(&mut self, rank: Rank, now: Duration) -> Decision {
+        let member = &mut self.members[rank.index()];
+        if member.standing != Standing::Returning {
+            return Decision::default();
+        }
+        (member.standing, member.heard, member.waited) = (Standing::Present, now, now);
+        Decision::because(format!("{rank} on {} takes part again", member.host)).and(Action::Readmit(rank))
     }
 
     fn end(&mut self, verdict: Verdict) -> Decision {
@@ -460,3 +544,7 @@ fn milliseconds(duration: Duration) -> u64 {
 #[cfg(test)]
 #[path = "membership/tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "membership/return_tests.rs"]
+mod return_tests;

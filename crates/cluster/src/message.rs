@@ -2,6 +2,7 @@
 //! ranks must exist, text is cut and made printable.
 
 use paceline_comm::RunId;
+use paceline_comm::transport::tcp::LIVES_MAX;
 use paceline_system::printable::printable_lines;
 use paceline_system::progress::Position;
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,9 @@ pub const PATH_BYTES_MAX: usize = 4096;
 /// The longest sentence from a peer that is shown.
 const TEXT_BYTES_MAX: usize = 2048;
 
+/// The longest account of where in the data a run is.
+const PLACE_BYTES_MAX: usize = 4096;
+
 /// The longest id of a run's folder.
 const ID_BYTES_MAX: usize = 128;
 
@@ -34,6 +38,20 @@ pub struct Folder {
     pub path: String,
     /// What tells it from another folder of that name.
     pub id: String,
+}
+
+/// Where in the data a rank that has come back takes part again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Admission {
+    /// The number of the stretch.
+    pub stretch: u64,
+    /// The step that the run is at.
+    pub step: u64,
+    /// Steps of the run that rank 0 has made by its own count.
+    pub steps: u64,
+    /// Where the run was when the stretch began, in the caller's own words.
+    pub place: String,
 }
 
 /// One message.
@@ -60,7 +78,23 @@ pub enum Message {
         entries: Vec<Entry>,
         /// The run.
         run: String,
+        /// For the so-manieth time that the receiver has come back, into a run that has begun; 0 at the beginning.
+        #[serde(default)]
+        life: u16,
     },
+    /// The hub says that a rank that was lost is here again, and gets ready.
+    Returned {
+        /// The rank.
+        rank: u32,
+        /// Where it runs now.
+        host: String,
+        /// For the so-manieth time.
+        life: u16,
+    },
+    /// A rank that has come back has links to all that it needs, and could take part.
+    Ready,
+    /// The hub says where it does.
+    Admitted(Admission),
     /// The hub tells all where the run is kept, once it is there.
     Folder(Folder),
     /// I am alive.
@@ -131,10 +165,16 @@ impl Message {
                 entry.host = printable(&entry.host);
                 entry.is_sound() && config.len() <= CONFIG_BYTES_MAX && RunId::from_hex(run).is_some()
             }
-            Self::Table { entries, run } => {
+            Self::Table { entries, run, life } => {
                 entries.iter_mut().for_each(|entry| entry.host = printable(&entry.host));
-                entries.len() == world && entries.iter().all(Entry::is_sound) && RunId::from_hex(run).is_some()
+                let sound = entries.len() == world && entries.iter().all(Entry::is_sound) && *life <= LIVES_MAX;
+                sound && RunId::from_hex(run).is_some()
             }
+            Self::Returned { rank, host, life } => {
+                *host = printable(host);
+                (*rank as usize) < world && (1..=LIVES_MAX).contains(life)
+            }
+            Self::Admitted(Admission { place, .. }) => place.len() <= PLACE_BYTES_MAX,
             Self::Folder(Folder { path, id }) => {
                 let sane = |text: &str, most: usize| text.len() <= most && !text.contains('\0');
                 sane(path, PATH_BYTES_MAX) && sane(id, ID_BYTES_MAX)
@@ -149,7 +189,7 @@ impl Message {
             }
             Self::Ended { verdict } | Self::Lost { verdict } => clean(verdict, world),
             Self::Beat { waiting, .. } => waiting.is_sound(world),
-            Self::Goodbye | Self::Take(_) | Self::Given(_) | Self::Close { .. } => true,
+            Self::Goodbye | Self::Ready | Self::Take(_) | Self::Given(_) | Self::Close { .. } => true,
         };
         if sound { Ok(message) } else { Err("a message that cannot be meant for this run".into()) }
     }
@@ -203,9 +243,18 @@ mod tests {
         assert!(Message::decode(&verdict(2, "x").encode(), 2).is_err());
         let failed = Message::Failed { why: String::new(), suspect: Some(9), in_vain: false };
         assert!(Message::decode(&failed.encode(), 2).is_err());
-        assert!(
-            Message::decode(&Message::Table { entries: vec![], run: RunId::random().to_string() }.encode(), 2).is_err()
-        );
+        let table = Message::Table { entries: vec![], run: RunId::random().to_string(), life: 0 };
+        assert!(Message::decode(&table.encode(), 2).is_err());
+        let returned = |rank, life| Message::Returned { rank, host: "h\x07".into(), life };
+        for (rank, life) in [(2, 1), (1, 0), (1, LIVES_MAX + 1)] {
+            assert!(Message::decode(&returned(rank, life).encode(), 2).is_err(), "{rank}, {life}");
+        }
+        let Ok(Message::Returned { host, .. }) = Message::decode(&returned(1, 1).encode(), 2) else { panic!("sound") };
+        assert_eq!(host, "h\\u{7}");
+        let admitted =
+            |length| Message::Admitted(Admission { stretch: 3, step: 44, steps: 40, place: "x".repeat(length) });
+        assert_eq!(Message::decode(&admitted(20).encode(), 2), Ok(admitted(20)));
+        assert!(Message::decode(&admitted(PLACE_BYTES_MAX + 1).encode(), 2).is_err());
     }
 
     proptest! {
@@ -221,6 +270,27 @@ mod tests {
             bytes[at % length] = byte;
             if let Ok(Message::Ended { verdict }) = Message::decode(&bytes, 3) {
                 prop_assert!(verdict.rank < 3);
+            }
+        }
+
+        #[test]
+        fn a_return_with_any_byte_changed_is_one_of_a_rank_that_exists_or_an_error(at in 0usize..200, byte: u8) {
+            let mut bytes = Message::Returned { rank: 1, host: "here".into(), life: 7 }.encode();
+            let length = bytes.len();
+            bytes[at % length] = byte;
+            if let Ok(Message::Returned { rank, life, .. }) = Message::decode(&bytes, 3) {
+                prop_assert!(rank < 3 && (1..=LIVES_MAX).contains(&life));
+            }
+        }
+
+        #[test]
+        fn an_admission_with_any_byte_changed_is_bounded_or_an_error(at in 0usize..200, byte: u8) {
+            let place = "{\"step\":40}".to_owned();
+            let mut bytes = Message::Admitted(Admission { stretch: 3, step: 44, steps: 40, place }).encode();
+            let length = bytes.len();
+            bytes[at % length] = byte;
+            if let Ok(Message::Admitted(admission)) = Message::decode(&bytes, 3) {
+                prop_assert!(admission.place.len() <= PLACE_BYTES_MAX);
             }
         }
 

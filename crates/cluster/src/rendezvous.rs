@@ -42,6 +42,8 @@ pub struct JoinOptions {
     pub bind: Option<IpAddr>,
     /// A name for this machine other than its own: members that say the same count as being on one machine.
     pub node: Option<String>,
+    /// Rank 0: whether its port stays open when all are there, for ranks that are lost and come back.
+    pub keeps_door: bool,
     /// Whether and how the control connections are secret; the same for all members.
     pub tls: Option<Tls>,
     /// Workers that are given the same portions of the data, of which each computes its part.
@@ -67,6 +69,7 @@ impl JoinOptions {
             config,
             bind: None,
             node: None,
+            keeps_door: false,
             tls: None,
             group: 1,
             limits: Limits::default(),
@@ -138,8 +141,8 @@ pub fn join(
         }
         // None: the hub left before the run began; somebody may start it again.
         let met = JoinOptions { run, ..options.clone() };
-        if let Some((connection, table)) = introduce(&met, &clock, stream, data)? {
-            return Control::spoke(met, connection, table);
+        if let Some(place) = introduce(&met, &clock, stream, data)? {
+            return Control::spoke(met, place);
         }
     }
 }
@@ -246,13 +249,24 @@ fn connect(member: &Member, left: Duration) -> Result<TcpStream, String> {
     Err(last)
 }
 
+/// A rank's place in a run.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// To rank 0.
+    pub connection: Connection,
+    /// All members.
+    pub table: Table,
+    /// How often this rank has come back.
+    pub life: u16,
+}
+
 /// Says who this is and waits for the table; none if rank 0 went away meanwhile.
 fn introduce(
     options: &JoinOptions,
     clock: &Clock,
     stream: Socket,
     data: Option<SocketAddr>,
-) -> Result<Option<(Connection, Table)>, ClusterError> {
+) -> Result<Option<Place>, ClusterError> {
     let world = options.member.world;
     let hub = stream.tcp().peer_addr().map(|address| address.ip());
     let own = stream.tcp().local_addr().map(|address| address.ip());
@@ -268,12 +282,12 @@ fn introduce(
         options.interrupted()?;
         let message = sent.and_then(|()| connection.pull(world));
         match message {
-            Ok(Some(Message::Table { mut entries, run })) => {
+            Ok(Some(Message::Table { mut entries, run, life })) => {
                 if RunId::from_hex(&run) != Some(options.run) {
                     return refused(format!("rank 0 has the table of another run ({run}, and not {})", options.run));
                 }
                 entries[0].seen_from(hub);
-                return Ok(Some((connection, Table::new(entries))));
+                return Ok(Some(Place { connection, table: Table::new(entries), life }));
             }
             Ok(Some(Message::Refused { why })) => return refused(why),
             Ok(Some(Message::Ended { verdict })) => return Err(ClusterError::Ended(verdict)),

@@ -34,6 +34,9 @@ const EXCHANGE: u16 = 0x101;
 /// The same of halves.
 const EXCHANGE_BF16: u16 = 0x102;
 
+/// How long the last word of a greeting may be under way, of a rank that has said elsewhere that it is through with it.
+const GREETED: Duration = Duration::from_secs(5);
+
 /// How a communicator behaves.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -327,6 +330,14 @@ impl Communicator {
     /// Whether a rank is lost and the others go on without it ([`Stop::lose`]).
     pub fn has_lost(&self, rank: Rank) -> bool {
         self.options.stop.has_lost(self.members[rank.index()])
+    }
+
+    /// Has links to a rank that was lost and has come back, for the so-manieth time, instead of those that it had; from here
+    /// on it is not lost. Whether that is so: it may have been lost again, or the transport lets nobody come back.
+    pub fn readmit(&mut self, rank: Rank, life: u16) -> bool {
+        let (stop, member) = (&self.options.stop, self.members[rank.index()]);
+        let Transport::Tcp(port) = &mut self.transport else { return false };
+        stop.returning(member) == Some(life) && port.replace(rank, life, GREETED) && stop.readmit(member, life)
     }
 
     /// Waits until one of these ranks has sent something, and says which: the first in the order of `peers`.

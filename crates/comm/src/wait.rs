@@ -22,22 +22,36 @@ pub struct Wait {
     stop: Stop,
     /// The numbers in the world of a group's ranks, where those are waited for.
     members: Option<Arc<[Rank]>>,
+    /// Whether it ends when whom it is for is lost.
+    heeds_losses: bool,
 }
 
 impl Wait {
     /// From now until `limit` has passed or `stop` is set.
     pub fn new(limit: Duration, stop: &Stop) -> Self {
-        Self { clock: Clock::real(), limit, stop: stop.clone(), members: None }
+        Self { clock: Clock::real(), limit, stop: stop.clone(), members: None, heeds_losses: true }
     }
 
     /// The same for ranks that are numbered within a group of these.
     pub(crate) fn among(members: &Arc<[Rank]>, limit: Duration, stop: &Stop) -> Self {
-        Self { clock: Clock::real(), limit, stop: stop.clone(), members: Some(Arc::clone(members)) }
+        Self { clock: Clock::real(), limit, stop: stop.clone(), members: Some(Arc::clone(members)), heeds_losses: true }
     }
 
     /// The same, but no longer than `limit` from now.
     pub fn at_most(&self, limit: Duration) -> Self {
         Self::new(limit.min(self.left()), &self.stop)
+    }
+
+    /// The same for one who may be lost and is here again, on a connection of its own.
+    pub(crate) fn for_whoever_comes(&self) -> Self {
+        let mut wait = self.clone();
+        wait.heeds_losses = false;
+        wait
+    }
+
+    /// What ends it early.
+    pub(crate) const fn stop(&self) -> &Stop {
+        &self.stop
     }
 
     /// Time left; zero once the deadline has passed.
@@ -83,6 +97,7 @@ impl Wait {
             return Err(CommError::Stopped { rank, phase, reason: reason.to_owned() });
         }
         if let Some(Awaited::Rank(lost)) = awaited
+            && self.heeds_losses
             && self.stop.has_lost(lost)
         {
             return Err(CommError::PeerGone { rank, peer, phase, reason: "it is lost".into() });

@@ -198,6 +198,10 @@ impl History {
                     format!("{why}; the others went on without it, and {portions} portions of batches it had taken");
                 self.push_warning(line.time_s, &message);
             }
+            Event::Returned { returned_rank, host, step } => {
+                let message = format!("rank {returned_rank} on {host} takes part again, from step {step} on");
+                self.push_warning(line.time_s, &message);
+            }
             Event::Warning { message } => self.push_warning(line.time_s, message),
         }
     }

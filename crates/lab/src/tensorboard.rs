@@ -112,6 +112,7 @@ impl TensorBoard {
             | Event::CaughtUp { .. }
             | Event::Balanced { .. }
             | Event::Lost { .. }
+            | Event::Returned { .. }
             | Event::Warning { .. }
             | Event::RunFinished { .. } => {}
         }

@@ -92,6 +92,7 @@ fn all_events() -> Vec<Event> {
             portions: 0,
             why: String::new(),
         },
+        Event::Returned { returned_rank: 0, host: String::new(), step: 0 },
         Event::Warning { message: String::new() },
         Event::RunFinished {
             step: 0,
@@ -118,6 +119,7 @@ fn all_events() -> Vec<Event> {
             | Event::CaughtUp { .. }
             | Event::Balanced { .. }
             | Event::Lost { .. }
+            | Event::Returned { .. }
             | Event::Warning { .. }
             | Event::RunFinished { .. } => {}
         }

@@ -14,6 +14,7 @@ pub(crate) mod identity;
 mod missed;
 mod protocol;
 mod report;
+mod returned;
 mod rounds;
 mod sharded;
 mod shares;
@@ -27,8 +28,11 @@ pub use identity::{IDENTITY, RunIdentity, receive as receive_identity};
 pub use missed::Missed;
 use paceline_comm::{CommError, Communicator, LentSlice, Rank};
 use paceline_system::clock::Clock;
-pub use protocol::{Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, Reach, Roles, Rounds, Steps};
+pub use protocol::{
+    Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, RETURNED, Reach, Roles, Rounds, Steps,
+};
 pub use report::{StepReport, Votes};
+pub use returned::Returned;
 pub use rounds::RoundOptions;
 
 use crate::lock_free::ThreadMemory;
@@ -475,6 +479,25 @@ pub trait Agreement: Debug + Send {
     /// As above.
     fn fetch_optimizer(&mut self, _state: &mut [&mut [f32]]) -> Result<(), CommError> {
         Ok(())
+    }
+
+    /// The first worker, between two of its own steps: servers take a worker that has come back for one of them from here
+    /// on, and give it these running statistics with their weights. Whether this is a point at which they do.
+    ///
+    /// # Errors
+    /// As above.
+    fn readmit(&mut self, _returned: Returned, _states: &[f32]) -> Result<bool, CommError> {
+        Ok(false)
+    }
+
+    /// A worker that has come back, once servers take it for one of them: is given what the protocol has for a joiner
+    /// ([`Protocol::joiner`]), by servers and not by rank 0. The first worker has made so many steps.
+    ///
+    /// # Errors
+    /// As above, and where nobody comes back.
+    fn come_back(&mut self, _steps: u64, _states: &mut [f32], _weights: &mut [f32]) -> Result<(), CommError> {
+        let what = format!("nobody comes back to {}", self.protocol().name);
+        Err(CommError::Failed { rank: self.rank(), phase: "come_back", what })
     }
 
     /// Memory that this rank is to use from now on instead of its own, once, where ranks have one copy of the

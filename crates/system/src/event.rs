@@ -207,6 +207,15 @@ pub enum Event {
         /// What happened to it.
         why: String,
     },
+    /// A rank that was lost takes part again.
+    Returned {
+        /// The rank.
+        returned_rank: u32,
+        /// Its machine, which may be another than before.
+        host: String,
+        /// The step that the run was at.
+        step: u64,
+    },
     /// Something the user should know; the run goes on.
     Warning {
         /// What it is.

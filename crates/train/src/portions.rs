@@ -11,6 +11,9 @@ use paceline_comm::CommError;
 use paceline_data::DataError;
 use paceline_data::loader::Portions;
 use paceline_data::order::Shard;
+use paceline_parallel::agree::Returned;
+
+use crate::checkpoint::Position;
 
 /// What a worker asks whoever hands out portions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +35,42 @@ pub struct Answer {
     pub end: u64,
 }
 
+/// Where a worker that has come back takes part again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Admission {
+    /// The number of the stretch that is under way.
+    pub stretch: u64,
+    /// The step that the run is at.
+    pub step: u64,
+    /// Steps of the run that the first worker has made by its own count.
+    pub steps: u64,
+    /// Where the run was when the stretch began.
+    pub position: Position,
+}
+
+impl Admission {
+    /// The position as text.
+    pub fn place(&self) -> String {
+        serde_json::to_string(&self.position).expect("a position holds nothing that JSON cannot")
+    }
+
+    /// Of what another process has told; none if it makes no sense.
+    pub fn from_parts(stretch: u64, (step, steps): (u64, u64), place: &str) -> Option<Self> {
+        let position: Position = serde_json::from_str(place).ok()?;
+        (stretch > 0 && steps.min(step) >= position.step).then_some(Self { stretch, step, steps, position })
+    }
+}
+
 /// Whoever hands out portions.
 pub trait Counter: Send + Sync {
+    /// The first worker: one that was lost, has come back and could take part.
+    fn returning(&self) -> Option<Returned> {
+        None
+    }
+
+    /// The first worker: tells it that it takes part from here on.
+    fn admit(&self, _returned: Returned, _admission: Admission) {}
+
     /// The next portion, for this worker alone. May wait.
     ///
     /// # Errors
@@ -85,6 +122,18 @@ impl Stretch {
     /// No more steps are to begin in it.
     pub fn close(&self) {
         self.counter.close(self.number);
+    }
+
+    /// The first worker: one that was lost, has come back and could take part.
+    pub fn returning(&self) -> Option<Returned> {
+        self.counter.returning()
+    }
+
+    /// The first worker, which is at this step and has made so many: one that has come back takes part in this stretch, before
+    /// which the run was there.
+    pub fn admit(&self, returned: Returned, (step, steps): (u64, u64), position: &Position) {
+        let admission = Admission { stretch: self.number, step, steps, position: position.at_joining() };
+        self.counter.admit(returned, admission);
     }
 }
 

@@ -98,6 +98,8 @@ pub struct Trainer {
     /// Who hands out portions of the data, and how many stretches of them were begun.
     portions: PortionCounter,
     stretches: u64,
+    /// Steps that the first worker had made when this one came back, before its first step since.
+    rejoined_after: Option<u64>,
 }
 
 impl Trainer {
@@ -170,7 +172,7 @@ impl Trainer {
         let samples = train.dataset().len() as u64;
         let mut journal = Journal::open(config, around, card, run, (length, samples))?;
         journal.watch_gpu(replica.engine.gpu().map(|gpu| &**gpu));
-        Ok(Self { replica, train, val, journal, notes, portions, stretches: 0 })
+        Ok(Self { replica, train, val, journal, notes, portions, stretches: 0, rejoined_after: None })
     }
 
     /// Trains together with the other ranks from now on, and begins with the weights of rank 0.

@@ -6,8 +6,11 @@ use std::time::Duration;
 use super::Team;
 use crate::cluster::{Control, Take};
 use crate::comm::{CommError, Rank};
-use crate::train::Config;
-use crate::train::portions::{Answer, Counter, PortionCounter, Question};
+use crate::failure::Failure;
+use crate::parallel::agree::Returned;
+use crate::system::signal::Stop;
+use crate::train::portions::{Admission, Answer, Counter, PortionCounter, Question};
+use crate::train::{Config, TrainError, Trainer};
 
 /// Asks rank 0, which keeps the account.
 struct Hub {
@@ -27,6 +30,18 @@ impl Counter for Hub {
         Ok(Answer { portion: given.portion, end: given.end })
     }
 
+    fn returning(&self) -> Option<Returned> {
+        let (rank, life) = self.control.upgrade()?.returning()?;
+        Some(Returned { worker: rank.index(), life })
+    }
+
+    fn admit(&self, Returned { worker, life }: Returned, admission: Admission) {
+        let place = admission.place();
+        let Admission { stretch, step, steps, .. } = admission;
+        let told = crate::cluster::Admission { stretch, step, steps, place };
+        self.control.upgrade().into_iter().for_each(|control| control.admit((Rank::at(worker), life), told.clone()));
+    }
+
     fn close(&self, stretch: u64) {
         self.control.upgrade().into_iter().for_each(|control| control.close(stretch));
     }
@@ -44,7 +59,25 @@ impl Team {
     /// From now on the others go on without a worker that is lost, where they can.
     pub(super) fn go_on_without_workers(&self, config: &Config) {
         if self.member.rank == Rank(0) && config.goes_on_without_workers() {
-            self.control.spare(1..self.mesh.extent().workers);
+            let on_cpus = match self.is_hosted() {
+                false => Ok(()),
+                true => Err("workers come back on CPUs, and some of this run compute on GPUs".to_owned()),
+            };
+            self.control.spare(1..self.mesh.extent().workers, config.lets_workers_return().and(on_cpus));
         }
+    }
+
+    /// Whether this rank was lost and has come back into a run that goes on.
+    pub fn is_back(&self) -> bool {
+        self.control.life() > 0
+    }
+
+    /// Takes part again: waits until rank 0 says where, and takes the present weights.
+    pub fn rejoin(&self, trainer: &mut Trainer, interrupt: &Stop) -> Result<(), Failure> {
+        self.control.ready();
+        let told = self.control.admission(interrupt)?;
+        let nonsense = || TrainError::Refused("rank 0 is where no run can be".into());
+        let admission = Admission::from_parts(told.stretch, (told.step, told.steps), &told.place).ok_or_else(nonsense);
+        self.guard(admission.and_then(|admission| trainer.rejoin(admission)))
     }
 }

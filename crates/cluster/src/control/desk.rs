@@ -12,14 +12,16 @@ use std::time::Duration;
 use paceline_comm::wire::Identity;
 use paceline_comm::{Rank, RunId, Stop};
 use paceline_system::clock::Clock;
-use paceline_system::progress::{Position, Progress};
+use paceline_system::progress::Progress;
 use paceline_system::ready::{self, Interest};
+
+mod returns;
 
 use super::{Command, Shared};
 use crate::connection::Connection;
 use crate::ledger::{Given, Groups, Ledger, Take};
 use crate::membership::{Action, CaughtUp, Event, Late, Limits, Membership, Verdict};
-use crate::message::Message;
+use crate::message::{Folder, Message};
 use crate::notice::{Log, Refusals};
 use crate::rendezvous::{JoinOptions, door::Door};
 use crate::table::{Entry, Table};
@@ -63,6 +65,11 @@ pub(super) struct Desk {
     /// Rank 0: who has taken which portion of the data.
     ledger: Ledger,
     groups: Groups,
+    /// Rank 0: whether the door stays open when all are there, and whether whoever comes then may be let in.
+    keeps_door: bool,
+    return_is: Result<(), String>,
+    /// Where the run is kept, for those who come later.
+    folder: Option<Folder>,
 }
 
 impl Desk {
@@ -99,6 +106,9 @@ impl Desk {
             beat_next: Duration::ZERO,
             ledger: Ledger::new(world, (options.member.workers() / options.group.max(1)) as u64),
             groups: Groups::new(world, options.group),
+            keeps_door: options.keeps_door,
+            return_is: Err("the run has not begun its first step yet; start this rank again in a moment".into()),
+            folder: None,
         }
     }
 
@@ -181,7 +191,8 @@ impl Desk {
     /// Lets in whoever knocks, and takes those who hold the token.
     fn greet(&mut self) {
         let Some(door) = &mut self.door else { return };
-        let present = |rank: &Rank| self.membership.is_present(*rank);
+        // Whoever comes later is told why it is not let in, by a sentence.
+        let present = |rank: &Rank| !self.membership.is_running() && self.membership.is_present(*rank);
         let taken = (0..self.world).map(Rank::at).filter(present).collect();
         let mut troubles = door.open(&Identity { taken, ..self.identity.clone() });
         let mut arrived = Vec::new();
@@ -221,6 +232,9 @@ impl Desk {
 
     fn join(&mut self, rank: Rank, mut connection: Connection, mut entry: Entry, config: &str) {
         let now = self.clock.now();
+        if self.membership.is_running() {
+            return self.take_back(rank, connection, entry, config);
+        }
         if self.membership.is_present(rank) || self.door.is_none() {
             let why = format!("{rank} is here already; give every process its own rank");
             let _ = connection.push(&Message::Refused { why: why.clone() }, now);
@@ -272,6 +286,14 @@ impl Desk {
                 self.shared.change(|state| state.folder = Some(folder));
             }
             Message::Lost { verdict } if rank.index() == 0 => self.feed(Event::Missed(verdict)),
+            Message::Returned { rank: back, host, life } if rank.index() == 0 => {
+                self.feed(Event::Returned { rank: Rank(back), host });
+                self.stop.let_return(Rank(back), life);
+            }
+            Message::Ready if self.me.index() == 0 => self.hear_ready(rank),
+            Message::Admitted(admission) if rank.index() == 0 => {
+                self.shared.change(|state| state.admission = Some(admission));
+            }
             Message::Take(take) if self.me.index() == 0 && !self.ledger.is_sound(take) => {
                 self.lose(rank, "it asks for data that nobody else is at; start all ranks with the same data".into());
             }
@@ -286,6 +308,9 @@ impl Desk {
             | Message::Refused { .. }
             | Message::Folder(_)
             | Message::Lost { .. }
+            | Message::Returned { .. }
+            | Message::Ready
+            | Message::Admitted(_)
             | Message::Take(_)
             | Message::Close { .. }
             | Message::Given(_) => {
@@ -322,11 +347,19 @@ impl Desk {
                     self.feed(Event::Goodbye { rank: self.me });
                 }
                 Command::Expect(longest) => self.membership.expect_waits(longest),
-                Command::Spare(ranks) => self.membership.spare(ranks),
+                Command::Spare(ranks, return_is) => {
+                    self.membership.spare(ranks);
+                    self.return_is = return_is;
+                }
+                Command::Ready => self.send_all(&Message::Ready, |_, _| true),
+                Command::Admit { rank, life, admission } => self.admit((rank, life), admission),
                 Command::Take(take) => self.take(take),
                 Command::Close(stretch) if self.me.index() == 0 => self.ledger.close(stretch),
                 Command::Close(stretch) => self.send_all(&Message::Close { stretch }, |_, _| true),
-                Command::Folder(folder) => self.send_all(&Message::Folder(folder), |_, _| true),
+                Command::Folder(folder) => {
+                    self.send_all(&Message::Folder(folder.clone()), |_, _| true);
+                    self.folder = Some(folder);
+                }
                 Command::Fail { why, suspect, in_vain } => {
                     self.feed(Event::Failed { rank: self.me, why, suspect, in_vain });
                 }
@@ -383,7 +416,8 @@ impl Desk {
     fn feed(&mut self, event: Event) {
         let decision = self.membership.on(event, self.clock.now());
         let told = decision.actions.iter().find_map(told);
-        let is_told_below = decision.actions.iter().any(|action| matches!(action, Action::GoOn(_)));
+        let is_told_below = |action: &Action| matches!(action, Action::GoOn(_) | Action::Readmit(_));
+        let is_told_below = decision.actions.iter().any(is_told_below);
         match (told, decision.reason) {
             _ if is_told_below && self.me.index() == 0 => {}
             (Some(event), reason) => self.log.tell(reason, event),
@@ -400,6 +434,9 @@ impl Desk {
                 }
                 Action::End(verdict) => self.end(verdict),
                 Action::GoOn(verdict) => self.go_on(verdict),
+                Action::LetReturn(rank, life) => self.let_return(rank, life),
+                // Told where it is said to the rank as well.
+                Action::Readmit(_) => {}
                 Action::Finish => {
                     let last = Message::Goodbye;
                     self.farewell(|me| (me.index() == 0).then_some(last), false);
@@ -411,30 +448,13 @@ impl Desk {
 
     /// All are there: everybody gets the table, and the door closes.
     fn begin(&mut self) {
-        self.door = None;
+        self.door = self.door.take().filter(|_| self.keeps_door);
         self.joining.clear();
         let entries: Vec<Entry> = self.entries.iter().flatten().cloned().collect();
         assert_eq!(entries.len(), self.world, "a run starts when everybody has arrived");
         let (run, table) = (self.run.to_string(), entries.clone());
-        self.send_all(&Message::Table { entries: table, run }, |_, _| true);
+        self.send_all(&Message::Table { entries: table, run, life: 0 }, |_, _| true);
         self.shared.change(|state| state.table = Some(Table::new(entries)));
-    }
-
-    /// A rank is lost, and the others go on: whatever waits for it in this process ends.
-    fn go_on(&mut self, verdict: Verdict) {
-        let lost = Rank::at(verdict.rank);
-        self.stop.lose(lost);
-        if self.me.index() == 0 {
-            self.connections[verdict.rank] = None;
-            self.send_all(&Message::Lost { verdict: verdict.clone() }, |_, _| true);
-            let portions = self.ledger.lose(verdict.rank);
-            let Position { step, phase, .. } = verdict.position;
-            let why = verdict.to_string();
-            let (lost_rank, host) = (lost.0, verdict.host.clone());
-            let event = paceline_system::event::Event::Lost { lost_rank, host, phase, step, portions, why };
-            self.log.tell(format!("{verdict}; the others go on without it"), event);
-        }
-        self.shared.change(|state| state.lost.push(verdict));
     }
 
     fn end(&mut self, verdict: Verdict) {

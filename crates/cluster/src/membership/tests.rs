@@ -419,7 +419,9 @@ impl Simulation {
                     assert!(self.verdicts.insert(member, (verdict, now)).is_none(), "one verdict each");
                     self.close(now, member);
                 }
-                Action::GoOn(_) => panic!("no rank can be done without here"),
+                Action::GoOn(_) | Action::LetReturn(..) | Action::Readmit(_) => {
+                    panic!("no rank can be done without here")
+                }
                 Action::Finish => {
                     if member == 0 {
                         for neighbour in self.neighbours(0) {

@@ -18,7 +18,8 @@ use crate::wire::socket::Socket;
 
 mod connect;
 
-pub use connect::{Config, Listener, Report, connect};
+use connect::Reception;
+pub use connect::{Config, LIVES_MAX, Life, Listener, Report, connect, rejoin};
 
 /// Bytes of a stripe: a few system calls' worth.
 const STRIPE_BYTES: u64 = 1 << 20;
@@ -93,6 +94,8 @@ pub struct Port {
     members: Vec<Rank>,
     /// Connections for groups, by rank in the world; all of a rank's ports take from the same.
     spares: Arc<Mutex<Vec<Vec<Socket>>>>,
+    /// Where ranks come back to, if they may.
+    reception: Option<Reception>,
 }
 
 impl Port {
@@ -122,7 +125,16 @@ impl Port {
             cables[place] = Some(Cable::new(spares[peer.index()].pop().into_iter().collect()));
         }
         drop(spares);
-        Ok(Self { rank, cables, members: names, spares: Arc::clone(&self.spares) })
+        Ok(Self { rank, cables, members: names, spares: Arc::clone(&self.spares), reception: None })
+    }
+
+    /// Replaces the connections to a rank that was lost by those that it has made since, for the so-manieth time; whether they
+    /// are there within this time.
+    pub(crate) fn replace(&mut self, peer: Rank, life: u16, limit: Duration) -> bool {
+        let sockets = self.reception.as_ref().and_then(|reception| reception.take(peer, life, limit));
+        let Some(sockets) = sockets else { return false };
+        self.cables[peer.index()] = Some(Cable::new(sockets));
+        true
     }
 
     fn cable(&mut self, peer: Rank) -> &mut Cable {

@@ -219,7 +219,10 @@ impl Carrier {
                     channel.reply(Reply::Numbers(numbers));
                 }
                 Request::Optimizer(state) => channel.reply(Reply::Optimizer(state)),
-                Request::Weights(weights) => channel.reply(Reply::Numbers(weights)),
+                // Nobody is lost and comes back.
+                Request::Weights(numbers) | Request::Readmit(_, numbers) | Request::ComeBack(numbers) => {
+                    channel.reply(Reply::Numbers(numbers));
+                }
                 Request::Bucket(bucket, memory) => step.buckets[bucket] = Some(memory),
                 Request::Gather(bucket, memory) => step.stepped[bucket] = Some(memory),
                 Request::Exchange(list, mut numbers) => {

@@ -13,7 +13,7 @@ use paceline_comm::{CommError, Rank, RegisteredBuffer, Transfer};
 use paceline_system::clock::Clock;
 use paceline_system::threads;
 
-use super::{StepReport, Wait};
+use super::{Returned, StepReport, Wait};
 
 /// After how many steps the order of messages is made from measured times: the first ones warm caches and
 /// links up.
@@ -39,6 +39,10 @@ pub(super) enum Request {
     Optimizer(Vec<Vec<f32>>),
     /// All weights as the servers have them, where those of this rank may be older.
     Weights(Vec<f32>),
+    /// A worker that was lost is back: servers are given running statistics for it.
+    Readmit(Returned, Vec<f32>),
+    /// This worker is: weights, and running statistics behind them.
+    ComeBack(Vec<f32>),
 }
 
 /// What it gives back.
@@ -248,6 +252,16 @@ impl Courier {
         let last = self.between(Request::Weights(weights.to_vec()))?;
         weights.copy_from_slice(&last);
         Ok(())
+    }
+
+    /// Tells servers of a worker that has come back.
+    pub fn readmit(&mut self, returned: Returned, states: &[f32]) -> Result<(), CommError> {
+        self.between(Request::Readmit(returned, states.to_vec())).map(drop)
+    }
+
+    /// Fetches what this worker has missed: weights, and running statistics behind them.
+    pub fn come_back(&mut self, numbers: Vec<f32>) -> Result<Vec<f32>, CommError> {
+        self.between(Request::ComeBack(numbers))
     }
 
     fn between(&mut self, request: Request) -> Result<Vec<f32>, CommError> {

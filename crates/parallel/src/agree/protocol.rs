@@ -21,7 +21,7 @@ pub struct Protocol {
     pub closing: Option<Closing>,
     /// What the loss of a peer means for the others.
     pub lost_peer: LostPeer,
-    /// What somebody who joins later is sent.
+    /// What somebody who joins later is sent: by servers where there are some, and otherwise by rank 0.
     pub joiner: Vec<Opening>,
 }
 
@@ -43,6 +43,9 @@ pub enum Opening {
 
 /// What all agreements begin with.
 pub const OPENING: [Opening; 3] = [Opening::States, Opening::Weights, Opening::Optimizer];
+
+/// What a worker is given that comes back to servers. Whose optimizer is its own begins it anew.
+pub const RETURNED: [Opening; 2] = [Opening::States, Opening::Weights];
 
 /// Who makes the steps, and with what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +243,7 @@ impl Protocol {
             between: vec![Between::Sum, Between::Weights, Between::Optimizer],
             closing: Some(Closing::Goodbye),
             lost_peer: LostPeer::End,
-            joiner: OPENING.to_vec(),
+            joiner: RETURNED.to_vec(),
         }
     }
 
@@ -270,6 +273,7 @@ impl Protocol {
             between: vec![Between::Sum, Between::Weights],
             closing: Some(Closing::Goodbye),
             lost_peer: LostPeer::GoOn,
+            joiner: RETURNED.to_vec(),
             ..Self::local(name, rounds, buffers)
         }
     }
@@ -376,9 +380,13 @@ mod tests {
 
     #[test]
     fn what_all_get_at_the_opening_is_what_a_joiner_is_sent() {
-        for protocol in [Protocol::all_reduce(3), Protocol::sharded(3, [2, 1, 0]), Protocol::parameter_server(3)] {
+        for protocol in [Protocol::all_reduce(3), Protocol::sharded(3, [2, 1, 0])] {
             assert_eq!(protocol.opening, protocol.joiner);
             assert_eq!(protocol.in_step[0], Exchange::Report);
+        }
+        // Servers keep the optimizer, or each worker has its own.
+        for protocol in [Protocol::parameter_server(3), Protocol::center("elastic", 4, 1)] {
+            assert_eq!(protocol.joiner, RETURNED);
         }
     }
 }

@@ -39,6 +39,13 @@ pub struct Position {
     pub kept_slots: usize,
 }
 
+impl Position {
+    /// As a worker begins with it that takes part from here on: the epoch's sums are of what it has computed itself.
+    pub fn at_joining(&self) -> Self {
+        Self { tally: Tally::default(), epoch_s: 0.0, data_wait_s: 0.0, ..self.clone() }
+    }
+}
+
 /// More slots than any agreement keeps.
 pub const KEPT_SLOTS_MAX: usize = 8;
 

@@ -22,6 +22,32 @@ impl Config {
         goes_on && self.workers > 1 && !matches!(self.carry, Carry::MPI | Carry::THREAD)
     }
 
+    /// Whether a worker that was lost may come back while the others go on.
+    ///
+    /// # Errors
+    /// Why not: a sentence that says what to type.
+    pub fn lets_workers_return(&self) -> Result<(), String> {
+        let instead = "let the run end and go on with --resume to have all workers back";
+        if !self.hands_out_portions() {
+            let why = "workers of a synchronous server make the same steps, so that none can come back in the middle";
+            return Err(format!("{why}; for runs where they can, type --staleness none; here {instead}"));
+        }
+        if self.group() > 1 {
+            return Err(format!("those of a --group step together, so that none can come back in the middle; here {instead}"));
+        }
+        if self.carry != Carry::TCP {
+            return Err(format!(
+                "a worker comes back over sockets, and this run has --carry {}; start runs where they can with --carry tcp; here \
+                 {instead}",
+                self.carry.name()
+            ));
+        }
+        if self.device != Compute::Cpu {
+            return Err(format!("workers come back on CPUs, and this run has --device {}; {instead}", self.device));
+        }
+        Ok(())
+    }
+
     /// Whether shares of a batch fit the rest.
     pub(super) fn check_shares(&self) -> Result<(), TrainError> {
         if let Some(rank) = self.slow.rank_max().filter(|&rank| rank >= self.workers * self.ranks_per_worker()) {

@@ -1,7 +1,7 @@
 //! Replicas that make their own steps: where a round ends their weights become the same, or they exchange with a centre beside their steps;
 //! before anybody looks at them all is the same.
 
-use paceline_parallel::agree::{self, Agreement, Reach, Rounds, StepReport, Steps};
+use paceline_parallel::agree::{self, Agreement, Reach, Returned, Rounds, StepReport, Steps};
 use paceline_system::progress::Message;
 
 use super::{Exchange, report};
@@ -44,6 +44,35 @@ impl Exchange {
     /// So many steps of the run were made when all replicas had the same weights last.
     pub fn count_from(&mut self, steps: u64) {
         self.made = steps;
+    }
+
+    /// Steps of the run that were made when all had the same weights last, and this replica's own since.
+    pub fn steps_made(&self) -> u64 {
+        self.made
+    }
+
+    /// Tells servers that a replica takes part again, and what running statistics it begins with. Whether this is a point at
+    /// which it can.
+    ///
+    /// # Errors
+    /// When a server, or the way to it, has failed.
+    pub fn readmit(&mut self, engine: &mut Engine, returned: Returned) -> Result<bool, TrainError> {
+        engine.fetch()?;
+        let states = &engine.weights().store.states;
+        Ok(self.wait_for(Message::Opening, |agreement| agreement.readmit(returned, states))?)
+    }
+
+    /// Takes over what this replica has missed since it was lost, as the protocol lists it for a joiner.
+    ///
+    /// # Errors
+    /// When a server, or the way to it, has failed.
+    pub fn rejoin(&mut self, engine: &mut Engine, steps: u64) -> Result<(), TrainError> {
+        let store = &mut engine.weights_mut().store;
+        let (states, weights) = (&mut store.states, &mut store.parameters);
+        self.wait_for(Message::Opening, |agreement| agreement.come_back(steps, states, weights))?;
+        engine.load();
+        self.count_from(steps);
+        Ok(())
     }
 
     /// Replaces numbers by their sum over all replicas.

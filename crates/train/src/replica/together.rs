@@ -1,7 +1,7 @@
 //! A replica among others: how it comes to train with them, and what all of them tell each other beside their steps.
 
 use paceline_parallel::Agreement;
-use paceline_parallel::agree::{RunIdentity, Steps, Votes};
+use paceline_parallel::agree::{Returned, RunIdentity, Steps, Votes};
 use paceline_system::clock::Clock;
 use paceline_system::memory;
 use paceline_system::progress::Progress;
@@ -61,6 +61,30 @@ impl Replica {
     pub fn count_from(&mut self, steps: u64) {
         self.exchange.count_from(steps);
         self.exchange.step_apart();
+    }
+
+    /// Steps of the run that this replica has made by its own count.
+    pub fn steps_made(&self) -> u64 {
+        self.exchange.steps_made()
+    }
+
+    /// The first replica, between two of its steps: servers take one that has come back for one of the others from here on.
+    /// Whether they do.
+    ///
+    /// # Errors
+    /// When a server, or the way to it, has failed.
+    pub fn readmit(&mut self, returned: Returned) -> Result<bool, TrainError> {
+        self.exchange.readmit(&mut self.engine, returned)
+    }
+
+    /// Takes over the present weights and states, after the first replica has made so many steps.
+    ///
+    /// # Errors
+    /// When a server, or the way to it, has failed.
+    pub fn rejoin(&mut self, steps: u64) -> Result<(), TrainError> {
+        self.exchange.rejoin(&mut self.engine, steps)?;
+        self.begin_boundary(steps);
+        Ok(())
     }
 
     /// How many replicas train together.

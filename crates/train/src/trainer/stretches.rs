@@ -6,6 +6,7 @@ use paceline_comm::{CommError, Rank};
 use paceline_data::dataset::SampleKind;
 use paceline_data::loader::Portions;
 use paceline_data::order::Shard;
+use paceline_parallel::Agreement;
 use paceline_system::event::Event;
 
 use super::journal::Journal;
@@ -13,7 +14,7 @@ use super::{Reason, Trainer, not_a_number, settle};
 use crate::error::TrainError;
 use crate::evaluate::evaluate_on;
 use crate::metrics::Tally;
-use crate::portions::Stretch;
+use crate::portions::{Admission, Stretch};
 use crate::step::{Rules, Stepped, step};
 
 impl Trainer {
@@ -60,16 +61,42 @@ impl Trainer {
         }
     }
 
+    /// Joins an agreement that goes on, of a worker that was lost and has come back: what it has missed comes with
+    /// [`Trainer::rejoin`].
+    ///
+    /// # Errors
+    /// When the engine has no memory for it.
+    pub fn agree_again(&mut self, agreement: Box<dyn Agreement>) -> Result<(), TrainError> {
+        self.replica.agree(agreement, &self.journal.clock)?;
+        self.replica.report_to(&self.journal.progress);
+        Ok(())
+    }
+
+    /// Takes part again in the stretch that is under way, with the present weights.
+    ///
+    /// # Errors
+    /// When a server, or the way to it, has failed, or the run is where this one cannot be.
+    pub fn rejoin(&mut self, admission: Admission) -> Result<(), TrainError> {
+        let Admission { stretch, steps, position, .. } = admission;
+        if position.samples != self.journal.position.samples || position.step >= self.journal.steps_total() {
+            let (rank, what) = (Rank::at(self.journal.rank), "the run is not where this rank could go on".to_owned());
+            return Err(CommError::Protocol { rank, peer: Rank(0).into(), phase: "rejoin", what }.into());
+        }
+        (self.stretches, self.rejoined_after, self.journal.position) = (stretch - 1, Some(steps), position);
+        self.replica.rejoin(steps)
+    }
+
     /// Computes the portions that fall to this worker.
     fn train_on(&mut self, stretch: &Arc<Stretch>) -> Result<(), TrainError> {
-        let Self { replica, train, journal, .. } = self;
+        let Self { replica, train, journal, rejoined_after, .. } = self;
         let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
         let progress = journal.progress.clone();
         let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, progress: &progress };
-        let (per_epoch, done) = (journal.length.steps_per_epoch, journal.position.step);
+        let (per_epoch, done, began) =
+            (journal.length.steps_per_epoch, journal.position.step, journal.position.clone());
         let portions: Arc<dyn Portions> = Arc::<Stretch>::clone(stretch);
         let mut epoch = train.portions(done / per_epoch, (done % per_epoch) as usize, portions);
-        replica.count_from(done);
+        replica.count_from(rejoined_after.take().unwrap_or(done));
         let mut closed = false;
         while let Some(stepped) = step(replica, &mut epoch, done, &rules)? {
             let Stepped { event, tally, not_finite, .. } = stepped;
@@ -80,6 +107,13 @@ impl Trainer {
                 return Err(not_a_number(replica, &batch, what, journal));
             }
             journal.after_portion(event, &tally)?;
+            // Between two of its own steps the first worker lets in whoever has come back.
+            if let Some(returned) = stretch.returning()
+                && !closed
+                && replica.readmit(returned)?
+            {
+                stretch.admit(returned, (journal.position.step, replica.steps_made()), &began);
+            }
             if !closed && journal.votes().end() {
                 stretch.close();
                 closed = true;

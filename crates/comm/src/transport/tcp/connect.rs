@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use rustix::net::sockopt::{
 };
 
 use super::{Cable, Port};
-use crate::error::CommError;
+use crate::error::{CommError, Refusal};
 use crate::rank::Rank;
 use crate::transport::Membership;
 use crate::wait::Wait;
@@ -24,6 +25,10 @@ use crate::wire::socket::Socket;
 use crate::wire::stream::{Talk, is_retry};
 use crate::wire::tls::Tls;
 
+mod reception;
+
+pub(super) use reception::Reception;
+
 const PHASE: &str = "connecting";
 
 /// How long a connection may take to be there: a round trip, and another if a packet is lost.
@@ -31,6 +36,12 @@ const DIAL_MAX: Duration = Duration::from_secs(2);
 
 /// Connections taken before those that are being greeted have their turn.
 const TURN_MAX: usize = 32;
+
+/// Between two attempts of a rank that has come back to reach one that does not know it yet.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// How often ranks may come back, so that the number of a return and of a connection fit in one.
+pub const LIVES_MAX: u16 = 1000;
 
 /// How to connect.
 #[derive(Clone, Debug)]
@@ -44,6 +55,9 @@ pub struct Config {
     pub buffer_bytes: Option<usize>,
     /// Whether and how connections are secret, the same on all ranks.
     pub tls: Option<Tls>,
+    /// Whether this rank goes on listening, for ranks below it that are lost and come back ([`rejoin`]). Such a run has no
+    /// groups.
+    pub keeps_listening: bool,
     /// Who is told of connections that were turned away.
     pub report: Report,
 }
@@ -86,7 +100,8 @@ impl Default for Config {
     /// One socket, no groups, and the kernel's own buffers: the fastest on loopback; long or fast links want
     /// more of both.
     fn default() -> Self {
-        Self { sockets: 1, groups: 0, buffer_bytes: None, tls: None, report: Report::default() }
+        let (buffer_bytes, tls, keeps_listening) = (None, None, false);
+        Self { sockets: 1, groups: 0, buffer_bytes, tls, keeps_listening, report: Report::default() }
     }
 }
 
@@ -141,40 +156,45 @@ pub fn connect(
     config: Config,
     wait: &Wait,
 ) -> Result<Port, CommError> {
-    let Membership { rank, world, .. } = *membership;
+    let world = membership.world;
     assert_eq!(addresses.len(), world, "a table of addresses has one for each rank");
-    let mut mesh = Mesh::new(listener, membership, &config);
-    let mut to_dial = mesh.places_above();
-    while let Some(missing) = mesh.missing() {
-        wait.check(rank, missing, PHASE)?;
-        if let Some(&(peer, lane)) = to_dial.last()
-            && mesh.dial(addresses[peer.index()], (peer, lane), wait)?
-        {
-            to_dial.pop();
-        }
-        mesh.accept(wait);
-        // Whoever has closed the connection while others crowded its port is dialled again, until the deadline.
-        to_dial.extend(mesh.collect()?);
-        let pause = if to_dial.is_empty() { wait.slice() } else { Duration::from_millis(1) };
-        if mesh.missing().is_some() {
-            mesh.lobby.sleep(&mesh.listener.socket, pause);
-        }
+    let all = Life { number: 0, peers: 0..world };
+    let (listener, mut port) = Mesh::new(listener, membership, &config, all).join(addresses, wait)?;
+    if config.keeps_listening {
+        let reception = Reception::start(listener, membership.clone(), config, wait.stop().clone());
+        let failed = |source| CommError::System { rank: membership.rank, what: "go on listening", source };
+        port.reception = Some(reception.map_err(failed)?);
     }
-    let sockets = mesh.sockets;
-    let (mut cables, mut spares) = (Vec::with_capacity(world), Vec::with_capacity(world));
-    for (peer, lanes) in sockets.into_iter().enumerate() {
-        let mut lanes: Vec<Socket> = lanes.into_iter().flatten().collect();
-        for socket in &lanes {
-            prepare(socket.tcp(), &config).map_err(|error| {
-                let talk = Talk { rank, peer: Rank::at(peer).into(), phase: PHASE };
-                talk.gone(error)
-            })?;
-        }
-        spares.push(lanes.split_off(usize::from(config.sockets).min(lanes.len())));
-        cables.push((peer != rank.index()).then(|| Cable::new(lanes)));
-    }
-    let members = (0..world).map(Rank::at).collect();
-    Ok(Port { rank: rank.index(), cables, members, spares: Arc::new(Mutex::new(spares)) })
+    Ok(port)
+}
+
+/// Connects a rank that was lost and has come back, for the so-manieth time, with some of the ranks above it, which go on
+/// listening ([`Config::keeps_listening`]) and know that it is back. It has no links to the others.
+///
+/// # Errors
+/// As [`connect`].
+///
+/// # Panics
+/// As [`connect`], and when the ranks are not above it: a bug.
+pub fn rejoin(
+    listener: Listener,
+    addresses: &[SocketAddr],
+    membership: &Membership,
+    config: Config,
+    (life, wait): (Life, &Wait),
+) -> Result<Port, CommError> {
+    assert_eq!(addresses.len(), membership.world, "a table of addresses has one for each rank");
+    assert!(life.number > 0 && life.peers.start > membership.rank.index(), "a rank comes back to those above it");
+    Mesh::new(listener, membership, &config, life).join(addresses, wait).map(|(_, port)| port)
+}
+
+/// For the so-manieth time that a rank is there, from 0, and whom it has links to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// At most [`LIVES_MAX`].
+    pub number: u16,
+    /// Ranks.
+    pub peers: Range<usize>,
 }
 
 fn prepare(socket: &TcpStream, config: &Config) -> std::io::Result<()> {
@@ -200,22 +220,71 @@ struct Mesh<'a> {
     listener: Listener,
     membership: &'a Membership,
     config: &'a Config,
+    life: Life,
     lobby: Lobby<Socket>,
     /// By rank and lane.
     sockets: Vec<Vec<Option<Socket>>>,
 }
 
 impl<'a> Mesh<'a> {
-    fn new(listener: Listener, membership: &'a Membership, config: &'a Config) -> Self {
+    fn new(listener: Listener, membership: &'a Membership, config: &'a Config, life: Life) -> Self {
         let mut sockets: Vec<Vec<Option<Socket>>> = Vec::new();
         sockets.resize_with(membership.world, || (0..config.lanes()).map(|_| None).collect());
         let lobby = Lobby::new(membership.rank.index() * usize::from(config.lanes()));
-        Self { listener, membership, config, lobby, sockets }
+        Self { listener, membership, config, life, lobby, sockets }
+    }
+
+    /// Makes all links; the listener is given back.
+    fn join(mut self, addresses: &[SocketAddr], wait: &Wait) -> Result<(Listener, Port), CommError> {
+        let rank = self.membership.rank;
+        let mut to_dial = self.places_above();
+        while let Some(missing) = self.missing() {
+            wait.check(rank, missing, PHASE)?;
+            if let Some(&(peer, lane)) = to_dial.last()
+                && self.dial(addresses[peer.index()], (peer, lane), wait)?
+            {
+                to_dial.pop();
+            }
+            self.accept(wait);
+            // Whoever has closed the connection while others crowded its port is dialled again, until the deadline.
+            let again = self.collect()?;
+            let unknown = self.life.number > 0 && !again.is_empty();
+            to_dial.extend(again);
+            let pause = match to_dial.is_empty() {
+                true => wait.slice(),
+                false if unknown => AGAIN,
+                false => Duration::from_millis(1),
+            };
+            if self.missing().is_some() {
+                self.lobby.sleep(&self.listener.socket, pause);
+            }
+        }
+        self.into_port()
+    }
+
+    fn into_port(self) -> Result<(Listener, Port), CommError> {
+        let Self { listener, membership: &Membership { rank, world, .. }, config, life, sockets, .. } = self;
+        let (mut cables, mut spares) = (Vec::with_capacity(world), Vec::with_capacity(world));
+        for (peer, lanes) in sockets.into_iter().enumerate() {
+            let mut lanes: Vec<Socket> = lanes.into_iter().flatten().collect();
+            for socket in &lanes {
+                prepare(socket.tcp(), config).map_err(|error| {
+                    let talk = Talk { rank, peer: Rank::at(peer).into(), phase: PHASE };
+                    talk.gone(error)
+                })?;
+            }
+            spares.push(lanes.split_off(usize::from(config.sockets).min(lanes.len())));
+            cables.push((peer != rank.index() && life.peers.contains(&peer)).then(|| Cable::new(lanes)));
+        }
+        let members = (0..world).map(Rank::at).collect();
+        let spares = Arc::new(Mutex::new(spares));
+        Ok((listener, Port { rank: rank.index(), cables, members, spares, reception: None }))
     }
 
     /// Whom this rank dials, and by which connection; the nearest rank last, since it is taken first.
     fn places_above(&self) -> Vec<(Rank, u16)> {
-        let above = (self.membership.rank.index() + 1..self.membership.world).rev().map(Rank::at);
+        let peers = &self.life.peers;
+        let above = (peers.start.max(self.membership.rank.index() + 1)..peers.end).rev().map(Rank::at);
         above.flat_map(|peer| (0..self.config.lanes()).rev().map(move |lane| (peer, lane))).collect()
     }
 
@@ -223,7 +292,7 @@ impl<'a> Mesh<'a> {
     fn missing(&self) -> Option<Rank> {
         let own = self.membership.rank.index();
         let empty = |peer: &usize| *peer != own && self.sockets[*peer].iter().any(Option::is_none);
-        (0..self.membership.world).find(empty).map(Rank::at)
+        self.life.peers.clone().find(empty).map(Rank::at)
     }
 
     /// Dials once and begins to greet; whether somebody was there.
@@ -237,6 +306,7 @@ impl<'a> Mesh<'a> {
         let dialled = stream.set_nonblocking(true).and_then(|()| Socket::dialled(stream, self.config.tls.as_ref()));
         let socket = dialled.map_err(|error| talk.gone(error))?;
         let identity = self.membership.identity(Purpose::Data, Role::Dialler).expecting(peer);
+        let lane = self.life.number * self.config.lanes() + lane;
         self.lobby.enter(socket, Identity { lane, ..identity }, (None, wait));
         Ok(true)
     }
@@ -245,25 +315,7 @@ impl<'a> Mesh<'a> {
     fn accept(&mut self, wait: &Wait) {
         let expected = 0..self.membership.rank.0;
         let identity = Identity { expected, ..self.membership.identity(Purpose::Data, Role::Listener) };
-        for _ in 0..TURN_MAX {
-            let (stream, from) = match self.listener.socket.accept() {
-                Ok(accepted) => accepted,
-                Err(error) if is_retry(&error) => return,
-                // No descriptor is left, or the stranger is gone again.
-                Err(_) => return self.lobby.make_way(),
-            };
-            let accepted = stream.set_nonblocking(true);
-            let accepted = accepted.and_then(|()| Socket::accepted(stream, self.config.tls.as_ref()));
-            match accepted {
-                Ok(socket) => {
-                    let left = self.lobby.enter(socket, identity.clone(), (Some(from.ip()), wait));
-                    if let Some(address) = left {
-                        self.config.report.write(&format!("{address} said too little while many others came"));
-                    }
-                }
-                Err(error) => self.config.report.write(&format!("a socket cannot be used: {error}")),
-            }
-        }
+        accept(&self.listener, &mut self.lobby, &identity, (self.config, wait));
     }
 
     /// Puts those who were greeted into their places. Strangers, and whoever has a place already, are turned away; one whom
@@ -273,17 +325,52 @@ impl<'a> Mesh<'a> {
         for Greeted { dialled, outcome } in self.lobby.advance() {
             match outcome {
                 Ok((peer, socket)) => {
-                    let (rank, lane) = dialled.unwrap_or((peer.rank, peer.lane));
+                    let lane = dialled.map_or(peer.lane, |(_, lane)| lane % self.config.lanes());
+                    let rank = dialled.map_or(peer.rank, |(rank, _)| rank);
                     match self.sockets[rank.index()].get_mut(usize::from(lane)) {
                         Some(place @ None) => *place = Some(socket),
                         _ => self.config.report.write(&format!("{rank} has no place for another connection ({lane})")),
                     }
                 }
-                Err(CommError::PeerGone { .. }) if dialled.is_some() => again.extend(dialled),
+                Err(CommError::PeerGone { .. }) if dialled.is_some() => again.extend(self.place(dialled)),
+                // It has not heard yet that this rank is back.
+                Err(CommError::RefusedBy { reason: Refusal::Rank, .. })
+                    if dialled.is_some() && self.life.number > 0 =>
+                {
+                    again.extend(self.place(dialled));
+                }
                 Err(error) if dialled.is_some() => return Err(error),
                 Err(error) => self.config.report.write(&error.to_string()),
             }
         }
         Ok(again)
+    }
+
+    /// By which connection somebody was dialled.
+    fn place(&self, dialled: Option<(Rank, u16)>) -> Option<(Rank, u16)> {
+        dialled.map(|(peer, lane)| (peer, lane % self.config.lanes()))
+    }
+}
+
+/// Begins to greet all who have come.
+fn accept(listener: &Listener, lobby: &mut Lobby<Socket>, identity: &Identity, (config, wait): (&Config, &Wait)) {
+    for _ in 0..TURN_MAX {
+        let (stream, from) = match listener.socket.accept() {
+            Ok(accepted) => accepted,
+            Err(error) if is_retry(&error) => return,
+            // No descriptor is left, or the stranger is gone again.
+            Err(_) => return lobby.make_way(),
+        };
+        let accepted = stream.set_nonblocking(true);
+        let accepted = accepted.and_then(|()| Socket::accepted(stream, config.tls.as_ref()));
+        match accepted {
+            Ok(socket) => {
+                let left = lobby.enter(socket, identity.clone(), (Some(from.ip()), wait));
+                if let Some(address) = left {
+                    config.report.write(&format!("{address} said too little while many others came"));
+                }
+            }
+            Err(error) => config.report.write(&format!("a socket cannot be used: {error}")),
+        }
     }
 }

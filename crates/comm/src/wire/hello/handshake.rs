@@ -67,7 +67,7 @@ impl Handshake {
         let ours = Greeting::of(&identity, entropy::bytes());
         let talk = Talk { rank: identity.rank, peer: Party::Address(address.clone()), phase: PHASE };
         let outbox = if identity.role == Role::Dialler { ours.encode().to_vec() } else { Vec::new() };
-        let (stage, binding, inbox) = (Stage::Greeting, [0; 32], Vec::new());
+        let (stage, binding, inbox, wait) = (Stage::Greeting, [0; 32], Vec::new(), wait.for_whoever_comes());
         Self { identity, ours, address, talk, wait, stage, binding, inbox, outbox, finished: false, ignored: 0 }
     }
 

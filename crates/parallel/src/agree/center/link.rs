@@ -13,6 +13,7 @@ use paceline_comm::{CommError, Communicator, Rank};
 use paceline_system::threads;
 
 use super::super::parameter_server::talk::Call;
+use super::super::returned::{MET, met_of_servers};
 use super::message::{Command, HEADER, Header, Layout, MEETS, TOLD, Told, transfer};
 
 /// The name in errors, and the thread's.
@@ -36,7 +37,7 @@ pub(super) struct Order {
     pub what: What,
     /// What goes out, and then what came.
     pub numbers: Vec<f32>,
-    /// Where the agreement's own buffers go to, of the first worker.
+    /// Where the agreement's own buffers go to, of the first worker; running statistics, where a worker comes back.
     pub kept: Vec<Vec<f32>>,
     pub told: Told,
 }
@@ -135,6 +136,8 @@ impl Carrier {
                 }
                 Command::Meet => order.told = self.meet(header, &mut order)?,
                 Command::Sum => self.sum(header, &mut order.numbers)?,
+                Command::Readmit => self.readmit(header, &mut order.numbers)?,
+                Command::ComeBack => order.told = self.come_back(header, &mut order)?,
                 Command::Goodbye => {}
             },
         }
@@ -188,6 +191,39 @@ impl Carrier {
                 self.communicator.exchange(&takes, self.meets, kept)?;
             }
         }
+        let told = self.told(&order.numbers);
+        self.computed_from = self.version;
+        Ok(told)
+    }
+
+    /// Says who is back, with running statistics for it to the first server; the others count that.
+    fn readmit(&mut self, header: Header, states: &mut [f32]) -> Result<(), CommError> {
+        self.say(header)?;
+        self.tag += 1;
+        let to = self.layout.roles.server(0);
+        let list: Vec<Transfer> = transfer(self.worker(), Action::Send, to, 0..states.len()).into_iter().collect();
+        self.communicator.exchange(&list, self.tag, states)
+    }
+
+    /// Takes the centre as it is, how often all have met, and running statistics, which come in place of buffers.
+    fn come_back(&mut self, header: Header, order: &mut Order) -> Result<Told, CommError> {
+        self.say(header)?;
+        self.tag += 1;
+        let (worker, Layout { roles, .. }) = (self.worker(), self.layout);
+        let (told, states) = (self.layout.message(), order.kept.first().map_or(0, Vec::len));
+        let at = |server: usize| told + MET * server..told + MET * (server + 1);
+        let behind = told + MET * roles.servers;
+        order.numbers.resize(behind + states, 0.0);
+        let of = |server: usize| {
+            let states = if server == 0 { behind..behind + states } else { 0..0 };
+            let ranges = [self.layout.part(server), self.layout.told(server), at(server), states];
+            ranges.into_iter().filter_map(move |range| transfer(worker, Action::Receive, roles.server(server), range))
+        };
+        let list: Vec<Transfer> = (0..roles.servers).flat_map(of).collect();
+        self.communicator.exchange(&list, self.tag, &mut order.numbers)?;
+        self.meets = MEETS + met_of_servers(self.communicator.rank(), &order.numbers[told..behind])?;
+        order.kept.iter_mut().for_each(|states| states.copy_from_slice(&order.numbers[behind..]));
+        order.numbers.truncate(told);
         let told = self.told(&order.numbers);
         self.computed_from = self.version;
         Ok(told)

@@ -39,22 +39,29 @@ pub(super) enum Command {
     Sum,
     /// Nothing any more.
     Goodbye,
+    /// The first worker: one that was lost takes part again.
+    Readmit,
+    /// A worker that was lost asks for what it has missed.
+    ComeBack,
 }
 
-const COMMANDS: [Command; 6] = [
+const COMMANDS: [Command; 8] = [
     Command::Exchange { pushes: true, pulls: true },
     Command::Exchange { pushes: true, pulls: false },
     Command::Exchange { pushes: false, pulls: true },
     Command::Meet,
     Command::Sum,
     Command::Goodbye,
+    Command::Readmit,
+    Command::ComeBack,
 ];
 
 /// A header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub command: Command,
-    /// Which piece, how many numbers are added up, or how many buffers of the agreement's own the first worker is given.
+    /// Which piece, how many numbers are added up, how many buffers of the agreement's own the first worker is given, or
+    /// who is back.
     pub number: u64,
     /// Steps that the worker has made.
     pub steps: u64,
@@ -226,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_command_that_does_not_exist_is_none() {
-        for word in [-1.0, 0.5, 6.0, f32::NAN, f32::INFINITY] {
+        for word in [-1.0, 0.5, 8.0, f32::NAN, f32::INFINITY] {
             let mut words = Header::new(Command::Meet).to_words();
             words[0] = word;
             assert_eq!(Header::from_words(&words), None, "{word}");

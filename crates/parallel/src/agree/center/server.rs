@@ -14,6 +14,7 @@ use paceline_system::memory;
 use super::super::parameter_server::talk::Call;
 use super::super::parameter_server::turns::{Event, Turns};
 use super::super::parameter_server::versions::Versions;
+use super::super::returned::{Returned, met_to_words};
 use super::super::{Join, LostPeer, Opening, Protocol, RoundOptions, ServerShard, Shape, Votes};
 use super::link::PHASE;
 use super::message::{Command, HEADER, Header, Layout, MEETS, TOLD, Told, transfer};
@@ -54,6 +55,8 @@ pub(super) struct Server<'a> {
     room: Vec<f32>,
     /// Wishes of all workers.
     votes: Votes,
+    /// Running statistics of the first worker, for one that comes back: the first server has them.
+    states: Vec<f32>,
 }
 
 /// So many numbers of a model's size: a no unwinds to whoever started to serve, as an error.
@@ -88,6 +91,7 @@ impl<'a> Server<'a> {
             meets: MEETS,
             room: zeros(length + TOLD),
             votes: Votes::default(),
+            states: if server == 0 { zeros(shape.states) } else { Vec::new() },
         }
     }
 
@@ -169,9 +173,39 @@ impl<'a> Server<'a> {
                 self.doing[worker] = Doing::Gone;
                 self.turns = self.turns.clone().after(Event::Left(worker));
             }
+            Command::Readmit => self.readmit(worker, header.number)?,
+            Command::ComeBack => self.give_present(worker)?,
             Command::Exchange { .. } | Command::Meet | Command::Sum => self.doing[worker] = Doing::Waits,
         }
         Ok(())
+    }
+
+    /// The first worker says that one which was lost takes part again.
+    fn readmit(&mut self, worker: usize, number: u64) -> Result<(), CommError> {
+        let returned = Returned::from_number(number, self.doing.len()).filter(|_| worker == 0);
+        let Some(returned) = returned else { return Err(self.violation(worker, "a worker is back that never was")) };
+        self.tags[worker] += 1;
+        let list: Vec<Transfer> =
+            transfer(worker, Action::Receive, Rank::at(worker), 0..self.states.len()).into_iter().collect();
+        self.communicator.exchange(&list, self.tags[worker], &mut self.states)?;
+        if returned.connect(&mut self.communicator) {
+            (self.doing[returned.worker], self.tags[returned.worker]) = (Doing::Idle, 0);
+            self.turns = self.turns.clone().after(Event::Returned(returned.worker));
+        }
+        Ok(())
+    }
+
+    /// Gives a worker that has come back the centre as it is, how often all have met, and running statistics.
+    fn give_present(&mut self, worker: usize) -> Result<(), CommError> {
+        let length = self.held.center.len();
+        self.room[..length].copy_from_slice(&self.held.center);
+        self.tell(worker, length);
+        let met = met_to_words(self.meets - MEETS);
+        let mut numbers = [&self.room[..length + TOLD], &met, &self.states].concat();
+        self.tags[worker] += 1;
+        let list: Vec<Transfer> =
+            transfer(worker, Action::Send, Rank::at(worker), 0..numbers.len()).into_iter().collect();
+        self.communicator.exchange(&list, self.tags[worker], &mut numbers)
     }
 
     fn receive_header(&mut self, worker: usize) -> Result<Header, CommError> {
@@ -184,7 +218,7 @@ impl<'a> Server<'a> {
             Command::Exchange { .. } => header.number < pieces,
             // A worker says how long; nothing that is added up is longer than what both ends know of.
             Command::Sum => header.number <= self.shape.parameters.max(self.shape.states).max(HEADER) as u64,
-            Command::Meet | Command::Goodbye => true,
+            Command::Meet | Command::Goodbye | Command::Readmit | Command::ComeBack => true,
         };
         Header::from_words(&words).filter(exists).ok_or_else(|| self.violation(worker, "a command that does not exist"))
     }

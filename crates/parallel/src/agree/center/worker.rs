@@ -3,7 +3,7 @@
 use paceline_comm::{CommError, Rank};
 use paceline_system::memory;
 
-use super::super::{Agreement, Join, Point, Protocol, Reach, StepReport, Votes};
+use super::super::{Agreement, Join, Point, Protocol, Reach, Returned, StepReport, Votes};
 use super::link::{Link, Order, What};
 use super::message::{Command, Header, Layout};
 use super::{Exchange, Habit, WorkerSide};
@@ -228,6 +228,28 @@ impl Agreement for Worker {
 
     fn exchanges_before(&self, step: u64) -> bool {
         self.joined != Some(true) || self.habit.before(step).is_some()
+    }
+
+    fn readmit(&mut self, returned: Returned, states: &[f32]) -> Result<bool, CommError> {
+        // While the first worker steps alone, the others wait for the end of that.
+        if self.joined == Some(false) {
+            return Ok(false);
+        }
+        let header = Header { number: returned.to_number(), ..self.header(Command::Readmit) };
+        self.ask(Order::new(What::Say(header), states.to_vec()))?;
+        Ok(true)
+    }
+
+    fn come_back(&mut self, steps: u64, states: &mut [f32], weights: &mut [f32]) -> Result<(), CommError> {
+        (self.joined, self.steps) = (Some(true), steps);
+        let numbers = self.take_memory(true)?;
+        let order = Order::new(What::Say(self.header(Command::ComeBack)), numbers);
+        let order = self.ask(Order { kept: vec![states.to_vec()], ..order })?;
+        weights.copy_from_slice(&order.numbers[..weights.len()]);
+        order.kept.iter().for_each(|given| states.copy_from_slice(given));
+        self.exchanged = Memory::Home(order.numbers);
+        self.habit.start(weights);
+        Ok(())
     }
 
     fn begin_exchange(

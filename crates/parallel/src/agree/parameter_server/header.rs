@@ -18,21 +18,27 @@ pub(super) enum Command {
     Goodbye,
     /// Something that all workers do together between steps.
     Between(Between),
+    /// The first worker: one that was lost takes part again.
+    Readmit,
+    /// A worker that was lost asks for what it has missed.
+    ComeBack,
 }
 
-const COMMANDS: [Command; 5] = [
+const COMMANDS: [Command; 7] = [
     Command::Step,
     Command::Goodbye,
     Command::Between(Between::Sum),
     Command::Between(Between::Optimizer),
     Command::Between(Between::Weights),
+    Command::Readmit,
+    Command::ComeBack,
 ];
 
 /// A header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Header {
     pub command: Command,
-    /// How many numbers are to be added up.
+    /// How many numbers are to be added up, or who is back.
     pub length: usize,
     pub report: StepReport,
 }
@@ -76,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_command_that_does_not_exist_is_none() {
-        for word in [-1.0, 0.5, 5.0, f32::NAN, f32::INFINITY] {
+        for word in [-1.0, 0.5, 7.0, f32::NAN, f32::INFINITY] {
             let mut words = Header::new(Command::Step).to_words();
             words[WORDS] = word;
             assert_eq!(Header::from_words(&words), None, "{word}");

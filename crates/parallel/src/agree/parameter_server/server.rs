@@ -22,6 +22,8 @@ use super::turns::{Event, Turns};
 use super::versions::Versions;
 use crate::squeeze::{self, Buckets, Codec, Message};
 
+mod returns;
+
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doing {
@@ -73,6 +75,7 @@ pub(super) fn serve(join: Join<'_>, protocol: Protocol, shard: &mut dyn ServerSh
         pace,
         room: Vec::new(),
         votes: Votes::default(),
+        states: vec![0.0; if server == 0 { shape.states } else { 0 }],
     };
     run.begin()?;
     match pace {
@@ -111,6 +114,8 @@ struct Run<'a> {
     room: Vec<f32>,
     /// Wishes of all workers.
     votes: Votes,
+    /// Running statistics of the first worker, for one that comes back: the first server has them.
+    states: Vec<f32>,
 }
 
 impl Run<'_> {
@@ -149,6 +154,9 @@ impl Run<'_> {
                     self.answer_all()?;
                     self.between(between)?;
                     continue;
+                }
+                Command::Readmit | Command::ComeBack => {
+                    return Err(self.violation("nobody comes back where all make the same steps"));
                 }
             }
             for call in 0..self.calls.len() {
@@ -262,6 +270,8 @@ impl Run<'_> {
                 self.doing[worker] = Doing::Waits(between);
                 self.turns = self.turns.clone().after(Event::Waits(worker));
             }
+            Command::Readmit => self.readmit(worker)?,
+            Command::ComeBack => self.give_present(worker)?,
         }
         Ok(())
     }
@@ -274,7 +284,7 @@ impl Run<'_> {
         words.copy_from_slice(&self.room[..HEADER]);
         let header = Header::from_words(&words).filter(|header| match header.command {
             Command::Between(between) => self.protocol.allows(between),
-            Command::Step | Command::Goodbye => true,
+            Command::Step | Command::Goodbye | Command::Readmit | Command::ComeBack => true,
         });
         let Some(header) = header else { return Err(self.violation("a command that does not exist")) };
         self.headers[worker] = header;

@@ -34,6 +34,8 @@ pub enum Event {
     },
     /// A worker has ended.
     Left(usize),
+    /// A worker that was lost takes part again: nobody waits until it has made the steps that others have.
+    Returned(usize),
     /// A worker waits where all meet.
     Waits(usize),
     /// All have met.
@@ -85,6 +87,11 @@ impl Turns {
             }
             Event::Reached { worker, steps } => self.clocks[worker] = self.clocks[worker].max(steps),
             Event::Left(worker) => self.gone[worker] = true,
+            Event::Returned(worker) => {
+                let others = (0..self.clocks.len()).filter(|&other| other != worker && !self.gone[other]);
+                self.clocks[worker] = others.map(|other| self.clocks[other]).max().unwrap_or(0);
+                (self.gone[worker], self.waits[worker]) = (false, false);
+            }
             Event::Waits(worker) => self.waits[worker] = true,
             Event::Met => {
                 self.waits.fill(false);
@@ -121,6 +128,20 @@ impl Turns {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn nobody_waits_for_the_steps_that_a_worker_has_missed_while_it_was_lost() {
+        let mut turns = Turns::new(3, Some(1)).after(Event::Left(2));
+        for worker in [0, 1, 0, 1, 0] {
+            turns = turns.after(Event::Stepped(worker));
+        }
+        assert_eq!(turns.may_step(2), (false, Reason::Left));
+        turns = turns.after(Event::Returned(2));
+        assert!((0..3).all(|worker| turns.may_step(worker).0), "{turns:?}");
+        // From there on it counts as the others do.
+        turns = [0, 0].into_iter().fold(turns, |turns, worker| turns.after(Event::Stepped(worker)));
+        assert!(!turns.may_step(0).0 && turns.may_step(2).0);
+    }
 
     #[test]
     fn a_worker_that_is_ahead_waits_and_the_reason_names_the_slowest() {

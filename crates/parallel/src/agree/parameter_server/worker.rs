@@ -6,8 +6,9 @@ use paceline_system::memory::zeros;
 
 use super::super::courier::{Reply, Courier, CourierOptions, Channel, Request};
 use super::super::report::WORDS;
+use super::super::returned::{MET, met_of_servers};
 use super::super::{
-    Agreement, Between, BucketShape, Join, Protocol, Roles, Settled, StepReport, Target, Wait,
+    Agreement, Between, BucketShape, Join, Protocol, Returned, Roles, Settled, StepReport, Target, Wait,
 };
 use super::Pace;
 use super::header::{Command, HEADER, Header, MEETS};
@@ -43,6 +44,7 @@ impl Worker {
             worker: rank.index(),
             calls,
             buckets: shape.buckets.clone(),
+            parameters: shape.parameters,
             codec,
             message: Message::default(),
             room: vec![0.0; room],
@@ -113,6 +115,18 @@ impl Agreement for Worker {
         self.courier.fetch_weights(weights)
     }
 
+    fn readmit(&mut self, returned: Returned, states: &[f32]) -> Result<bool, CommError> {
+        self.courier.readmit(returned, states)?;
+        Ok(true)
+    }
+
+    fn come_back(&mut self, _: u64, states: &mut [f32], weights: &mut [f32]) -> Result<(), CommError> {
+        let given = self.courier.come_back([&weights[..], states].concat())?;
+        weights.copy_from_slice(&given[..weights.len()]);
+        states.copy_from_slice(&given[weights.len()..]);
+        Ok(())
+    }
+
     fn fetch_optimizer(&mut self, state: &mut [&mut [f32]]) -> Result<(), CommError> {
         let found = self.courier.fetch_optimizer(state.iter().map(|slot| slot.to_vec()).collect())?;
         state.iter_mut().zip(found).for_each(|(slot, found)| slot.copy_from_slice(&found));
@@ -127,6 +141,8 @@ struct Carrier {
     /// Of a step.
     calls: Vec<Call>,
     buckets: Vec<BucketShape>,
+    /// Elements of all of them, with the gaps between.
+    parameters: usize,
     codec: Box<dyn Codec>,
     message: Message,
     /// What goes out, then what comes in.
@@ -159,6 +175,8 @@ impl Carrier {
                 }
                 Request::Optimizer(state) => channel.reply(Reply::Optimizer(self.optimizer(state)?)),
                 Request::Weights(weights) => channel.reply(Reply::Numbers(self.weights(weights)?)),
+                Request::Readmit(returned, states) => channel.reply(Reply::Numbers(self.readmit(returned, states)?)),
+                Request::ComeBack(numbers) => channel.reply(Reply::Numbers(self.come_back(numbers)?)),
                 Request::Bucket(bucket, buffer) => ready[bucket] = Some(buffer),
                 // Servers have all chunks.
                 Request::Gather(bucket, buffer) => channel.reply(Reply::Bucket(bucket, buffer)),
@@ -249,6 +267,46 @@ impl Carrier {
             }
         }
         Ok(state)
+    }
+
+    /// Says who is back, with running statistics for it to the first server; the others count that.
+    fn readmit(&mut self, returned: Returned, mut states: Vec<f32>) -> Result<Vec<f32>, CommError> {
+        self.send_header(Header { length: returned.to_number() as usize, ..Header::new(Command::Readmit) })?;
+        self.tag += 1;
+        let (step, peer, length) = (self.worker as u32, self.roles.server(0), states.len());
+        let send = Transfer { step, action: Action::Send, peer, start: 0, length };
+        let list: Vec<Transfer> = (length > 0).then_some(send).into_iter().collect();
+        self.communicator.exchange(&list, self.tag, &mut states)?;
+        Ok(states)
+    }
+
+    /// Takes the weights as they are, and behind them running statistics; then how often all have met.
+    fn come_back(&mut self, mut numbers: Vec<f32>) -> Result<Vec<f32>, CommError> {
+        self.send_header(Header::new(Command::ComeBack))?;
+        self.tag += 1;
+        let list = all_of_worker(self.roles, &self.buckets, self.worker);
+        self.communicator.exchange(&list, self.tag, &mut numbers)?;
+        let (length, step) = (numbers.len(), self.worker as u32);
+        numbers.resize(length + MET * self.roles.servers, 0.0);
+        let states = self.parameters..length;
+        let of = |server: usize| {
+            let states = if server == 0 { states.clone() } else { 0..0 };
+            let met = length + MET * server..length + MET * (server + 1);
+            let peer = self.roles.server(server);
+            [met, states].map(|range| Transfer {
+                step,
+                action: Action::Receive,
+                peer,
+                start: range.start,
+                length: range.len(),
+            })
+        };
+        let list: Vec<Transfer> = (0..self.roles.servers).flat_map(of).filter(|part| part.length > 0).collect();
+        self.tag += 1;
+        self.communicator.exchange(&list, self.tag, &mut numbers)?;
+        self.meets = MEETS + met_of_servers(self.communicator.rank(), &numbers[length..])?;
+        numbers.truncate(length);
+        Ok(numbers)
     }
 
     /// Every worker gets the weights: all have pushed all they had by now.
