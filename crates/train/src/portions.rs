@@ -150,3 +150,24 @@ impl Portions for Stretch {
         Ok(of_group.filter(|&portion| portion < self.portions).map(|portion| portion as usize))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_survives_being_told_and_one_that_cannot_be_is_none() {
+        let position = Position { step: 40, best_top1: Some(0.5), samples: 960, ..Position::default() };
+        let admission = Admission { stretch: 3, step: 44, steps: 41, position };
+        assert_eq!(Admission::from_parts(3, (44, 41), &admission.place()), Some(admission.clone()));
+        for (stretch, steps, place) in [
+            (0, (44, 41), admission.place()),
+            (3, (39, 41), admission.place()),
+            (3, (44, 39), admission.place()),
+            (3, (44, 41), String::new()),
+            (3, (44, 41), "{\"step\":-1}".into()),
+        ] {
+            assert_eq!(Admission::from_parts(stretch, steps, &place), None, "{stretch} {steps:?} {place}");
+        }
+    }
+}

@@ -53,9 +53,8 @@ impl Control {
 
     /// Rank 0: tells a rank that has come back, for the so-manieth time, that it takes part from here on.
     pub fn admit(&self, (rank, life): (Rank, u16), admission: Admission) {
-        self.shared.change(|state| {
-            state.ready.remove(&rank);
-        });
+        // Another process may have come back in its place since, and is told by itself.
+        self.shared.change(|state| state.ready.retain(|known, number| (*known, *number) != (rank, life)));
         self.send(Command::Admit { rank, life, admission });
     }
 }
