@@ -33,7 +33,9 @@ impl Config {
             return Err(format!("{why}; for runs where they can, type --staleness none; here {instead}"));
         }
         if self.group() > 1 {
-            return Err(format!("those of a --group step together, so that none can come back in the middle; here {instead}"));
+            return Err(format!(
+                "those of a --group step together, so that none can come back in the middle; here {instead}"
+            ));
         }
         if self.carry != Carry::TCP {
             return Err(format!(
