@@ -271,6 +271,7 @@ fn apply_agreement(arguments: &Train, config: &mut Config) {
     set_some(&mut config.center.push_rate, &arguments.center.push_rate);
     set_some(&mut config.center.server_adagrad, &arguments.center.server_adagrad);
     set_some(&mut config.center.warm_start, &arguments.center.warm_start);
+    set_some(&mut config.center.history, &arguments.center.history);
     config.sync_batch_norm |= arguments.sync_batch_norm;
 }
 

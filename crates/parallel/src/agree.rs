@@ -4,8 +4,8 @@
 //! An agreement is two things: a [`Protocol`], the value that lists what travels, and an [`Agreement`], a
 //! worker's end of it. Two kinds are told apart by the protocol's [`Steps`]: those that settle the gradients
 //! of a step, so that all make the same one, and those that let every worker step by itself and exchange
-//! weights between steps, with each other or with a centre (`center.rs`). One worker alone is a protocol with nothing
-//! in it.
+//! weights between steps, with each other or with a centre (`center.rs`). In a third, servers step with the gradients of
+//! a whole epoch (`sandblaster.rs`). One worker alone is a protocol with nothing in it.
 
 mod alone;
 mod center;
@@ -30,6 +30,7 @@ use paceline_system::clock::Clock;
 pub use protocol::{Between, Closing, Exchange, LostPeer, OPENING, Opening, Protocol, Reach, Roles, Rounds, Steps};
 pub use report::{StepReport, Votes};
 pub use rounds::RoundOptions;
+pub use sandblaster::Gathered;
 
 use crate::lock_free::ThreadMemory;
 use crate::squeeze::{Segment, Squeeze, none};
@@ -44,7 +45,7 @@ macro_rules! agreements {
     };
 }
 
-agreements! { all_reduce, parameter_server, local, elastic, downpour, dogwild, hogwild }
+agreements! { all_reduce, parameter_server, local, elastic, downpour, dogwild, hogwild, sandblaster }
 
 /// An agreement as the command line offers it: how to join it, and what it cannot be combined with.
 pub trait Recipe: Debug + Sync {
@@ -95,6 +96,11 @@ pub trait Recipe: Debug + Sync {
         0
     }
 
+    /// Copies of all parameters that servers have together, where nothing of a step travels to them.
+    fn server_copies(&self, options: &Options) -> usize {
+        2 + self.copies(options)
+    }
+
     /// Why it cannot do what a run demands: a sentence that says what to type.
     fn refuses(&self, _demands: &Demands) -> Option<String> {
         None
@@ -127,8 +133,14 @@ pub fn find(name: &str) -> Option<&'static dyn Recipe> {
 /// What a run demands of its agreement beside the weights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Demands {
+    /// How many workers there are.
+    pub workers: usize,
     /// Gradients are clipped to a norm over all of them.
     pub clips_norm: bool,
+    /// The loss is smoothed.
+    pub smooths_labels: bool,
+    /// Workers compute on GPUs.
+    pub on_gpu: bool,
     /// Batch-norms take their statistics over all workers.
     pub sync_batch_norm: bool,
     /// The optimizer looks at whole tensors.
@@ -429,6 +441,22 @@ pub trait Agreement: Debug + Send {
     /// As above.
     fn exchange_weights(&mut self, _: Reach, _weights: &mut [f32], _kept: &mut [Vec<f32>]) -> Result<(), CommError> {
         Ok(())
+    }
+
+    /// A batch of so many portions begins, where servers step with all of its gradients ([`Steps::Gathered`]).
+    fn begin_batch(&mut self, _portions: u64) {}
+
+    /// The gradients that were sent last count in the batch.
+    fn count_portion(&mut self) {}
+
+    /// What became of the batch whose gradients were given last.
+    fn gathered(&self) -> Gathered {
+        Gathered::default()
+    }
+
+    /// Whether the point that gradients are computed at may be given up, so that it may be one at which there are none.
+    fn tries_points(&self) -> bool {
+        false
     }
 
     /// How many of its own steps had missed no update of another worker, one, two, … since this was last asked, where a

@@ -20,6 +20,8 @@ pub struct Question {
     pub portions: u64,
     /// How many of those that this worker has taken it has finished.
     pub finished: u64,
+    /// Whether the first answer to each portion counts, which is claimed.
+    pub claimed: bool,
 }
 
 /// What it is told.
@@ -38,6 +40,12 @@ pub trait Counter: Send + Sync {
     /// # Errors
     /// When the run ends.
     fn take(&self, question: Question) -> Result<Answer, CommError>;
+
+    /// A portion of a stretch is computed: whether its answer is the first, and counts.
+    ///
+    /// # Errors
+    /// When the run ends.
+    fn claim(&self, stretch: u64, portion: u64) -> Result<bool, CommError>;
 
     /// No more steps are to begin in a stretch.
     fn close(&self, stretch: u64);
@@ -58,6 +66,7 @@ pub struct Stretch {
     counter: Arc<dyn Counter>,
     number: u64,
     portions: u64,
+    claimed: bool,
     end: AtomicU64,
 }
 
@@ -70,7 +79,25 @@ impl fmt::Debug for Stretch {
 impl Stretch {
     /// Number `number`, of so many portions.
     pub fn new(counter: Arc<dyn Counter>, number: u64, portions: u64) -> Self {
-        Self { counter, number, portions, end: AtomicU64::new(portions) }
+        Self { counter, number, portions, claimed: false, end: AtomicU64::new(portions) }
+    }
+
+    /// The same, where the first answer to each portion counts, whoever is lost.
+    pub fn of_claims(counter: Arc<dyn Counter>, number: u64, portions: u64) -> Self {
+        Self { claimed: true, ..Self::new(counter, number, portions) }
+    }
+
+    /// How many portions it has.
+    pub fn portions(&self) -> u64 {
+        self.portions
+    }
+
+    /// A portion is computed: whether its answer is the first, and counts.
+    ///
+    /// # Errors
+    /// When the run ends.
+    pub fn claim(&self, portion: u64) -> Result<bool, CommError> {
+        self.counter.claim(self.number, portion)
     }
 
     /// How many portions it has come to, once this worker has heard that all are taken.
@@ -86,7 +113,8 @@ impl Stretch {
 
 impl Portions for Stretch {
     fn next(&self, finished: usize) -> Result<Option<usize>, DataError> {
-        let question = Question { stretch: self.number, portions: self.portions, finished: finished as u64 };
+        let (finished, claimed) = (finished as u64, self.claimed);
+        let question = Question { stretch: self.number, portions: self.portions, finished, claimed };
         let Answer { portion, end } =
             self.counter.take(question).map_err(|why| DataError::NotTold { why: why.to_string() })?;
         self.end.store(end.min(self.portions), Ordering::Release);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::Team;
-use crate::cluster::{Control, Take};
+use crate::cluster::{Claim, ClusterError, Control, Take};
 use crate::comm::{CommError, Rank};
 use crate::train::Config;
 use crate::train::portions::{Answer, Counter, PortionCounter, Question};
@@ -17,14 +17,23 @@ struct Hub {
     limit: Duration,
 }
 
-impl Counter for Hub {
-    fn take(&self, Question { stretch, portions, finished }: Question) -> Result<Answer, CommError> {
+impl Hub {
+    fn ask<T>(&self, ask: impl FnOnce(&Control) -> Result<T, ClusterError>) -> Result<T, CommError> {
         let (rank, phase) = (self.rank, "data");
         let stopped = |reason: String| CommError::Stopped { rank, phase, reason };
         let control = self.control.upgrade().ok_or_else(|| stopped("the run is over".into()))?;
-        let given = control.take(Take { stretch, portions, finished }, self.limit);
-        let given = given.map_err(|error| stopped(error.to_string()))?;
+        ask(&control).map_err(|error| stopped(error.to_string()))
+    }
+}
+
+impl Counter for Hub {
+    fn take(&self, Question { stretch, portions, finished, claimed }: Question) -> Result<Answer, CommError> {
+        let given = self.ask(|control| control.take(Take { stretch, portions, finished, claimed }, self.limit))?;
         Ok(Answer { portion: given.portion, end: given.end })
+    }
+
+    fn claim(&self, stretch: u64, portion: u64) -> Result<bool, CommError> {
+        self.ask(|control| control.claim(Claim { stretch, portion }, self.limit))
     }
 
     fn close(&self, stretch: u64) {

@@ -15,7 +15,7 @@
 
 mod changes;
 mod link;
-mod message;
+pub(super) mod message;
 mod server;
 #[cfg(test)]
 mod tests;

@@ -65,6 +65,8 @@ pub enum Steps {
     Chunks,
     /// Servers; their weights replace the workers'.
     Servers,
+    /// Servers, with the gradients of a whole batch of portions, between which the weights stand still.
+    Gathered,
 }
 
 impl Steps {
@@ -251,6 +253,18 @@ impl Protocol {
             closing: Some(Closing::Goodbye),
             lost_peer: LostPeer::GoOn,
             ..Self::local(name, rounds, buffers)
+        }
+    }
+
+    /// Nothing in a step; gradients where all meet.
+    pub fn gathered(name: &'static str) -> Self {
+        let opening = vec![Opening::States, Opening::Weights];
+        Self {
+            opening: opening.clone(),
+            steps: Steps::Gathered,
+            between: vec![Between::Sum, Between::Weights],
+            joiner: opening,
+            ..Self::center(name, 1, 0)
         }
     }
 

@@ -26,6 +26,7 @@ impl Config {
             push_rate: self.center.push_rate,
             server_adagrad: self.center.server_adagrad,
             warm_start: self.center.warm_start,
+            history: self.center.history,
         };
         let staleness = self.staleness.map_or_else(|| self.agree.recipe().usual_staleness(), |said| said.0);
         agree::Options { staleness, squeeze: self.squeeze.recipe(), one_copy, shard, rounds }
@@ -97,6 +98,9 @@ impl Config {
             ));
         }
         let demands = agree::Demands {
+            workers: self.workers,
+            smooths_labels: self.label_smoothing > 0.0,
+            on_gpu: self.device != Compute::Cpu,
             clips_norm: self.clip_norm.is_some(),
             sync_batch_norm: self.sync_batch_norm,
             whole_tensors: self.optimizer == Optimizer::Lars,

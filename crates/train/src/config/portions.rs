@@ -1,6 +1,6 @@
 //! Which samples of a batch each worker has: a share, even or by its speed, or portions as it is free; and what the loss of one means.
 
-use paceline_parallel::agree::{LostPeer, Shape};
+use paceline_parallel::agree::{LostPeer, Shape, Steps};
 
 use super::{Config, refuse};
 use crate::compute::Compute;
@@ -12,6 +12,11 @@ impl Config {
     /// Whether workers take portions of the data as they are free, and have no share of their own.
     pub fn hands_out_portions(&self) -> bool {
         self.agree.recipe().hands_out_portions(&self.agreement(false))
+    }
+
+    /// Whether an epoch is one batch, with whose gradients servers step.
+    pub fn gathers(&self) -> bool {
+        self.agree.recipe().protocol(&Shape::default(), &self.agreement(false)).steps == Steps::Gathered
     }
 
     /// Whether the loss of a worker that is not the first ends nothing: the others go on without it. MPI ends all processes with

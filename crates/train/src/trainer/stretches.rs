@@ -12,7 +12,7 @@ use super::{Reason, Trainer, not_a_number, settle};
 use crate::error::TrainError;
 use crate::evaluate::evaluate_on;
 use crate::metrics::Tally;
-use crate::portions::Stretch;
+use crate::portions::{Counter, Stretch};
 use crate::step::{Rules, Stepped, step};
 
 impl Trainer {
@@ -28,9 +28,17 @@ impl Trainer {
 
     /// The next stretch of the data: so many steps of a batch for all workers.
     fn next_stretch(&mut self, steps: u64) -> Option<Arc<Stretch>> {
+        self.stretch_by(Stretch::new, steps)
+    }
+
+    pub(super) fn stretch_by(
+        &mut self,
+        make: fn(Arc<dyn Counter>, u64, u64) -> Stretch,
+        steps: u64,
+    ) -> Option<Arc<Stretch>> {
         let counter = self.portions.0.clone()?;
         self.stretches += 1;
-        Some(Arc::new(Stretch::new(counter, self.stretches, steps * self.replica.world() as u64)))
+        Some(Arc::new(make(counter, self.stretches, steps * self.replica.world() as u64)))
     }
 
     /// Trains to the end of the current epoch, from meeting to meeting; a reason says that the run ends inside it.
@@ -62,7 +70,13 @@ impl Trainer {
         let Self { replica, train, journal, .. } = self;
         let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
         let progress = journal.progress.clone();
-        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, progress: &progress };
+        let rules = Rules {
+            learning_rate: &learning_rate,
+            length: journal.length,
+            clock: &clock,
+            progress: &progress,
+            repeats: false,
+        };
         let (per_epoch, done) = (journal.length.steps_per_epoch, journal.position.step);
         let portions: Arc<dyn Portions> = Arc::<Stretch>::clone(stretch);
         let mut epoch = train.portions(done / per_epoch, (done % per_epoch) as usize, portions);
