@@ -32,6 +32,7 @@ mod restart;
 mod resume;
 mod running;
 mod samples;
+mod sandblaster;
 mod saving;
 mod shard;
 mod signals;

@@ -96,7 +96,7 @@ pub trait Recipe: Debug + Sync {
         0
     }
 
-    /// Copies of all parameters that servers have together, where nothing of a step travels to them.
+    /// Copies of all parameters that a server has which is the only one, where nothing of a step travels to it.
     fn server_copies(&self, options: &Options) -> usize {
         2 + self.copies(options)
     }

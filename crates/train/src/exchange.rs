@@ -306,9 +306,7 @@ impl Exchange {
     /// model.
     pub fn open(&mut self, engine: &mut Engine, identity: RunIdentity) -> Result<(), TrainError> {
         self.wait_for(Message::Opening, |agreement| open(agreement, engine.weights_mut(), identity))?;
-        if self.gathers() {
-            self.taken_states = engine.weights().store.states.to_vec();
-        }
+        self.taken_states = engine.weights().store.states.to_vec();
         engine.load();
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::step::{Rules, Stepped, step};
 /// Whether a run whose epochs have so many steps never ends, or is saved, inside of one.
 pub(super) fn check_length(config: &Config, steps: u64) -> Result<(), TrainError> {
     let steps = steps.max(1);
-    let inside = |asked: Option<u64>| asked.filter(|asked| !asked.is_multiple_of(steps));
+    let inside = |asked: Option<u64>| asked.filter(|asked| config.gathers() && !asked.is_multiple_of(steps));
     let sentence = if let Some(every) = inside(config.checkpoint_every) {
         format!(
             "--checkpoint-every {every} would save inside of an epoch, which is one batch of --agree sandblaster and has \
@@ -49,6 +49,7 @@ impl Trainer {
         }
         for _ in 0..self.replica.world() {
             let Some(stretch) = self.stretch_by(Stretch::of_claims, steps) else { return Ok(None) };
+            let start = self.journal.clock.seconds();
             self.replica.begin_batch(before.step, stretch.portions());
             self.gather(&stretch)?;
             // All are here, and add up what each has computed: whoever had which portion.
@@ -57,7 +58,10 @@ impl Trainer {
             let votes = self.replica.votes();
             settle(&mut self.replica, &mut self.journal)?;
             if stretch.end() == stretch.portions() && self.replica.gathered() != Gathered::Missing {
-                (self.journal.position.step, self.journal.position.tally) = (before.step + steps, tally);
+                // Of the epoch, of which this worker may have computed nothing.
+                let epoch_s = self.journal.clock.seconds() - start;
+                let position = &mut self.journal.position;
+                (position.step, position.tally, position.epoch_s) = (before.step + steps, tally, epoch_s);
                 return Ok(self.journal.ends_inside_epoch(votes));
             }
             self.journal.position.clone_from(&before);

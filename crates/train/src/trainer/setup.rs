@@ -370,9 +370,7 @@ fn assemble(
     };
     let last = config.last_batch;
     let train = loader(train, training, LoaderOptions { last, ..LoaderOptions::training(config.batch, config.seed) })?;
-    if config.gathers() {
-        check_length(config, train.steps() as u64)?;
-    }
+    check_length(config, train.steps() as u64)?;
     let val = loader(val, evaluation, LoaderOptions::evaluation(sizes.evaluation * around.shard.world))?;
     let is_whole = around.stage.world * around.part.world == 1;
     if config.sync_batch_norm && is_whole && replica.plan().nodes_with_sums().next().is_none() {
