@@ -119,6 +119,7 @@ fn what_does_not_go_together_is_refused_with_what_to_type() {
         ("--workers 2 --agree sandblaster --max-steps 7", "--epochs 1"),
         ("--workers 1 --agree sandblaster", "--workers 2"),
         ("--workers 2 --agree sandblaster --clip-norm 1", "leave it out"),
+        ("--workers 2 --agree sandblaster --weight-decay 1e-4", "leave it out"),
         ("--workers 2 --agree sandblaster --squeeze bf16", "--squeeze none"),
         ("--workers 2 --agree sandblaster --period 3", "--agree local"),
         ("--workers 2 --history 3", "--agree sandblaster"),

@@ -133,12 +133,12 @@ pub fn find(name: &str) -> Option<&'static dyn Recipe> {
 /// What a run demands of its agreement beside the weights.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Demands {
-    /// How many workers there are.
-    pub workers: usize,
     /// Gradients are clipped to a norm over all of them.
     pub clips_norm: bool,
     /// The loss is smoothed.
     pub smooths_labels: bool,
+    /// Weights decay.
+    pub decays: bool,
     /// Workers compute on GPUs.
     pub on_gpu: bool,
     /// Batch-norms take their statistics over all workers.

@@ -102,10 +102,6 @@ impl Recipe for Sandblaster {
 fn refuses(demands: &Demands) -> Option<String> {
     let sentence = if let Some(sentence) = demands.foreign("sandblaster") {
         sentence
-    } else if demands.workers == 1 {
-        "--agree sandblaster has servers and a coordinator, which one worker has not; type --workers 2 or more, or leave \
-         --agree out"
-            .into()
     } else if demands.sync_batch_norm {
         "--sync-batch-norm needs workers that are at the same step, and those of --agree sandblaster take portions as they \
          are free; type --agree all-reduce, or leave it out"
@@ -125,6 +121,9 @@ fn refuses(demands: &Demands) -> Option<String> {
     } else if demands.smooths_labels {
         "--label-smoothing changes the loss that is descended and not the one that is told, and the line search of --agree \
          sandblaster compares both; leave it out"
+            .into()
+    } else if demands.decays {
+        "--weight-decay is a part of an optimizer's step, and L-BFGS has its place with --agree sandblaster; leave it out"
             .into()
     } else if demands.staleness {
         "--staleness is for workers that step apart, and those of --agree sandblaster wait for the batch; leave it out"

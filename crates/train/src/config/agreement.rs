@@ -98,8 +98,8 @@ impl Config {
             ));
         }
         let demands = agree::Demands {
-            workers: self.workers,
             smooths_labels: self.label_smoothing > 0.0,
+            decays: self.hyper_parameters.weight_decay.is_some_and(|rate| rate > 0.0),
             on_gpu: self.device != Compute::Cpu,
             clips_norm: self.clip_norm.is_some(),
             sync_batch_norm: self.sync_batch_norm,

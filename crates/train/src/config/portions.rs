@@ -6,7 +6,7 @@ use super::{Config, refuse};
 use crate::compute::Compute;
 use crate::error::TrainError;
 use crate::micro_batch::shares_by_speed;
-use crate::together::{Balance, Carry};
+use crate::together::{Balance, Carry, Sharding};
 
 impl Config {
     /// Whether workers take portions of the data as they are free, and have no share of their own.
@@ -25,6 +25,32 @@ impl Config {
         let (recipe, options) = (self.agree.recipe(), self.agreement(false));
         let goes_on = recipe.protocol(&Shape::default(), &options).lost_peer == LostPeer::GoOn;
         goes_on && self.workers > 1 && !matches!(self.carry, Carry::MPI | Carry::THREAD)
+    }
+
+    /// Whether so many workers can share a batch: each needs a sample for every part. Shares need not be equal.
+    ///
+    /// # Errors
+    /// When there are too few; the sentence says what to type.
+    pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
+        if self.shard == Sharding::Optimizer && world == 1 {
+            return refuse(
+                "--shard optimizer divides the optimizer's state among workers, and there is one; \
+                 type --workers 2 or more, or --shard none"
+                    .into(),
+            );
+        }
+        if self.gathers() && world == 1 {
+            let name = self.agree.name();
+            return refuse(format!(
+                "--agree {name} has servers, which one worker has not; type --workers 2 or more, or leave --agree out"
+            ));
+        }
+        let least = world * self.accumulate;
+        if self.batch >= least {
+            return Ok(());
+        }
+        let parts = if self.accumulate > 1 { format!(" in {} parts each", self.accumulate) } else { String::new() };
+        refuse(format!("--batch {} is too small for {world} workers{parts}; type --batch {least} or more", self.batch))
     }
 
     /// Whether shares of a batch fit the rest.

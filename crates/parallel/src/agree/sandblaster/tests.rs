@@ -253,14 +253,14 @@ fn the_others_go_on_without_a_worker_that_is_lost() {
 #[test]
 fn what_does_not_go_together_is_refused_with_what_to_type() {
     let refused = |demands: Demands| RECIPE.refuses(&demands).unwrap_or_default();
-    let demands = Demands { workers: 2, ..Demands::default() };
+    let demands = Demands::default();
     assert_eq!(refused(demands), "");
     let with = |history| RoundOptions { history, ..RoundOptions::default() };
     let options = |rounds| Options { rounds, ..Options::default() };
     for (demands, typed) in [
-        (Demands { workers: 1, ..demands }, "--workers 2"),
         (Demands { clips_norm: true, ..demands }, "leave it out"),
         (Demands { smooths_labels: true, ..demands }, "leave it out"),
+        (Demands { decays: true, ..demands }, "leave it out"),
         (Demands { on_gpu: true, ..demands }, "--device cpu"),
         (Demands { options: options(with(Some(0))), ..demands }, "--history 10"),
         (Demands { options: Options { shard: true, ..Options::default() }, ..demands }, "--shard none"),
