@@ -18,6 +18,7 @@ pub const TARGETS: &[Target] = &[
     ("message", peers::message),
     ("parameter_server", peers::parameter_server),
     ("center", peers::center),
+    ("sandblaster", peers::sandblaster),
     ("samples", peers::samples),
     ("listing", peers::listing),
     ("cluster_file", words::cluster_file),

@@ -11,8 +11,8 @@ use paceline_comm::wire::{Decoder, Identity, Purpose, Role, Stream, greet};
 use paceline_comm::{Choice, Communicator, Link, Links, Options, Rank, Stop, Token, Wait};
 use paceline_data::far::Listing;
 use paceline_parallel::agree::{
-    self, BucketShape, IDENTITY, Join, Push, Recipe, Roles, RoundOptions, ServerShard, Shape, dogwild, downpour,
-    elastic, parameter_server,
+    self, BucketShape, IDENTITY, Join, Opening, Push, Recipe, Roles, RoundOptions, ServerShard, Shape, dogwild,
+    downpour, elastic, parameter_server, sandblaster,
 };
 use paceline_system::clock::Clock;
 use paceline_system::threads;
@@ -136,6 +136,12 @@ pub fn center(bytes: &[u8]) {
     }
 }
 
+/// The same for a server of vectors, which a coordinator has commands for.
+pub fn sandblaster(bytes: &[u8]) {
+    let rounds = RoundOptions { history: Some(2), ..RoundOptions::default() };
+    challenge(&sandblaster::RECIPE, agree::Options { rounds, ..agree::Options::default() }, bytes);
+}
+
 fn challenge(recipe: &dyn Recipe, agreement: agree::Options, bytes: &[u8]) {
     const PARAMETERS: usize = 7;
     let choice = Choice::by_cost(Links::uniform(2, Link::new(1e-5, 1e9)));
@@ -144,7 +150,8 @@ fn challenge(recipe: &dyn Recipe, agreement: agree::Options, bytes: &[u8]) {
         thread::mesh(2).into_iter().map(Transport::Thread).map(|end| Communicator::new(end, options.clone()));
     let (Some(worker), Some(mut server)) = (ends.next(), ends.next()) else { return };
     let bytes = bytes.to_vec();
-    let talking = threads::spawn("worker", move || talk(worker, &bytes, PARAMETERS));
+    let opening = recipe.protocol(&Shape::default(), &agreement).opening;
+    let talking = threads::spawn("worker", move || talk(worker, &bytes, (PARAMETERS, &opening)));
     let bucket = |start, elements| BucketShape { start, elements, ready_after: 0, needed_before: 0 };
     let buckets = vec![bucket(0, 4), bucket(4, 3)];
     let shape = Shape { buckets, parameters: PARAMETERS, states: 2, slots: 1, ..Shape::default() };
@@ -168,9 +175,10 @@ fn challenge(recipe: &dyn Recipe, agreement: agree::Options, bytes: &[u8]) {
 }
 
 /// The worker. It stops at the first error: the server has ended.
-fn talk(mut worker: Communicator, bytes: &[u8], parameters: usize) {
+fn talk(mut worker: Communicator, bytes: &[u8], (parameters, opening): (usize, &[Opening])) {
     let mut numbers = bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four));
-    for length in [2 * IDENTITY, 2, parameters, parameters] {
+    let of = |opening: &Opening| if *opening == Opening::States { 2 } else { parameters };
+    for length in [2 * IDENTITY].into_iter().chain(opening.iter().map(of)) {
         let mut told: Vec<f32> = numbers.by_ref().take(length).collect();
         told.resize(length, 0.0);
         if worker.broadcast(Rank(0), &mut told).is_err() {
@@ -183,8 +191,19 @@ fn talk(mut worker: Communicator, bytes: &[u8], parameters: usize) {
         let tag = &mut tags[usize::from(which % 2)];
         *tag += 1;
         let mut told: Vec<f32> = numbers.by_ref().take(usize::from(length % 16)).collect();
+        if told.is_empty() {
+            return;
+        }
+        // Numbers, or the bytes that they are.
+        if which >= 128 {
+            let said: Vec<u8> = told.iter().flat_map(|number| number.to_le_bytes()).collect();
+            match worker.send(Rank(1), *tag, &said) {
+                Ok(()) => continue,
+                Err(_) => return,
+            }
+        }
         let list = [Transfer { step: 0, action: Action::Send, peer: Rank(1), start: 0, length: told.len() }];
-        if told.is_empty() || worker.exchange(&list, *tag, &mut told).is_err() {
+        if worker.exchange(&list, *tag, &mut told).is_err() {
             return;
         }
     }

@@ -29,4 +29,7 @@ pub struct Center {
     /// Steps that one worker makes alone before the others begin: --agree downpour [default: 0]
     #[arg(long, value_name = "STEPS", value_parser = parse::whole64, allow_negative_numbers = true, help_heading = "Many processes")]
     pub warm_start: Option<u64>,
+    /// Changes of weights and gradients that servers keep for L-BFGS: --agree sandblaster [default: 10]
+    #[arg(long, value_name = "PAIRS", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
+    pub history: Option<usize>,
 }

@@ -274,6 +274,7 @@ fn apply_agreement(arguments: &Train, config: &mut Config) {
     config.center.staleness_aware |= arguments.center.staleness_aware;
     set_some(&mut config.center.server_adagrad, &arguments.center.server_adagrad);
     set_some(&mut config.center.warm_start, &arguments.center.warm_start);
+    set_some(&mut config.center.history, &arguments.center.history);
     config.sync_batch_norm |= arguments.sync_batch_norm;
 }
 

@@ -34,6 +34,7 @@ mod resume;
 mod returned;
 mod running;
 mod samples;
+mod sandblaster;
 mod saving;
 mod shard;
 mod signals;

@@ -22,7 +22,7 @@ use paceline_system::threads;
 
 use crate::ClusterError;
 use crate::connection::Connection;
-use crate::ledger::{Given, Take};
+use crate::ledger::{Claim, Counted, Given, Take};
 use crate::membership::Verdict;
 use crate::message::{Admission, Folder};
 use crate::rendezvous::{JoinOptions, Place, door::Door};
@@ -43,6 +43,7 @@ enum Command {
     Ready,
     Admit { rank: Rank, life: u16, admission: Admission },
     Take(Take),
+    Claim(Claim),
     Close(u64),
     Fail { why: String, suspect: Option<Rank>, in_vain: bool },
 }
@@ -58,6 +59,8 @@ struct State {
     waited: BTreeMap<u32, Duration>,
     /// What this process has asked for of the data, until it is taken.
     given: Option<Given>,
+    /// Whether the answer that it claimed counts, until that is taken.
+    counted: Option<Counted>,
     /// Ranks that are lost, without whom the others go on.
     lost: Vec<Verdict>,
     /// Rank 0: those that have come back, for the so-manieth time, and could take part.
@@ -231,6 +234,25 @@ impl Control {
             (Some(given), _) => Ok(given),
             (None, Some(Err(verdict))) => Err(ClusterError::Ended(verdict.clone())),
             (None, _) => Err(ClusterError::Failed(format!("rank 0 did not say within {limit:?} what comes next"))),
+        }
+    }
+
+    /// Says that a portion is computed, and hears whether its answer counts; by one thread at a time.
+    ///
+    /// # Errors
+    /// As [`Control::take`].
+    pub fn claim(&self, claim: Claim, limit: Duration) -> Result<bool, ClusterError> {
+        self.shared.lock().counted = None;
+        if self.commands.send(Command::Claim(claim)).is_ok() {
+            let _ = (&self.wake).write(&[1]);
+        }
+        let answers = |counted: &Counted| counted.claim == claim;
+        let mut state =
+            self.shared.wait(limit, |state| state.counted.as_ref().is_some_and(answers) || state.ended.is_some());
+        match (state.counted.take().filter(answers), &state.ended) {
+            (Some(counted), _) => Ok(counted.counts),
+            (None, Some(Err(verdict))) => Err(ClusterError::Ended(verdict.clone())),
+            (None, _) => Err(ClusterError::Failed(format!("rank 0 did not say within {limit:?} what counts"))),
         }
     }
 

@@ -25,7 +25,7 @@ pub mod waiting;
 
 pub use control::Control;
 pub use error::ClusterError;
-pub use ledger::{Given, Take};
+pub use ledger::{Claim, Counted, Given, Take};
 pub use membership::{Limits, Verdict};
 pub use message::{Admission, Folder};
 pub use notice::{Log, Notice};

@@ -7,7 +7,7 @@ use paceline_system::printable::printable_lines;
 use paceline_system::progress::Position;
 use serde::{Deserialize, Serialize};
 
-use crate::ledger::{Given, Take};
+use crate::ledger::{Claim, Counted, Given, Take};
 use crate::membership::{Cause, Verdict};
 use crate::table::Entry;
 use crate::waiting::Waiting;
@@ -108,6 +108,10 @@ pub enum Message {
     Take(Take),
     /// The hub's answer.
     Given(Given),
+    /// I have computed a portion; does it count?
+    Claim(Claim),
+    /// The hub's answer.
+    Counted(Counted),
     /// No more steps should begin in this stretch of the data.
     Close {
         /// Its number.
@@ -189,7 +193,8 @@ impl Message {
             }
             Self::Ended { verdict } | Self::Lost { verdict } => clean(verdict, world),
             Self::Beat { waiting, .. } => waiting.is_sound(world),
-            Self::Goodbye | Self::Ready | Self::Take(_) | Self::Given(_) | Self::Close { .. } => true,
+            Self::Goodbye | Self::Ready | Self::Take(_) | Self::Given(_) => true,
+            Self::Claim(_) | Self::Counted(_) | Self::Close { .. } => true,
         };
         if sound { Ok(message) } else { Err("a message that cannot be meant for this run".into()) }
     }

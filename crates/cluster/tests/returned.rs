@@ -83,7 +83,7 @@ fn a_member_comes_back_is_told_what_all_know_and_takes_part_when_rank_0_says_so(
     let (open, mut controls) = begin(Ok(()));
     assert!(open.refused(1, "seed = 1").contains("rank 1 is still in the run"));
     assert!(open.refused(2, "seed = 1").contains("rank 2 is still in the run"));
-    let take = |finished| Take { stretch: 1, portions: 6, finished };
+    let take = |finished| Take { stretch: 1, portions: 6, finished, claimed: false };
     assert_eq!(controls[1].take(take(0), Duration::from_secs(5)).unwrap().portion, Some(0));
     lose_second(&mut controls);
     assert!(open.refused(1, "seed = 2").contains("the configurations differ"));

@@ -192,6 +192,11 @@ impl Portion {
     pub const fn at(number: usize, world: usize) -> Self {
         Self { step: number / world, part: number % world }
     }
+
+    /// Which of them it is.
+    pub const fn number(self, world: usize) -> usize {
+        self.step * world + self.part
+    }
 }
 
 impl Share {

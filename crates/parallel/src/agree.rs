@@ -4,12 +4,13 @@
 //! An agreement is two things: a [`Protocol`], the value that lists what travels, and an [`Agreement`], a
 //! worker's end of it. Two kinds are told apart by the protocol's [`Steps`]: those that settle the gradients
 //! of a step, so that all make the same one, and those that let every worker step by itself and exchange
-//! weights between steps, with each other or with a centre (`center.rs`). One worker alone is a protocol with nothing
-//! in it.
+//! weights between steps, with each other or with a centre (`center.rs`). In a third, servers step with the gradients of
+//! a whole epoch (`sandblaster.rs`). One worker alone is a protocol with nothing in it.
 
 mod alone;
 mod center;
 mod courier;
+mod group;
 pub(crate) mod identity;
 mod missed;
 mod protocol;
@@ -24,6 +25,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 pub use alone::Alone;
+pub use group::Group;
 pub use identity::{IDENTITY, RunIdentity, receive as receive_identity};
 pub use missed::Missed;
 use paceline_comm::{CommError, Communicator, LentSlice, Rank};
@@ -34,6 +36,7 @@ pub use protocol::{
 pub use report::{StepReport, Votes};
 pub use returned::Returned;
 pub use rounds::RoundOptions;
+pub use sandblaster::Gathered;
 
 use crate::lock_free::ThreadMemory;
 use crate::squeeze::{Segment, Squeeze, none};
@@ -48,7 +51,7 @@ macro_rules! agreements {
     };
 }
 
-agreements! { all_reduce, parameter_server, local, elastic, downpour, dogwild, hogwild }
+agreements! { all_reduce, parameter_server, local, elastic, downpour, dogwild, hogwild, sandblaster }
 
 /// An agreement as the command line offers it: how to join it, and what it cannot be combined with.
 pub trait Recipe: Debug + Sync {
@@ -99,6 +102,11 @@ pub trait Recipe: Debug + Sync {
         0
     }
 
+    /// Copies of all parameters that a server has which is the only one, where nothing of a step travels to it.
+    fn server_copies(&self, options: &Options) -> usize {
+        2 + self.copies(options)
+    }
+
     /// Why it cannot do what a run demands: a sentence that says what to type.
     fn refuses(&self, _demands: &Demands) -> Option<String> {
         None
@@ -133,6 +141,12 @@ pub fn find(name: &str) -> Option<&'static dyn Recipe> {
 pub struct Demands {
     /// Gradients are clipped to a norm over all of them.
     pub clips_norm: bool,
+    /// The loss is smoothed.
+    pub smooths_labels: bool,
+    /// Weights decay.
+    pub decays: bool,
+    /// Workers compute on GPUs.
+    pub on_gpu: bool,
     /// Batch-norms take their statistics over all workers.
     pub sync_batch_norm: bool,
     /// The optimizer looks at whole tensors.
@@ -221,19 +235,6 @@ pub struct Join<'a> {
     pub deadline: Duration,
     /// What times are read from.
     pub clock: Clock,
-}
-
-/// A worker's place in a group.
-#[derive(Debug)]
-pub enum Group {
-    /// It speaks for its group, with the servers and the first ones of the others, who are the workers of
-    /// [`Join::roles`].
-    First {
-        /// To the workers of the group.
-        inside: Box<Communicator>,
-    },
-    /// [`Join::communicator`] is to the workers of the group.
-    Other,
 }
 
 /// Whether to wait for what has not come.
@@ -452,8 +453,23 @@ pub trait Agreement: Debug + Send {
         Ok(())
     }
 
-    /// How many of its own steps had missed no update of another worker, one, two, … since this was last asked, where a
-    /// worker can tell.
+    /// A batch of so many portions begins, where servers step with all of its gradients ([`Steps::Gathered`]).
+    fn begin_batch(&mut self, _portions: u64) {}
+
+    /// The gradients that were sent last count in the batch.
+    fn count_portion(&mut self) {}
+
+    /// What became of the batch whose gradients were given last.
+    fn gathered(&self) -> Gathered {
+        Gathered::default()
+    }
+
+    /// Whether the point that gradients are computed at may be given up, so that it may be one at which there are none.
+    fn tries_points(&self) -> bool {
+        false
+    }
+
+    /// How many of its own steps had missed no update of others, one, two, … since last asked, where it can tell.
     fn take_missed(&mut self) -> Vec<u64> {
         Vec::new()
     }

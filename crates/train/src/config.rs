@@ -449,26 +449,6 @@ impl Config {
         })
     }
 
-    /// Whether so many workers can share a batch: each needs a sample for every part. Shares need not be equal.
-    ///
-    /// # Errors
-    /// When there are too few; the sentence says what to type.
-    pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
-        if self.shard == Sharding::Optimizer && world == 1 {
-            return refuse(
-                "--shard optimizer divides the optimizer's state among workers, and there is one; \
-                 type --workers 2 or more, or --shard none"
-                    .into(),
-            );
-        }
-        let least = world * self.accumulate;
-        if self.batch >= least {
-            return Ok(());
-        }
-        let parts = if self.accumulate > 1 { format!(" in {} parts each", self.accumulate) } else { String::new() };
-        refuse(format!("--batch {} is too small for {world} workers{parts}; type --batch {least} or more", self.batch))
-    }
-
     /// Samples that are computed at once by all workers, at most.
     pub fn micro_batch(&self) -> usize {
         self.batch.div_ceil(self.accumulate)

@@ -55,6 +55,8 @@ pub struct Exchange {
     settled: bool,
     /// Whether replicas have made steps of their own since their weights, and all of their state, were the same.
     apart: Apart,
+    /// Running statistics at the weights, where others are tried.
+    taken_states: Vec<f32>,
     /// This replica's wishes, and after a step everybody's.
     pub votes: Votes,
     clock: Clock,
@@ -87,6 +89,7 @@ impl Exchange {
             made: 0,
             settled: false,
             apart: Apart::default(),
+            taken_states: Vec::new(),
             votes: Votes::default(),
             clock: clock.clone(),
             progress: Progress::default(),
@@ -245,7 +248,7 @@ impl Exchange {
 
     /// Whether this replica makes the steps itself, and so has all that they need.
     pub fn makes_own_steps(&self) -> bool {
-        !matches!(self.agreement.protocol().steps, Steps::Chunks | Steps::Servers)
+        !matches!(self.agreement.protocol().steps, Steps::Chunks | Steps::Servers | Steps::Gathered)
     }
 
     /// A step begins, with weights that are ahead of where the optimizer is by so many times its velocity.
@@ -279,13 +282,6 @@ impl Exchange {
         self.clock.seconds() - self.waited_s
     }
 
-    /// The step is computed.
-    pub fn end(&mut self) {
-        self.made += 1;
-        let settled = std::mem::take(&mut self.settled);
-        self.pending = (self.settles() && !settled).then_some(self.moment);
-    }
-
     /// Waits for others. Heartbeats say meanwhile what for.
     fn wait_for<T>(&mut self, message: Message, wait: impl FnOnce(&mut dyn Agreement) -> T) -> T {
         let (before, start) = (self.progress.switch(Phase::Exchange, Some(message)), self.clock.seconds());
@@ -307,6 +303,7 @@ impl Exchange {
     /// model.
     pub fn open(&mut self, engine: &mut Engine, identity: RunIdentity) -> Result<(), TrainError> {
         self.wait_for(Message::Opening, |agreement| open(agreement, engine.weights_mut(), identity))?;
+        self.taken_states = engine.weights().store.states.to_vec();
         engine.load();
         Ok(())
     }
@@ -370,6 +367,7 @@ impl Exchange {
             weights.store.states.iter_mut().for_each(|state| *state *= share);
             self.wait_for(Message::Statistics, |agreement| agreement.sum(&mut weights.store.states))?;
         }
+        self.keep_statistics(&mut weights.store.states);
         self.wait_for(Message::Weights, |agreement| agreement.fetch_weights(&mut weights.store.parameters))?;
         let mut optimizer: Vec<&mut [f32]> = weights.optimizer.iter_mut().map(|buffer| &mut **buffer).collect();
         self.wait_for(Message::Optimizer, |agreement| agreement.fetch_optimizer(&mut optimizer))?;

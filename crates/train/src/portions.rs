@@ -24,6 +24,8 @@ pub struct Question {
     pub portions: u64,
     /// How many of those that this worker has taken it has finished.
     pub finished: u64,
+    /// Whether the first answer to each portion counts, which is claimed.
+    pub claimed: bool,
 }
 
 /// What it is told.
@@ -77,6 +79,12 @@ pub trait Counter: Send + Sync {
     /// When the run ends.
     fn take(&self, question: Question) -> Result<Answer, CommError>;
 
+    /// A portion of a stretch is computed: whether its answer is the first, and counts.
+    ///
+    /// # Errors
+    /// When the run ends.
+    fn claim(&self, stretch: u64, portion: u64) -> Result<bool, CommError>;
+
     /// No more steps are to begin in a stretch.
     fn close(&self, stretch: u64);
 }
@@ -99,6 +107,7 @@ pub struct Stretch {
     portions: u64,
     /// This worker's place in its group, of so many.
     place: Shard,
+    claimed: bool,
     end: AtomicU64,
 }
 
@@ -111,7 +120,25 @@ impl fmt::Debug for Stretch {
 impl Stretch {
     /// Number `number`, of so many portions.
     pub fn new(counter: Arc<dyn Counter>, number: u64, portions: u64, place: Shard) -> Self {
-        Self { counter, number, portions, place, end: AtomicU64::new(portions) }
+        Self { counter, number, portions, place, claimed: false, end: AtomicU64::new(portions) }
+    }
+
+    /// The same, where the first answer to each portion counts, whoever is lost.
+    pub fn of_claims(counter: Arc<dyn Counter>, number: u64, portions: u64, place: Shard) -> Self {
+        Self { claimed: true, ..Self::new(counter, number, portions, place) }
+    }
+
+    /// How many portions it has.
+    pub fn portions(&self) -> u64 {
+        self.portions
+    }
+
+    /// A portion is computed: whether its answer is the first, and counts.
+    ///
+    /// # Errors
+    /// When the run ends.
+    pub fn claim(&self, portion: u64) -> Result<bool, CommError> {
+        self.counter.claim(self.number, portion)
     }
 
     /// How many portions it has come to, once this worker has heard that all are taken.
@@ -141,7 +168,8 @@ impl Portions for Stretch {
     fn next(&self, finished: usize) -> Result<Option<usize>, DataError> {
         let Shard { rank, world } = self.place;
         let (place, group) = (rank as u64, world as u64);
-        let question = Question { stretch: self.number, portions: self.portions / group, finished: finished as u64 };
+        let (finished, claimed) = (finished as u64, self.claimed);
+        let question = Question { stretch: self.number, portions: self.portions / group, finished, claimed };
         let Answer { portion, end } =
             self.counter.take(question).map_err(|why| DataError::NotTold { why: why.to_string() })?;
         self.end.store(end.saturating_mul(group).min(self.portions), Ordering::Release);

@@ -344,7 +344,8 @@ impl Candidate<'_> {
             // Nothing of a step travels; a server has its part of a centre, and what the agreement keeps.
             () if !config.gradients_leave() || config.group() > 1 => {
                 let worker = running + (1 + gradients + copies) * parameters + own_optimizer + message;
-                Need { worker, server: base + (2 + copies) * parameters, once, mapped, ..Need::default() }
+                let server = base + recipe.server_copies(&config.agreement(false)) as u64 * parameters;
+                Need { worker, server, once, mapped, ..Need::default() }
             }
             // Servers step; the first worker has the optimizer's state while it saves it.
             () if recipe.has_servers() => Need {

@@ -5,6 +5,7 @@
 
 use paceline_data::batch::Batch;
 use paceline_data::loader::Epoch;
+use paceline_data::order::Portion;
 use paceline_nn::optim::Moment;
 use paceline_nn::schedule::{LearningRate, RunLength};
 use paceline_system::clock::Clock;
@@ -28,6 +29,8 @@ pub struct Rules<'a> {
     pub clock: &'a Clock,
     /// Says which one it is.
     pub progress: &'a Progress,
+    /// Whether every epoch is the same function of the weights, so that its steps draw as those of the first do.
+    pub repeats: bool,
 }
 
 /// What a step did.
@@ -39,6 +42,8 @@ pub struct Stepped {
     pub tally: Tally,
     /// Samples that this replica has computed.
     pub own: usize,
+    /// Which portion of the epoch they are, where portions are handed out.
+    pub portion: Option<Portion>,
     /// Set if the loss or a gradient was not finite: the run cannot go on from the weights as they are.
     pub not_finite: Option<(Batch, NotFinite)>,
 }
@@ -66,7 +71,8 @@ pub fn step(
     let _bound = cores.as_ref().and_then(|cpu| cpu.pool().enter());
     let learning_rate = rules.learning_rate.rate(step, rules.length);
     // Where workers exchange with a centre beside their steps, that begins.
-    replica.begin_step(Moment { step, learning_rate })?;
+    let drawn_at = if rules.repeats { step % per_epoch } else { step };
+    replica.begin_step(Moment { step: drawn_at, learning_rate })?;
     let mut passes = || {
         // parallel: forward and backward passes in the order of a list. A model that is not cut is a pipeline of one
         // stage.
@@ -86,7 +92,7 @@ pub fn step(
     let output = replica.end_step(closed)?;
 
     let (samples, own) = (replica.samples(&batch), batch.size);
-    let portion = batch.portion.map(|_| own as u64);
+    let portion = batch.portion;
     let not_finite = match output.updated {
         Ok(()) => {
             epoch.recycle(batch);
@@ -102,9 +108,9 @@ pub fn step(
         accuracy: output.tally.accuracy(),
         learning_rate: f64::from(learning_rate),
         samples,
-        portion,
+        portion: portion.map(|_| own as u64),
         seconds,
         phases,
     };
-    Ok(Some(Stepped { event, tally: output.tally, own, not_finite }))
+    Ok(Some(Stepped { event, tally: output.tally, own, portion, not_finite }))
 }

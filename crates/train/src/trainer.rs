@@ -1,6 +1,7 @@
 //! The loop around the step: epochs, evaluation, checkpoints, and every way a run can end.
 
 mod balancing;
+mod gathered;
 mod gauge;
 mod journal;
 mod saving;
@@ -368,12 +369,18 @@ impl Trainer {
     /// Trains to the end of the current epoch; a reason says that the run ends inside it.
     fn epoch(&mut self) -> Result<Option<Reason>, TrainError> {
         if self.takes_portions() {
-            return self.epoch_in_portions();
+            return if self.replica.gathers() { self.epoch_gathered() } else { self.epoch_in_portions() };
         }
         let Self { replica, train, val, journal, .. } = self;
         let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
         let progress = journal.progress.clone();
-        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, progress: &progress };
+        let rules = Rules {
+            learning_rate: &learning_rate,
+            length: journal.length,
+            clock: &clock,
+            progress: &progress,
+            repeats: false,
+        };
         let per_epoch = journal.length.steps_per_epoch;
         let done = journal.position.step;
         let mut epoch = train.epoch(done / per_epoch, (done % per_epoch) as usize);
@@ -386,7 +393,7 @@ impl Trainer {
                 stepped => stepped?,
             };
             let Some(stepped) = stepped else { return Ok(None) };
-            let Stepped { event, tally, own, not_finite } = stepped;
+            let Stepped { event, tally, own, not_finite, .. } = stepped;
             if let Some((batch, what)) = not_finite {
                 journal.record(event)?;
                 drop(epoch);

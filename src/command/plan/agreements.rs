@@ -172,6 +172,10 @@ fn choosable(config: &Config) -> Vec<Choosable> {
                 format!("{name}, {} on a machine of its own, beside steps{ANOTHER}", servers(1)),
             )];
         }
+        // An epoch of it is a step.
+        if steps == Steps::Gathered {
+            return Vec::new();
+        }
         match (agree.recipe().has_servers(), config.shard) {
             (false, Sharding::None) => vec![one(Way::AllReduce, name.to_owned())],
             (false, Sharding::Optimizer) => vec![one(Way::Sharded, format!("{name}, sharded optimizer"))],

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::Team;
-use crate::cluster::{Control, Take};
+use crate::cluster::{Claim, ClusterError, Control, Take};
 use crate::comm::{CommError, Rank};
 use crate::failure::Failure;
 use crate::parallel::agree::Returned;
@@ -20,13 +20,18 @@ struct Hub {
     limit: Duration,
 }
 
-impl Counter for Hub {
-    fn take(&self, Question { stretch, portions, finished }: Question) -> Result<Answer, CommError> {
+impl Hub {
+    fn ask<T>(&self, ask: impl FnOnce(&Control) -> Result<T, ClusterError>) -> Result<T, CommError> {
         let (rank, phase) = (self.rank, "data");
         let stopped = |reason: String| CommError::Stopped { rank, phase, reason };
         let control = self.control.upgrade().ok_or_else(|| stopped("the run is over".into()))?;
-        let given = control.take(Take { stretch, portions, finished }, self.limit);
-        let given = given.map_err(|error| stopped(error.to_string()))?;
+        ask(&control).map_err(|error| stopped(error.to_string()))
+    }
+}
+
+impl Counter for Hub {
+    fn take(&self, Question { stretch, portions, finished, claimed }: Question) -> Result<Answer, CommError> {
+        let given = self.ask(|control| control.take(Take { stretch, portions, finished, claimed }, self.limit))?;
         Ok(Answer { portion: given.portion, end: given.end })
     }
 
@@ -40,6 +45,10 @@ impl Counter for Hub {
         let Admission { stretch, step, steps, .. } = admission;
         let told = crate::cluster::Admission { stretch, step, steps, place };
         self.control.upgrade().into_iter().for_each(|control| control.admit((Rank::at(worker), life), told.clone()));
+    }
+
+    fn claim(&self, stretch: u64, portion: u64) -> Result<bool, CommError> {
+        self.ask(|control| control.claim(Claim { stretch, portion }, self.limit))
     }
 
     fn close(&self, stretch: u64) {

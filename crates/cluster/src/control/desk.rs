@@ -19,7 +19,7 @@ mod returns;
 
 use super::{Command, Shared};
 use crate::connection::Connection;
-use crate::ledger::{Given, Groups, Ledger, Take};
+use crate::ledger::{Claim, Given, Groups, Ledger, Take, Told};
 use crate::membership::{Action, CaughtUp, Event, Late, Limits, Membership, Verdict};
 use crate::message::{Folder, Message};
 use crate::notice::{Log, Refusals};
@@ -298,11 +298,18 @@ impl Desk {
                 self.lose(rank, "it asks for data that nobody else is at; start all ranks with the same data".into());
             }
             Message::Take(take) if self.me.index() == 0 => {
-                let given = self.groups.take(&mut self.ledger, rank.index(), take);
-                self.send_all(&Message::Given(given), |_, peer| peer == rank);
+                let told = self.groups.take(&mut self.ledger, rank.index(), take);
+                self.tell(told);
             }
-            Message::Close { stretch } if self.me.index() == 0 => self.ledger.close(stretch),
+            Message::Claim(claim) if self.me.index() == 0 => self.hear_claim(rank, claim),
+            Message::Close { stretch } if self.me.index() == 0 => {
+                let told = self.ledger.close(stretch);
+                self.tell(told);
+            }
             Message::Given(given) if rank.index() == 0 => self.give(given),
+            Message::Counted(counted) if rank.index() == 0 => {
+                self.shared.change(|state| state.counted = Some(counted));
+            }
             Message::Join { .. }
             | Message::Table { .. }
             | Message::Refused { .. }
@@ -313,6 +320,8 @@ impl Desk {
             | Message::Admitted(_)
             | Message::Take(_)
             | Message::Close { .. }
+            | Message::Claim(_)
+            | Message::Counted(_)
             | Message::Given(_) => {
                 self.lose(rank, "it said what nobody says at this point".into());
             }
@@ -329,8 +338,37 @@ impl Desk {
         if self.me.index() > 0 {
             return self.send_all(&Message::Take(take), |_, _| true);
         }
-        let given = self.groups.take(&mut self.ledger, 0, take);
-        self.give(given);
+        let told = self.groups.take(&mut self.ledger, 0, take);
+        self.tell(told);
+    }
+
+    /// What ranks are told that have asked for portions.
+    fn tell(&mut self, told: Told) {
+        for (rank, given) in told {
+            match rank {
+                0 => self.give(given),
+                _ => self.send_all(&Message::Given(given), |_, peer| peer.index() == rank),
+            }
+        }
+    }
+
+    /// A rank has computed a portion.
+    fn hear_claim(&mut self, rank: Rank, claim: Claim) {
+        let (counted, told) = self.ledger.claim(rank.index(), claim);
+        match counted {
+            Some(counted) if rank == self.me => self.shared.change(|state| state.counted = Some(counted)),
+            Some(counted) => self.send_all(&Message::Counted(counted), |_, peer| peer == rank),
+            None => self.lose(rank, "it has computed data that it was not given".into()),
+        }
+        self.tell(told);
+    }
+
+    /// This process has computed a portion.
+    fn claim(&mut self, claim: Claim) {
+        match self.me.index() {
+            0 => self.hear_claim(self.me, claim),
+            _ => self.send_all(&Message::Claim(claim), |_, _| true),
+        }
     }
 
     fn lose(&mut self, rank: Rank, why: String) {
@@ -354,7 +392,11 @@ impl Desk {
                 Command::Ready => self.send_all(&Message::Ready, |_, _| true),
                 Command::Admit { rank, life, admission } => self.admit((rank, life), admission),
                 Command::Take(take) => self.take(take),
-                Command::Close(stretch) if self.me.index() == 0 => self.ledger.close(stretch),
+                Command::Claim(claim) => self.claim(claim),
+                Command::Close(stretch) if self.me.index() == 0 => {
+                    let told = self.ledger.close(stretch);
+                    self.tell(told);
+                }
                 Command::Close(stretch) => self.send_all(&Message::Close { stretch }, |_, _| true),
                 Command::Folder(folder) => {
                     self.send_all(&Message::Folder(folder.clone()), |_, _| true);

@@ -1,6 +1,6 @@
 //! Portions of groups of ranks: those of a group are given the same ones, in the same order, and each computes its part.
 
-use super::{Given, Ledger, Take};
+use super::{Given, Ledger, Take, Told};
 
 /// What each group was given in the stretch under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl Groups {
     }
 
     /// A rank asks: what its group was given when others of it had asked as often, or the next.
-    pub fn take(&mut self, ledger: &mut Ledger, rank: usize, take: Take) -> Given {
+    pub fn take(&mut self, ledger: &mut Ledger, rank: usize, take: Take) -> Told {
         if self.size == 1 || take.stretch < self.stretch {
             return ledger.take(rank, take);
         }
@@ -32,10 +32,11 @@ impl Groups {
         }
         let (given, asked) = (&mut self.given[rank / self.size], &mut self.asked[rank]);
         if *asked == given.len() {
-            given.push(ledger.take(rank, take));
+            let told = ledger.take(rank, take);
+            given.extend(told.into_iter().map(|(_, given)| given));
         }
         *asked += 1;
-        given[*asked - 1]
+        given.get(*asked - 1).map(|&given| (rank, given)).into_iter().collect()
     }
 }
 
@@ -43,6 +44,12 @@ impl Groups {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// What a rank is told, which is told at once.
+    fn one(told: Told) -> Given {
+        let [(_, given)] = told[..] else { panic!("one is told") };
+        given
+    }
 
     proptest! {
         #[test]
@@ -60,13 +67,13 @@ mod tests {
                         ledger.close(stretch);
                     }
                     let rank = *ask as usize % ranks;
-                    let take = Take { stretch, portions, finished: 0 };
-                    given[rank].extend(shared.take(&mut ledger, rank, take).portion);
+                    let take = Take { stretch, portions, finished: 0, claimed: false };
+                    given[rank].extend(one(shared.take(&mut ledger, rank, take)).portion);
                 }
                 // Whoever has not come that far asks until there are none.
                 for (rank, given) in given.iter_mut().enumerate() {
-                    let take = Take { stretch, portions, finished: 0 };
-                    while let Some(portion) = shared.take(&mut ledger, rank, take).portion {
+                    let take = Take { stretch, portions, finished: 0, claimed: false };
+                    while let Some(portion) = one(shared.take(&mut ledger, rank, take)).portion {
                         given.push(portion);
                     }
                 }

@@ -16,7 +16,7 @@
 mod changes;
 mod grouped;
 mod link;
-mod message;
+pub(super) mod message;
 mod server;
 #[cfg(test)]
 mod tests;

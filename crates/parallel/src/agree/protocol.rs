@@ -73,6 +73,8 @@ pub enum Steps {
     Chunks,
     /// Servers; their weights replace the workers'.
     Servers,
+    /// Servers, with the gradients of a whole batch of portions, between which the weights stand still.
+    Gathered,
 }
 
 impl Steps {
@@ -284,6 +286,18 @@ impl Protocol {
         let Steps::Center { every } = self.steps else { return self };
         let Self { in_step, .. } = Self::all_reduce(buckets);
         Self { steps: Steps::Groups { every }, in_step, lost_peer: LostPeer::End, ..self }
+    }
+
+    /// Nothing in a step; gradients where all meet.
+    pub fn gathered(name: &'static str) -> Self {
+        let opening = vec![Opening::States, Opening::Weights];
+        Self {
+            opening: opening.clone(),
+            steps: Steps::Gathered,
+            between: vec![Between::Sum, Between::Weights],
+            joiner: opening,
+            ..Self::center(name, 1, 0)
+        }
     }
 
     /// Buffers that the agreement keeps, each as long as the parameters, which checkpoints have too.

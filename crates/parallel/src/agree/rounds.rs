@@ -33,6 +33,8 @@ pub struct RoundOptions {
     pub warm_start: Option<u64>,
     /// Copies of the weights that the threads of one process share.
     pub herds: Option<usize>,
+    /// Changes of weights and gradients that tell of the curvature.
+    pub history: Option<usize>,
 }
 
 impl RoundOptions {
@@ -45,7 +47,7 @@ impl RoundOptions {
     fn given(&self) -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
         const LOCAL: &[&str] = &["local"];
         const DOWNPOUR: &[&str] = &["downpour"];
-        let all: [(&str, bool, &[&str]); 14] = [
+        let all: [(&str, bool, &[&str]); 15] = [
             ("--period", self.period.is_some(), &["local", "elastic", "dogwild", "hogwild"]),
             ("--node-period", self.node_period.is_some(), LOCAL),
             ("--fragments", self.fragments.is_some(), LOCAL),
@@ -60,6 +62,7 @@ impl RoundOptions {
             ("--server-adagrad", self.server_adagrad.is_some(), DOWNPOUR),
             ("--warm-start", self.warm_start.is_some(), DOWNPOUR),
             ("--herds", self.herds.is_some(), &["hogwild"]),
+            ("--history", self.history.is_some(), &["sandblaster"]),
         ];
         all.into_iter().filter(|(_, given, _)| *given).map(|(flag, _, owners)| (flag, owners))
     }
@@ -120,8 +123,9 @@ mod tests {
             server_adagrad: Some(1.0),
             warm_start: some,
             herds: Some(1),
+            history: Some(1),
         };
         assert!(all.given().flat_map(|(_, owners)| owners).all(|owner| super::super::find(owner).is_some()));
-        assert_eq!(all.given().count(), 14);
+        assert_eq!(all.given().count(), 15);
     }
 }

@@ -28,6 +28,7 @@ impl Config {
             staleness_aware: self.center.staleness_aware,
             server_adagrad: self.center.server_adagrad,
             warm_start: self.center.warm_start,
+            history: self.center.history,
         };
         let staleness = self.staleness.map_or_else(|| self.agree.recipe().usual_staleness(), |said| said.0);
         agree::Options { staleness, squeeze: self.squeeze.recipe(), one_copy, shard, group: self.group(), rounds }
@@ -121,6 +122,9 @@ impl Config {
             ));
         }
         let demands = agree::Demands {
+            smooths_labels: self.label_smoothing > 0.0,
+            decays: self.hyper_parameters.weight_decay.is_some_and(|rate| rate > 0.0),
+            on_gpu: self.device != Compute::Cpu,
             clips_norm: self.clip_norm.is_some(),
             sync_batch_norm: self.sync_batch_norm,
             whole_tensors: self.optimizer == Optimizer::Lars,

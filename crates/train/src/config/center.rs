@@ -30,6 +30,9 @@ pub struct Center {
     /// Steps at the beginning that one worker makes alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warm_start: Option<u64>,
+    /// Changes of weights and gradients that servers keep, which tell of the curvature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history: Option<usize>,
 }
 
 impl Center {

@@ -1,17 +1,22 @@
 //! Which samples of a batch each worker has: a share, even or by its speed, or portions as it is free; and what the loss of one means.
 
-use paceline_parallel::agree::{LostPeer, Shape};
+use paceline_parallel::agree::{LostPeer, Shape, Steps};
 
 use super::{Config, refuse};
 use crate::compute::Compute;
 use crate::error::TrainError;
 use crate::micro_batch::shares_by_speed;
-use crate::together::{Balance, Carry};
+use crate::together::{Balance, Carry, Sharding};
 
 impl Config {
     /// Whether workers take portions of the data as they are free, and have no share of their own.
     pub fn hands_out_portions(&self) -> bool {
         self.agree.recipe().hands_out_portions(&self.agreement(false))
+    }
+
+    /// Whether an epoch is one batch, with whose gradients servers step.
+    pub fn gathers(&self) -> bool {
+        self.agree.recipe().protocol(&Shape::default(), &self.agreement(false)).steps == Steps::Gathered
     }
 
     /// Whether the loss of a worker that is not the first ends nothing: the others go on without it. MPI ends all processes with
@@ -32,6 +37,9 @@ impl Config {
             let why = "workers of a synchronous server make the same steps, so that none can come back in the middle";
             return Err(format!("{why}; for runs where they can, type --staleness none; here {instead}"));
         }
+        if self.gathers() {
+            return Err(format!("the gradients of all are one step here, and its sums are not given out; {instead}"));
+        }
         if self.group() > 1 {
             return Err(format!(
                 "those of a --group step together, so that none can come back in the middle; here {instead}"
@@ -48,6 +56,32 @@ impl Config {
             return Err(format!("workers come back on CPUs, and this run has --device {}; {instead}", self.device));
         }
         Ok(())
+    }
+
+    /// Whether so many workers can share a batch: each needs a sample for every part. Shares need not be equal.
+    ///
+    /// # Errors
+    /// When there are too few; the sentence says what to type.
+    pub fn check_world(&self, world: usize) -> Result<(), TrainError> {
+        if self.shard == Sharding::Optimizer && world == 1 {
+            return refuse(
+                "--shard optimizer divides the optimizer's state among workers, and there is one; \
+                 type --workers 2 or more, or --shard none"
+                    .into(),
+            );
+        }
+        if self.gathers() && world == 1 {
+            let name = self.agree.name();
+            return refuse(format!(
+                "--agree {name} has servers, which one worker has not; type --workers 2 or more, or leave --agree out"
+            ));
+        }
+        let least = world * self.accumulate;
+        if self.batch >= least {
+            return Ok(());
+        }
+        let parts = if self.accumulate > 1 { format!(" in {} parts each", self.accumulate) } else { String::new() };
+        refuse(format!("--batch {} is too small for {world} workers{parts}; type --batch {least} or more", self.batch))
     }
 
     /// Whether shares of a batch fit the rest.

@@ -1,7 +1,7 @@
 //! Replicas that make their own steps: where a round ends their weights become the same, or they exchange with a centre beside their steps;
 //! before anybody looks at them all is the same.
 
-use paceline_parallel::agree::{self, Agreement, Reach, Returned, Rounds, StepReport, Steps};
+use paceline_parallel::agree::{self, Agreement, Gathered, Reach, Returned, Rounds, StepReport, Steps};
 use paceline_system::progress::Message;
 
 use super::{Exchange, report};
@@ -21,13 +21,30 @@ impl Exchange {
     pub fn steps_apart(&self) -> bool {
         match self.agreement.protocol().steps {
             Steps::Local { rounds } => rounds.is_some(),
-            Steps::Center { .. } | Steps::Groups { .. } => true,
+            Steps::Center { .. } | Steps::Groups { .. } | Steps::Gathered => true,
             Steps::Sums | Steps::Chunks | Steps::Servers => false,
         }
     }
 
     fn has_center(&self) -> bool {
-        matches!(self.agreement.protocol().steps, Steps::Center { .. } | Steps::Groups { .. })
+        matches!(self.agreement.protocol().steps, Steps::Center { .. } | Steps::Groups { .. } | Steps::Gathered)
+    }
+
+    /// Whether servers step with the gradients of whole batches of portions.
+    pub fn gathers(&self) -> bool {
+        self.agreement.protocol().steps == Steps::Gathered
+    }
+
+    /// Running statistics belong to the weights: those that were taken at a point that is given up are given up too.
+    pub(super) fn keep_statistics(&mut self, states: &mut [f32]) {
+        if !self.gathers() {
+            return;
+        }
+        if self.agreement.gathered() == Gathered::Taken {
+            self.taken_states.copy_from_slice(states);
+        } else {
+            states.copy_from_slice(&self.taken_states);
+        }
     }
 
     /// Whether that was since all had the same.
@@ -116,6 +133,13 @@ impl Exchange {
         Ok(())
     }
 
+    /// The step is computed.
+    pub fn end(&mut self) {
+        self.made += 1;
+        let settled = std::mem::take(&mut self.settled);
+        self.pending = (self.settles() && !settled && !self.gathers()).then_some(self.moment);
+    }
+
     /// When replicas that make their own steps exchange weights.
     pub(super) fn rounds(&self) -> Option<Rounds> {
         let Steps::Local { rounds } = self.agreement.protocol().steps else { return None };
@@ -168,7 +192,8 @@ impl Exchange {
                 self.votes = self.agreement.tell_wishes(self.votes);
             }
         }
-        if std::mem::take(&mut self.apart.optimizer) {
+        // Where servers step, no replica's optimizer does.
+        if std::mem::take(&mut self.apart.optimizer) && !self.gathers() {
             let share = 1.0 / self.workers() as f32;
             for buffer in &mut weights.optimizer {
                 self.wait_for(Message::Optimizer, |agreement| agreement.sum(buffer))?;

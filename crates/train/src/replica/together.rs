@@ -1,7 +1,7 @@
 //! A replica among others: how it comes to train with them, and what all of them tell each other beside their steps.
 
 use paceline_parallel::Agreement;
-use paceline_parallel::agree::{Returned, RunIdentity, Steps, Votes};
+use paceline_parallel::agree::{Gathered, Returned, RunIdentity, Steps, Votes};
 use paceline_system::clock::Clock;
 use paceline_system::memory;
 use paceline_system::progress::Progress;
@@ -85,6 +85,33 @@ impl Replica {
         self.exchange.rejoin(&mut self.engine, steps)?;
         self.begin_boundary(steps);
         Ok(())
+    }
+
+    /// Whether servers step with the gradients of whole batches of portions.
+    pub fn gathers(&self) -> bool {
+        self.exchange.gathers()
+    }
+
+    /// A batch of so many portions begins, after so many steps of the run: from here on the weights stand still, at the
+    /// point that is tried.
+    pub fn begin_batch(&mut self, steps: u64, portions: u64) {
+        self.count_from(steps);
+        self.exchange.agreement().begin_batch(portions);
+    }
+
+    /// The gradients of the portion that was computed last count.
+    pub fn count_portion(&mut self) {
+        self.exchange.agreement().count_portion();
+    }
+
+    /// What became of the last batch.
+    pub fn gathered(&mut self) -> Gathered {
+        self.exchange.agreement().gathered()
+    }
+
+    /// Whether the point at which gradients are computed may be given up.
+    pub fn tries_points(&mut self) -> bool {
+        self.exchange.agreement().tries_points()
     }
 
     /// How many replicas train together.

@@ -573,7 +573,7 @@ impl Journal {
         Votes { interrupted: interrupted.into(), time_limit: over.into(), checkpoint: due.into() }
     }
 
-    fn limit(&self, votes: Votes) -> Option<Reason> {
+    pub(super) fn limit(&self, votes: Votes) -> Option<Reason> {
         if votes.interrupted > 0 {
             Some(Reason::Interrupted)
         } else if self.position.step >= self.steps_total() {

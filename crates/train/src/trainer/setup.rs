@@ -23,6 +23,7 @@ use paceline_tensor::device::cuda::session::Album;
 use paceline_tensor::device::cuda::{self, Cuda, CudaError, Options};
 use paceline_tensor::part::Form;
 
+use super::gathered::check_length;
 use crate::checkpoint::{Card, CheckedWeights, find_weights};
 use crate::compute::Compute;
 use crate::config::Config;
@@ -370,6 +371,7 @@ fn assemble(
     };
     let last = config.last_batch;
     let train = loader(train, training, LoaderOptions { last, ..LoaderOptions::training(config.batch, config.seed) })?;
+    check_length(config, train.steps() as u64)?;
     let val = loader(val, evaluation, LoaderOptions::evaluation(sizes.evaluation * around.shard.world))?;
     let is_whole = around.stage.world * around.part.world == 1;
     if config.sync_batch_norm && is_whole && replica.plan().nodes_with_sums().next().is_none() {

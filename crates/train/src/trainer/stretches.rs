@@ -14,7 +14,7 @@ use super::{Reason, Trainer, not_a_number, settle};
 use crate::error::TrainError;
 use crate::evaluate::evaluate_on;
 use crate::metrics::Tally;
-use crate::portions::{Admission, Stretch};
+use crate::portions::{Admission, Counter, Stretch};
 use crate::step::{Rules, Stepped, step};
 
 impl Trainer {
@@ -30,11 +30,19 @@ impl Trainer {
 
     /// The next stretch of the data: so many steps of a batch for all workers.
     fn next_stretch(&mut self, steps: u64) -> Option<Arc<Stretch>> {
+        self.stretch_by(Stretch::new, steps)
+    }
+
+    pub(super) fn stretch_by(
+        &mut self,
+        make: fn(Arc<dyn Counter>, u64, u64, Shard) -> Stretch,
+        steps: u64,
+    ) -> Option<Arc<Stretch>> {
         let counter = self.portions.0.clone()?;
         self.stretches += 1;
         let world = self.journal.config.group();
         let place = Shard { rank: self.replica.rank() % world, world };
-        Some(Arc::new(Stretch::new(counter, self.stretches, steps * self.replica.world() as u64, place)))
+        Some(Arc::new(make(counter, self.stretches, steps * self.replica.world() as u64, place)))
     }
 
     /// Trains to the end of the current epoch, from meeting to meeting; a reason says that the run ends inside it.
@@ -91,7 +99,13 @@ impl Trainer {
         let Self { replica, train, journal, rejoined_after, .. } = self;
         let (learning_rate, clock) = (journal.config.learning_rate.clone(), journal.clock.clone());
         let progress = journal.progress.clone();
-        let rules = Rules { learning_rate: &learning_rate, length: journal.length, clock: &clock, progress: &progress };
+        let rules = Rules {
+            learning_rate: &learning_rate,
+            length: journal.length,
+            clock: &clock,
+            progress: &progress,
+            repeats: false,
+        };
         let (per_epoch, done, began) =
             (journal.length.steps_per_epoch, journal.position.step, journal.position.clone());
         let portions: Arc<dyn Portions> = Arc::<Stretch>::clone(stretch);

@@ -139,7 +139,7 @@ fn votes_from_words(words: [f32; 3]) -> Votes {
 
 /// Which elements are where.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(in crate::agree) struct Layout {
     pub roles: Roles,
     /// Of all parameters.
     pub elements: usize,
@@ -211,7 +211,7 @@ impl Layout {
 }
 
 /// One end of what passes between a worker and a server; none of nothing.
-pub(super) fn transfer(worker: usize, action: Action, peer: Rank, range: Range<usize>) -> Option<Transfer> {
+pub(in crate::agree) fn transfer(worker: usize, action: Action, peer: Rank, range: Range<usize>) -> Option<Transfer> {
     let step = worker as u32;
     (!range.is_empty()).then_some(Transfer { step, action, peer, start: range.start, length: range.len() })
 }
