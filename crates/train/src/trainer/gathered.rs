@@ -14,44 +14,35 @@ use crate::error::TrainError;
 use crate::portions::Stretch;
 use crate::step::{Rules, Stepped, step};
 
-/// Whether a run whose epochs have so many steps never ends, or is saved, inside of one.
+/// Whether a run whose epochs have so many steps is never saved inside of one.
 pub(super) fn check_length(config: &Config, steps: u64) -> Result<(), TrainError> {
     let steps = steps.max(1);
     let inside = |asked: Option<u64>| asked.filter(|asked| config.gathers() && !asked.is_multiple_of(steps));
-    let sentence = if let Some(every) = inside(config.checkpoint_every) {
-        format!(
-            "--checkpoint-every {every} would save inside of an epoch, which is one batch of --agree sandblaster and has \
-             {steps} steps; leave it out, each epoch is saved"
-        )
-    } else if let Some(most) = inside(config.max_steps) {
-        format!(
-            "--max-steps {most} would end inside of an epoch, which is one batch of --agree sandblaster and has {steps} \
-             steps; type --epochs {} instead",
-            most.div_ceil(steps)
-        )
-    } else {
-        return Ok(());
-    };
-    Err(TrainError::Refused(sentence))
+    let Some(every) = inside(config.checkpoint_every) else { return Ok(()) };
+    Err(TrainError::Refused(format!(
+        "--checkpoint-every {every} would save inside of an epoch, which is one batch of --agree sandblaster and has \
+         {steps} steps; leave it out, each epoch is saved"
+    )))
 }
 
 impl Trainer {
     /// Trains to the end of the current epoch; once more where the gradients of a worker that was lost were missing. A
     /// reason says that the run ends, and what was computed of the epoch counts for nothing.
+    ///
+    /// Where a run begins inside of an epoch its first batch is the rest of it, and one that is shorter than an epoch
+    /// (`--max-steps`) is one batch; no batch that others are compared with is cut short.
     pub(super) fn epoch_gathered(&mut self) -> Result<Option<Reason>, TrainError> {
-        let (before, steps) = (self.journal.position.clone(), self.journal.length.steps_per_epoch);
-        if !before.step.is_multiple_of(steps) {
-            return Err(TrainError::Refused(format!(
-                "the run stands at step {}, inside of an epoch of {steps} steps, which is one batch of --agree \
-                 sandblaster; go on with --agree all-reduce, or from a checkpoint of an epoch's end",
-                before.step
-            )));
+        let (before, per_epoch) = (self.journal.position.clone(), self.journal.length.steps_per_epoch);
+        let from = before.step % per_epoch;
+        let steps = (per_epoch - from).min(self.journal.steps_total().saturating_sub(before.step));
+        if from + steps < per_epoch && before.step > 0 {
+            return Ok(Some(Reason::MaxSteps));
         }
         for _ in 0..self.replica.world() {
             let Some(stretch) = self.stretch_by(Stretch::of_claims, steps) else { return Ok(None) };
             let start = self.journal.clock.seconds();
             self.replica.begin_batch(before.step, stretch.portions());
-            self.gather(&stretch)?;
+            self.gather(&stretch, from)?;
             // All are here, and add up what each has computed: whoever had which portion.
             self.replica.vote(self.journal.votes());
             let tally = self.replica.total(self.journal.position.tally)?;
@@ -74,7 +65,7 @@ impl Trainer {
     }
 
     /// Computes the portions that fall to this worker, and adds up the gradients of those that count.
-    fn gather(&mut self, stretch: &Arc<Stretch>) -> Result<(), TrainError> {
+    fn gather(&mut self, stretch: &Arc<Stretch>, from: u64) -> Result<(), TrainError> {
         let Self { replica, train, journal, .. } = self;
         // Steps are the line search's affair.
         let (none, clock, progress) = (LearningRate::constant(0.0), journal.clock.clone(), journal.progress.clone());
@@ -82,7 +73,7 @@ impl Trainer {
             Rules { learning_rate: &none, length: journal.length, clock: &clock, progress: &progress, repeats: true };
         let (done, world) = (journal.position.step, replica.world());
         let portions: Arc<dyn Portions> = Arc::<Stretch>::clone(stretch);
-        let mut epoch = train.portions(0, 0, portions);
+        let mut epoch = train.portions(0, from as usize, portions);
         let mut closed = false;
         while let Some(stepped) = step(replica, &mut epoch, done, &rules)? {
             let Stepped { event, tally, portion, not_finite, .. } = stepped;
@@ -94,8 +85,8 @@ impl Trainer {
                 let batch = train.with_images(0, batch)?;
                 return Err(not_a_number(replica, &batch, what, journal));
             }
-            let number = portion.map_or(0, |portion| portion.number(world));
-            if stretch.claim(number as u64)? {
+            let number = portion.map_or(0, |portion| portion.number(world)) as u64;
+            if stretch.claim(number.saturating_sub(from * world as u64))? {
                 replica.count_portion();
                 if tally.loss.is_finite() {
                     journal.after_portion(event, &tally)?;
