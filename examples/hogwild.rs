@@ -1,7 +1,7 @@
 //! Hogwild! where it is at home: sparse logistic regression by one thread and by two, on one buffer that
 //! nobody locks: `cargo run --release --example hogwild [SAMPLES FEATURES EPOCHS]`
 //!
-//! A sample has 50 of 200,000 features, so that two threads are rarely at the same one and hardly a change is
+//! A sample has 50 of a million features, so that two threads are rarely at the same one and hardly a change is
 //! lost. Both make the same number of updates, one for each sample and epoch, with a rate that shrinks from
 //! epoch to epoch.
 
@@ -107,7 +107,7 @@ fn train(data: &Sparse, weights: &LockFreeBuffer, threads: usize, Length { sampl
 fn main() {
     let mut numbers = std::env::args().skip(1).map_while(|word| word.parse().ok());
     let mut next = |usual: usize| numbers.next().unwrap_or(usual).max(1);
-    let (samples, features, epochs) = (next(200_000), next(200_000), next(10));
+    let (samples, features, epochs) = (next(200_000), next(1_000_000), next(10));
     // A tenth more, to see what was learnt of samples that were not trained on.
     let unseen = samples..samples + samples.div_ceil(10);
     let data = Sparse::generate(unseen.end, features, 1);

@@ -121,6 +121,13 @@ fn who_is_not_there_has_another_token_or_dies_is_named() {
         events.contains("\"epoch\"").then_some(())
     });
     tell(child.id(), Tell::Stop);
+    // On busy cores it goes on for a moment, and would find nobody there.
+    crate::ranks::until("it stands still", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).ok()?.flatten();
+        let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        let state = |stat: String| stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        tasks.map(stat).all(|stat| matches!(state(stat), Some('T') | None)).then_some(())
+    });
     drop(lender);
     place.write_png("photos/train/left/00.png", 20, 0, 3);
     let other = Lender::at(&place, &format!("127.0.0.1:{port}"), 29, "");
