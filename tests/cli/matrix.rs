@@ -55,8 +55,8 @@ fn several(carry: &str, processes: usize, test: &str) -> Option<String> {
         return Some(format!("paceline --workers 2 --carry {carry}{tls}"));
     }
     let mpirun = std::env::var("MPICC").unwrap_or_else(|_| "mpicc".into()).replace("mpicc", "mpirun");
-    let options = if mpirun.contains("mpich") { "" } else { "--allow-run-as-root --oversubscribe" };
-    crate::place::has(&mpirun, test).then(|| format!("{mpirun} -n {processes} {options} paceline --carry mpi"))
+    crate::place::has(&mpirun, test)
+        .then(|| format!("{} paceline --carry mpi", crate::place::mpirun(&mpirun, processes)))
 }
 
 /// Runs `paceline train` as one process or as several.

@@ -157,6 +157,15 @@ pub fn has(program: &str, test: &str) -> bool {
     found
 }
 
+/// How so many processes are started by an `mpirun`. Ranks of OpenMPI meet at a port of their job's, and MPICH has none.
+pub fn mpirun(program: &str, processes: usize) -> String {
+    if !program.contains("mpich") {
+        return format!("{program} -n {processes} --allow-run-as-root --oversubscribe");
+    }
+    let port = paceline::cluster::launch::local::free_port().unwrap();
+    format!("MASTER_PORT={port} {program} -n {processes}")
+}
+
 /// Says that a test is skipped, straight to the terminal: the harness keeps what a passing test prints.
 pub fn skip(test: &str, why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");

@@ -198,14 +198,12 @@ fn a_sharded_optimizer_over_mpi_is_an_all_reduce() {
         return;
     }
     let place = Place::new();
-    let options = if mpirun.contains("mpich") { "" } else { "--allow-run-as-root --oversubscribe" };
     for (run, flags) in
         [("whole", ""), ("divided", "--shard optimizer"), ("squeezed", "--shard optimizer --squeeze bf16")]
     {
         let program = env!("CARGO_BIN_EXE_paceline");
-        let line = format!(
-            "{mpirun} -n 3 {options} {program} train {LENET5} {LENGTH} --carry mpi --max-steps 10 {flags} --run {run}"
-        );
+        let start = crate::place::mpirun(&mpirun, 3);
+        let line = format!("{start} {program} train {LENET5} {LENGTH} --carry mpi --max-steps 10 {flags} --run {run}");
         let output = std::process::Command::new("sh").args(["-c", &line]).current_dir(place.path("")).output().unwrap();
         assert!(output.status.success(), "{line}: {}", text(&output.stderr));
     }
