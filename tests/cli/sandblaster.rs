@@ -85,8 +85,8 @@ fn the_others_go_on_without_a_worker_that_is_killed() {
         assert_eq!(status.code(), Some(0), "{}", run.said());
         let lost = run.events(0, "lost");
         assert_eq!((lost.len(), lost[0]["lost_rank"].as_u64()), (1, Some(2)));
-        // What it had computed of its last epoch was computed again.
-        assert_eq!(lost[0]["portions"], 0);
+        // What it had computed of its last epoch was computed again; of an evaluation it had two portions at most.
+        assert!(lost[0]["portions"].as_u64() <= Some(2), "{lost:?}");
         let all = samples(&place, "run", 3);
         assert!((15 * 192..17 * 192).contains(&all), "{all}");
         let losses = losses(&place, "run");
