@@ -1,7 +1,10 @@
 //! What an agreement sends, as a value: one list for each part of a run, from which workers and servers both
 //! derive what they send and what they expect. Two ends that walk one list cannot expect different things.
 
-use paceline_comm::{CommError, Rank};
+use paceline_comm::{CommError, Communicator, Rank};
+use paceline_system::memory;
+
+use super::Shape;
 
 /// What travels between the ranks of a run, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -298,6 +301,34 @@ impl Protocol {
             joiner: opening,
             ..Self::center(name, 1, 0)
         }
+    }
+
+    /// Receives what the first worker gives to all, at a server of a centre: which it is, which of several, and its
+    /// numbers.
+    ///
+    /// # Errors
+    /// When the first worker, or the way to it, has failed.
+    pub(super) fn receive_opening(
+        &self,
+        communicator: &mut Communicator,
+        shape: &Shape,
+        mut keep: impl FnMut(Opening, usize, &[f32]),
+    ) -> Result<(), CommError> {
+        for &opening in &self.opening {
+            let (length, times) = match opening {
+                Opening::States => (shape.states, 1),
+                Opening::Weights => (shape.parameters, 1),
+                Opening::Optimizer => (shape.parameters, shape.slots),
+                Opening::Kept { buffers } => (shape.parameters, buffers),
+            };
+            for index in 0..if length > 0 { times } else { 0 } {
+                let all = memory::zeros(length, "what a run begins with");
+                let mut all = all.unwrap_or_else(|refused| refused.unwind());
+                communicator.broadcast(Rank(0), &mut all)?;
+                keep(opening, index, &all);
+            }
+        }
+        Ok(())
     }
 
     /// Buffers that the agreement keeps, each as long as the parameters, which checkpoints have too.

@@ -141,25 +141,13 @@ impl<'a> Server<'a> {
     /// Receives what the first worker gives to all, and keeps its part of it.
     fn open(&mut self) -> Result<(), CommError> {
         let part = self.layout.part(self.server);
-        for opening in self.protocol.opening.clone() {
-            let (length, times) = match opening {
-                Opening::States => (self.shape.states, 1),
-                Opening::Weights => (self.shape.parameters, 1),
-                Opening::Optimizer => (self.shape.parameters, self.shape.slots),
-                Opening::Kept { buffers } => (self.shape.parameters, buffers),
-            };
-            for index in 0..if length > 0 { times } else { 0 } {
-                let mut all = zeros(length);
-                self.communicator.broadcast(Rank(0), &mut all)?;
-                match opening {
-                    Opening::Weights => self.held.center.copy_from_slice(&all[part.clone()]),
-                    Opening::Kept { .. } => self.held.kept[index].copy_from_slice(&all[part.clone()]),
-                    // Workers step, and have them.
-                    Opening::States | Opening::Optimizer => {}
-                }
-            }
-        }
-        Ok(())
+        let Self { communicator, protocol, shape, held, .. } = self;
+        protocol.receive_opening(communicator, shape, |opening, index, all| match opening {
+            Opening::Weights => held.center.copy_from_slice(&all[part.clone()]),
+            Opening::Kept { .. } => held.kept[index].copy_from_slice(&all[part.clone()]),
+            // Workers step, and have them.
+            Opening::States | Opening::Optimizer => {}
+        })
     }
 
     /// Receives what a worker does next, and does its part of it.

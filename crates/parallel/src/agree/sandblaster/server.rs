@@ -124,24 +124,11 @@ impl<'a> Server<'a> {
     /// Receives what the first worker gives to all: the weights are the point that is tried first.
     fn open(&mut self) -> Result<(), CommError> {
         let part = self.layout.part(self.server);
-        for opening in self.protocol.opening.clone() {
-            let (length, times) = match opening {
-                Opening::States => (self.shape.states, 1),
-                Opening::Weights => (self.shape.parameters, 1),
-                Opening::Optimizer => (self.shape.parameters, self.shape.slots),
-                Opening::Kept { buffers } => (self.shape.parameters, buffers),
-            };
-            for _ in 0..if length > 0 { times } else { 0 } {
-                let mut all = zeros(length);
-                self.communicator.broadcast(Rank(0), &mut all)?;
-                if opening == Opening::Weights {
-                    for vector in [Vector::Weights, Vector::Trial] {
-                        self.vectors[vector.index()].copy_from_slice(&all[part.clone()]);
-                    }
-                }
-            }
-        }
-        Ok(())
+        let Self { communicator, protocol, shape, vectors, .. } = self;
+        protocol.receive_opening(communicator, shape, |opening, _, all| {
+            let at = [Vector::Weights, Vector::Trial].into_iter().filter(|_| opening == Opening::Weights);
+            at.for_each(|vector| vectors[vector.index()].copy_from_slice(&all[part.clone()]));
+        })
     }
 
     /// The count of the next message to or from a worker.
