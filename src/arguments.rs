@@ -5,6 +5,7 @@ mod center;
 mod choose;
 pub mod doctor;
 pub mod launch;
+mod lend;
 mod parse;
 mod rounds;
 mod unequal;
@@ -23,6 +24,7 @@ use crate::train::together::{self, Agree, Overlap, Sharding, Split, Squeeze, Sta
 pub use bench::*;
 pub use choose::{Choose, chosen_instead, without};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+pub use lend::{BenchMemory, Lend, LendCommand, LendMemory};
 pub use parse::Schedules;
 
 use crate::command::calibrate::Calibrate;
@@ -68,6 +70,8 @@ pub enum Command {
     Models(Models),
     /// Look at data
     Data(Data),
+    /// Lend something of this machine to runs: its memory
+    Serve(Lend),
     /// Measure
     Bench(Bench),
     /// Look at this machine and the links between machines, and say which settings fit them

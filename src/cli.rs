@@ -64,6 +64,7 @@ fn dispatch(command: Command, registry: &Registry) -> command::Outcome {
         Command::Plan(arguments) => command::plan::run(&arguments, registry),
         Command::Models(arguments) => command::models::run(&arguments, registry),
         Command::Data(arguments) => command::data::run(&arguments, registry),
+        Command::Serve(arguments) => command::serve::run(&arguments),
         Command::Bench(arguments) => command::bench::run(&arguments, registry),
         Command::Doctor(arguments) => command::doctor::run(&arguments),
         Command::Report(arguments) => command::report::run(&arguments),

@@ -12,6 +12,7 @@ pub mod plan;
 pub mod predict;
 pub mod report;
 pub mod restart;
+pub mod serve;
 pub mod train;
 
 use std::path::Path;

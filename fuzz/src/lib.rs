@@ -5,6 +5,7 @@
 //! decoder promises: bounds, and that what it has taken it would take again.
 
 mod files;
+mod lent;
 mod peers;
 mod words;
 
@@ -21,6 +22,7 @@ pub const TARGETS: &[Target] = &[
     ("sandblaster", peers::sandblaster),
     ("samples", peers::samples),
     ("listing", peers::listing),
+    ("memory_box", lent::memory_box),
     ("cluster_file", words::cluster_file),
     ("hosts", words::hosts),
     ("nodelist", words::nodelist),

@@ -29,6 +29,8 @@ pub enum BenchCommand {
     Kernels(BenchKernels),
     /// Time all-reduces between processes of this machine: algorithm by size by ranks by carry, against copies or plain streams
     Collectives(BenchCollectives),
+    /// Time reading, writing and adding in a memory box, by mapped memory and by TCP, beside copies, plain sockets and a parameter server's messages
+    Memory(super::BenchMemory),
     /// Train with more and more processes of this machine: images per second, efficiency, and what as many processes reach that know nothing of each other
     Scaling(BenchScaling),
     /// One rank of `bench collectives`, started by it

@@ -5,6 +5,7 @@ mod check;
 mod collectives;
 mod gpu_step;
 mod kernels;
+mod memory;
 mod profile;
 mod scaling;
 mod step;
@@ -44,6 +45,7 @@ pub fn run(arguments: &Bench, registry: &Registry) -> Outcome {
         BenchCommand::Kernels(arguments) => kernels::run(arguments, registry),
         BenchCommand::Scaling(arguments) => scaling::run(arguments),
         BenchCommand::Collectives(arguments) => collectives::run(arguments),
+        BenchCommand::Memory(arguments) => memory::run(arguments),
         BenchCommand::CollectivesRank(arguments) => collectives::rank::run(arguments),
     }
 }

@@ -18,6 +18,25 @@ pub fn spawn<T: Send + 'static>(
     std::thread::Builder::new().name(name.to_owned()).spawn(body)
 }
 
+/// Does something with each of a few, all at once; the last one on the caller's own thread.
+///
+/// # Panics
+/// When one of them does, or no thread can be had.
+pub fn all<T: Send, R: Send>(items: impl Iterator<Item = T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let mut items: Vec<T> = items.collect();
+    let Some(last) = items.pop() else { return Vec::new() };
+    let work = &work;
+    std::thread::scope(|scope| {
+        let others: Vec<_> = items.into_iter().map(|item| scope.spawn(move || work(item))).collect();
+        let last = work(last);
+        let join = |other: std::thread::ScopedJoinHandle<'_, R>| match other.join() {
+            Ok(outcome) => outcome,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        others.into_iter().map(join).chain([last]).collect()
+    })
+}
+
 /// Does something that may panic.
 ///
 /// # Errors

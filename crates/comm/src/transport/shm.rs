@@ -21,7 +21,7 @@ mod control;
 mod direct;
 mod group;
 mod layout;
-mod memory;
+pub(crate) mod memory;
 mod one_copy;
 mod registered;
 mod ring;

@@ -1,4 +1,4 @@
-//! Mapped memory: the only place of this transport that holds pointers. Every access is checked against the
+//! Mapped memory: the only place of this transport that holds pointers (the memory box has its regions in it too). Every access is checked against the
 //! mapping.
 //!
 //! Words are atomics. Plain bytes have one writer at a time, and who that is follows from words: rings say it
@@ -22,7 +22,7 @@ const PART: usize = 2048;
 
 /// A shared mapping.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -35,7 +35,7 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Maps part of a file; the offset is a multiple of a page.
-    pub(super) fn map(file: impl AsFd, offset: u64, bytes: usize) -> rustix::io::Result<Self> {
+    pub(crate) fn map(file: impl AsFd, offset: u64, bytes: usize) -> rustix::io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no other memory.
         let start = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)? };
@@ -79,7 +79,7 @@ impl Memory {
     /// # Safety
     /// No other rank touches these bytes meanwhile, nobody in this process holds a reference to them, and
     /// they hold no word.
-    pub(super) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
+    pub(crate) unsafe fn write(&self, offset: usize, bytes: &[u8]) {
         let target = self.at(offset, bytes.len(), 1);
         // SAFETY: inside the mapping; nobody refers to the target, so the source is other memory; the caller
         // promises the rest.
@@ -90,7 +90,7 @@ impl Memory {
     ///
     /// # Safety
     /// Nobody writes these bytes while the result is held, and they hold no word.
-    pub(super) unsafe fn view<T: bytemuck::AnyBitPattern>(&self, offset: usize, length: usize) -> &[T] {
+    pub(crate) unsafe fn view<T: bytemuck::AnyBitPattern>(&self, offset: usize, length: usize) -> &[T] {
         let start = self.at(offset, length * size_of::<T>(), align_of::<T>());
         // SAFETY: inside the mapping and aligned, any bits are a T, and the caller promises that nobody writes.
         unsafe { std::slice::from_raw_parts(start.cast(), length) }
@@ -102,11 +102,22 @@ impl Memory {
     /// Nobody else touches these bytes while the result is held, through whatever mapping, and they hold no
     /// word.
     #[expect(clippy::mut_from_ref, reason = "the caller promises that this is the only reference")]
-    pub(super) unsafe fn view_mut(&self, offset: usize, length: usize) -> &mut [f32] {
+    pub(crate) unsafe fn view_mut(&self, offset: usize, length: usize) -> &mut [f32] {
         let start = self.at(offset, length * size_of::<f32>(), align_of::<f32>());
         // SAFETY: inside the mapping and aligned, any bits are a number, and the caller promises that nobody
         // else is there.
         unsafe { std::slice::from_raw_parts_mut(start.cast(), length) }
+    }
+
+    /// Bytes in place, to be written.
+    ///
+    /// # Safety
+    /// As [`Memory::view_mut`].
+    #[expect(clippy::mut_from_ref, reason = "the caller promises that this is the only reference")]
+    pub(crate) unsafe fn bytes_mut(&self, offset: usize, length: usize) -> &mut [u8] {
+        let start = self.at(offset, length, 1);
+        // SAFETY: inside the mapping, and the caller promises that nobody else is there.
+        unsafe { std::slice::from_raw_parts_mut(start, length) }
     }
 
     /// Two ranks in one pass, without a copy between.

@@ -31,6 +31,8 @@ pub enum Purpose {
     Memory = 3,
     /// Handing out samples, to whoever trains on them.
     Samples = 4,
+    /// Lending memory, to whoever has the token.
+    MemoryBox = 5,
 }
 
 impl Purpose {
@@ -40,6 +42,7 @@ impl Purpose {
             2 => Some(Self::Data),
             3 => Some(Self::Memory),
             4 => Some(Self::Samples),
+            5 => Some(Self::MemoryBox),
             _ => None,
         }
     }
@@ -52,6 +55,7 @@ impl fmt::Display for Purpose {
             Self::Data => "data",
             Self::Memory => "memory",
             Self::Samples => "samples",
+            Self::MemoryBox => "memory box",
         })
     }
 }

@@ -1,0 +1,255 @@
+//! Several boxes as one: a region's stripes go round them, so that their memory and their links add up.
+//!
+//! A stripe is whole or not there, as in one box; stripes of one call that different boxes have are each of a version of
+//! their own. What is counted and waited for is at the first box.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use paceline_system::threads;
+
+use super::client::{BoxClient, ClientOptions, LentRegion};
+use super::talk::Key;
+use crate::error::CommError;
+
+/// Bytes of a stripe: enough that a message is worth its latency.
+const STRIPE_BYTES: u64 = 1 << 20;
+
+/// Boxes that are used together.
+#[derive(Debug)]
+pub struct Stripes {
+    boxes: Vec<BoxClient>,
+}
+
+/// A region that all of them have a part of.
+#[derive(Clone, Debug)]
+pub struct StripedRegion {
+    parts: Vec<LentRegion>,
+    bytes: u64,
+}
+
+impl StripedRegion {
+    /// Its length.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Where a piece of a call is: at which box, where in its part of the region, and which bytes of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    at: u64,
+    start: usize,
+    length: usize,
+}
+
+/// A call's pieces for each box. Stripes of one box that follow each other there are one piece for each stripe.
+fn pieces(boxes: usize, at: u64, bytes: usize) -> Vec<Vec<Piece>> {
+    let mut all = vec![Vec::new(); boxes];
+    let mut start = 0;
+    while start < bytes {
+        let position = at + start as u64;
+        let (stripe, within) = (position / STRIPE_BYTES, position % STRIPE_BYTES);
+        let length = ((STRIPE_BYTES - within) as usize).min(bytes - start);
+        let local = stripe / boxes as u64 * STRIPE_BYTES + within;
+        all[(stripe % boxes as u64) as usize].push(Piece { at: local, start, length });
+        start += length;
+    }
+    all
+}
+
+/// Bytes of a region's part at a box.
+fn part_bytes(boxes: usize, index: usize, bytes: u64) -> u64 {
+    let of = |piece: &Piece| piece.at + piece.length as u64;
+    pieces(boxes, 0, bytes as usize)[index].iter().map(of).max().unwrap_or(0).max(8)
+}
+
+impl Stripes {
+    /// Reaches all boxes. Everybody who shares regions names them in the same order.
+    ///
+    /// # Errors
+    /// When one of them does not answer.
+    ///
+    /// # Panics
+    /// When there is none: a bug.
+    pub fn connect(addresses: &[SocketAddr], options: &ClientOptions) -> Result<Self, CommError> {
+        assert!(!addresses.is_empty(), "a memory box has an address");
+        let boxes: Result<_, _> = addresses.iter().map(|address| BoxClient::connect(*address, options)).collect();
+        Ok(Self { boxes: boxes? })
+    }
+
+    /// Whether all of them are on this host.
+    pub fn is_mapped(&self) -> bool {
+        self.boxes.iter().all(BoxClient::is_mapped)
+    }
+
+    fn on_all<T: Send, R: Send>(
+        &self,
+        shares: Vec<T>,
+        work: impl Fn(usize, &BoxClient, T) -> Result<R, CommError> + Sync,
+    ) -> Result<Vec<R>, CommError> {
+        let with = |((index, client), share): ((usize, &BoxClient), T)| work(index, client, share);
+        if self.boxes.len() == 1 {
+            return self.boxes.iter().enumerate().zip(shares).map(with).collect();
+        }
+        threads::all(self.boxes.iter().enumerate().zip(shares), with).into_iter().collect()
+    }
+
+    fn all_parts(
+        &self,
+        bytes: u64,
+        make: impl Fn(&BoxClient, u64) -> Result<LentRegion, CommError> + Sync,
+    ) -> Result<StripedRegion, CommError> {
+        let count = self.boxes.len();
+        let lengths = (0..count).map(|index| part_bytes(count, index, bytes)).collect();
+        let parts = self.on_all(lengths, |_, client, length| make(client, length))?;
+        Ok(StripedRegion { parts, bytes })
+    }
+
+    /// As [`BoxClient::create`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create(&self, key: &Key, bytes: u64) -> Result<StripedRegion, CommError> {
+        self.all_parts(bytes, |client, length| client.create(key, length))
+    }
+
+    /// As [`BoxClient::attach`], of a region whose length is known.
+    ///
+    /// # Errors
+    /// As there, and when it has another length.
+    pub fn attach(&self, key: &Key, bytes: u64) -> Result<StripedRegion, CommError> {
+        self.all_parts(bytes, |client, length| {
+            let part = client.attach(key)?;
+            if part.bytes() == length {
+                return Ok(part);
+            }
+            let what = format!("a region of {} bytes where {length} belong", part.bytes());
+            Err(CommError::Failed { rank: super::BORROWER, phase: "memory box", what })
+        })
+    }
+
+    /// As [`BoxClient::free`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn free(&self, region: &StripedRegion) -> Result<(), CommError> {
+        let shares = region.parts.iter().collect();
+        self.on_all(shares, |_, client, part| client.free(part)).map(drop)
+    }
+
+    /// As [`BoxClient::read`]; the version of the first box's part.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&self, region: &StripedRegion, at: u64, bytes: &mut [u8]) -> Result<u64, CommError> {
+        if let [client] = &self.boxes[..] {
+            return client.read(&region.parts[0], at, bytes);
+        }
+        let mut shares: Vec<Vec<(u64, &mut [u8])>> = self.boxes.iter().map(|_| Vec::new()).collect();
+        let mut order: Vec<(usize, Piece)> = Vec::new();
+        for (index, pieces) in pieces(self.boxes.len(), at, bytes.len()).into_iter().enumerate() {
+            order.extend(pieces.into_iter().map(|piece| (index, piece)));
+        }
+        order.sort_by_key(|(_, piece)| piece.start);
+        let mut rest = bytes;
+        for (index, piece) in order {
+            let (now, later) = rest.split_at_mut(piece.length);
+            shares[index].push((piece.at, now));
+            rest = later;
+        }
+        let versions = self.on_all(shares, |index, client, share| {
+            share.into_iter().try_fold(0, |_, (at, bytes)| client.read(&region.parts[index], at, bytes))
+        })?;
+        Ok(versions[0])
+    }
+
+    /// As [`BoxClient::write`], stripe by stripe.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write(&self, region: &StripedRegion, at: u64, bytes: &[u8]) -> Result<u64, CommError> {
+        if let [client] = &self.boxes[..] {
+            return client.write(&region.parts[0], at, bytes);
+        }
+        let shares = pieces(self.boxes.len(), at, bytes.len());
+        let versions = self.on_all(shares, |index, client, share| {
+            share.into_iter().try_fold(0, |_, Piece { at, start, length }| {
+                client.write(&region.parts[index], at, &bytes[start..start + length])
+            })
+        })?;
+        Ok(versions[0])
+    }
+
+    /// As [`BoxClient::accumulate`], of equal places in two regions.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn accumulate(
+        &self,
+        target: &StripedRegion,
+        source: &StripedRegion,
+        (at, bytes): (u64, u64),
+        scale: f32,
+    ) -> Result<u64, CommError> {
+        let shares = pieces(self.boxes.len(), at, bytes as usize);
+        let versions = self.on_all(shares, |index, client, share| {
+            let Some((first, last)) = share.first().zip(share.last()) else { return Ok(0) };
+            // Stripes that a box has of one call follow each other there.
+            let bytes = last.at + last.length as u64 - first.at;
+            client.accumulate((&target.parts[index], first.at), (&source.parts[index], first.at), bytes, scale)
+        })?;
+        Ok(versions[0])
+    }
+
+    /// As [`BoxClient::fetch_add`], at the first box.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fetch_add(&self, region: &StripedRegion, at: u64, by: i64) -> Result<i64, CommError> {
+        self.boxes[0].fetch_add(&region.parts[0], at, by)
+    }
+
+    /// As [`BoxClient::wait`], at the first box.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait(&self, region: &StripedRegion, version: u64, limit: Duration) -> Result<u64, CommError> {
+        self.boxes[0].wait(&region.parts[0], version, limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_every_byte_once_and_follow_each_other_at_a_box() {
+        for (boxes, at, bytes) in [(1, 0, 10), (2, 5, 3 << 20), (3, (1 << 20) - 1, (7 << 20) + 3), (4, 9 << 20, 100)] {
+            let all = pieces(boxes, at, bytes);
+            let mut seen: Vec<(usize, usize)> =
+                all.iter().flatten().map(|piece| (piece.start, piece.start + piece.length)).collect();
+            seen.sort_unstable();
+            assert_eq!(seen.first().unwrap().0, 0);
+            assert!(seen.windows(2).all(|pair| pair[0].1 == pair[1].0));
+            assert_eq!(seen.last().unwrap().1, bytes);
+            for of_box in &all {
+                assert!(of_box.windows(2).all(|pair| pair[0].at + pair[0].length as u64 == pair[1].at));
+            }
+        }
+    }
+
+    #[test]
+    fn parts_hold_every_piece_of_the_region() {
+        for bytes in [1, 100, 1 << 20, (5 << 20) + 17] {
+            for boxes in 1..4 {
+                let all: u64 = pieces(boxes, 0, bytes).iter().flatten().map(|piece| piece.length as u64).sum();
+                assert_eq!(all, bytes as u64);
+                for (index, pieces) in pieces(boxes, 0, bytes).iter().enumerate() {
+                    let part = part_bytes(boxes, index, bytes as u64);
+                    assert!(pieces.iter().all(|piece| piece.at + piece.length as u64 <= part));
+                }
+            }
+        }
+    }
+}
