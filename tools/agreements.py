@@ -11,6 +11,9 @@ easgd      Zhang, Choromanska, LeCun (2015), algorithm 1: if t > 0 and tau | t: 
 easgd-sync the same paper, equation (5): x_i -= eta * g(x_i) + a(x_i - c), c += a * sum(x_i - c), all of the old values
 downpour   Dean et al. (2012), algorithm 7.1, with a fetch that is there behind the step before which it was asked for,
            and r times the pushed change added; what is not pushed stays the worker's
+seasgd     ShmCaffe: read Wg; d = a(Wx - Wg); write d; then, at any later time, Wg += d; meanwhile Wx -= eta * g(Wx) and
+           Wx -= d. The order says what happens: 0i worker i reads, 1i its d is added to Wg, 2i its step and Wx -= d. Wg is
+           the last line of weights
 dogwild    Noel, Osindero (2014): differences stream to the master, which answers with itself; one piece of the weights
            beside each step but the first, r times the difference added
 """
@@ -50,6 +53,22 @@ def easgd_sync(a, rounds):
         x = [[v - RATE * gradient(i, v) - p for v, p in zip(own, pull[i])] for i, own in enumerate(x)]
         center = [c + sum(p[index] for p in pull) for index, c in enumerate(center)]
     return x
+
+
+SCHEDULE = [0, 20, 10, 0, 1, 2, 22, 12, 21, 11, 20, 10, 1, 0, 11, 21, 1, 11, 21, 20, 2, 22, 10, 12, 0, 10, 20]
+
+
+def seasgd(a, schedule):
+    x, center, increments = [start() for _ in FUNCTIONS], [0.25 * v for v in start()], [None] * len(FUNCTIONS)
+    for event in schedule:
+        what, i = divmod(event, 10)
+        if what == 0:
+            increments[i] = [a * (v - c) for v, c in zip(x[i], center)]
+        elif what == 1:
+            center = [c + d for c, d in zip(center, increments[i])]
+        else:
+            x[i] = [v - RATE * gradient(i, v) - d for v, d in zip(x[i], increments[i])]
+    return x + [center]
 
 
 def downpour(n_fetch, n_push, r):
@@ -99,3 +118,5 @@ if __name__ == "__main__":
         tell("downpour", [n_fetch, n_push, r], ORDER, downpour(n_fetch, n_push, r))
     for pieces, r in [(1, 1.0), (2, 0.5), (4, 1.0)]:
         tell("dogwild", [pieces, r], ORDER, dogwild(pieces, r))
+    for a in [0.3, 0.45]:
+        tell("seasgd", [a], SCHEDULE, seasgd(a, SCHEDULE))

@@ -163,6 +163,7 @@ fn challenge(recipe: &dyn Recipe, agreement: agree::Options, bytes: &[u8]) {
             urgent: None,
             group: None,
             memory: None,
+            lending: None,
             roles: Roles { workers: 1, servers: 1 },
             shape: &shape,
             options: agreement,

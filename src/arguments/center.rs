@@ -7,7 +7,11 @@ use super::parse;
 /// What of `paceline train` is for them.
 #[derive(Debug, Args)]
 pub struct Center {
-    /// How much of what is between a worker and the centre both move in an exchange: --agree elastic [default: 0.9 / workers]
+    /// Memory boxes that hold the weights, as `paceline serve memory` says; several with commas: --agree shm-async, shm-hybrid
+    /// [default: the run starts one]
+    #[arg(long = "box", value_name = "ADDRESS:PORT", value_delimiter = ',', help_heading = "Many processes")]
+    pub boxes: Vec<String>,
+    /// How much of what is between a worker and the centre both move in an exchange: --agree elastic, shm-async, shm-hybrid [default: 0.9 / workers]
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, help_heading = "Many processes")]
     pub elastic_rate: Option<f64>,
     /// Steps between two fetches of the servers' weights: --agree downpour [default: 1]

@@ -267,6 +267,9 @@ fn apply_agreement(arguments: &Train, config: &mut Config) {
     set_some(&mut config.outer_rate, &arguments.rounds.outer_rate);
     set_some(&mut config.outer_momentum, &arguments.rounds.outer_momentum);
     set_some(&mut config.herds, &arguments.rounds.herds);
+    if !arguments.center.boxes.is_empty() {
+        config.center.boxes.clone_from(&arguments.center.boxes);
+    }
     set_some(&mut config.center.elastic_rate, &arguments.center.elastic_rate);
     set_some(&mut config.center.fetch_every, &arguments.center.fetch_every);
     set_some(&mut config.center.push_every, &arguments.center.push_every);

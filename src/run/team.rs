@@ -1,5 +1,6 @@
 //! A process among others: starts them, meets them, and ends with them.
 
+mod boxes;
 mod ending;
 mod groups;
 mod portions;
@@ -20,6 +21,7 @@ use crate::cluster::speaker::{ends_with_the_first, shares_output};
 use crate::cluster::spec::Variables;
 use crate::cluster::{ClusterError, Control, Folder, JoinOptions, Log, Member, join};
 use crate::cluster::{Limits as ClusterLimits, Progress};
+use crate::comm::memory_box::Lending;
 use crate::comm::transport::{Membership, Transport, shm, tcp};
 use crate::comm::{
     Algorithm, Choice, CommError, Communicator, Generation, Link, Links, Nodes, Options, Rank, Token, Wait, probe,
@@ -85,6 +87,8 @@ pub struct Team {
     registry: Registry,
     /// What all ranks share where they are threads of one process.
     memory: Option<ThreadMemory>,
+    /// Where memory boxes are, for agreements that use them.
+    lending: Option<Lending>,
 }
 
 /// How a process meets the others.
@@ -162,6 +166,8 @@ impl Team {
         let mesh = Mesh::new(Extent { workers, stages, parts, servers }, control.table().nodes());
         let (sums, deadlines, registry) = (Cell::new(Sums::Cpu), config.deadlines, arguments.registry.clone());
         let memory = arguments.memory.clone();
+        let lending = boxes::lending(config, arguments.tls.as_deref(), (&control, member.rank), (&token, &sockets.tls));
+        let lending = lending?;
         let team = Self {
             member,
             mesh,
@@ -176,6 +182,7 @@ impl Team {
             ends_with_the_first,
             registry,
             memory,
+            lending,
         };
         let connected = team.connect(listener, token, config, sockets);
         let (mut communicator, urgent) = team.guard(connected.map_err(TrainError::from))?;
@@ -381,6 +388,7 @@ impl Team {
             options: config.agreement(false),
             roles: grouped.roles,
             communicator: grouped.communicator,
+            lending: self.lending.clone(),
             deadline: self.deadlines.message,
             clock: Clock::real(),
         };
@@ -430,6 +438,7 @@ impl Team {
             urgent: self.urgent.take(),
             group: grouped.group,
             memory: self.memory.clone(),
+            lending: self.lending.clone(),
             roles: grouped.roles,
             shape: &shape,
             options,

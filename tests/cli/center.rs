@@ -31,9 +31,15 @@ fn updates(event: &serde_json::Value) -> u64 {
 #[test]
 #[ignore = "cargo x ci: agreements"]
 fn the_default_run_reaches_93_percent_with_every_agreement() {
-    for agreement in
-        ["elastic", "elastic --staleness 0", "downpour", "downpour --fetch-every 4 --push-every 4", "dogwild"]
-    {
+    for agreement in [
+        "elastic",
+        "elastic --staleness 0",
+        "downpour",
+        "downpour --fetch-every 4 --push-every 4",
+        "dogwild",
+        "shm-async",
+        "shm-hybrid",
+    ] {
         reaches_93(&format!("--agree {agreement}"));
     }
 }
@@ -48,6 +54,8 @@ fn runs_begin_evaluate_save_and_go_on() {
         ("shm", "downpour --fetch-every 2 --push-every 3 --server-adagrad 0.01 --warm-start 3"),
         ("tcp", "downpour"),
         ("shm", "dogwild --period 3 --servers 2"),
+        ("shm", "shm-async --period 3"),
+        ("tcp", "shm-async --period 2 --servers 2"),
     ];
     for (index, (carry, agreement)) in ways.into_iter().enumerate() {
         let (run, model) = (format!("run-{index}"), MODELS[index % 2]);
@@ -98,7 +106,7 @@ fn one_worker_alone_makes_the_steps_of_sgd() {
         place.read(&format!("{agreement}/checkpoints/step-00000008/weights.safetensors"))
     };
     let alone = weights("all-reduce");
-    assert!(weights("elastic") == alone && weights("downpour") == alone);
+    assert!(["elastic", "downpour", "shm-async"].iter().all(|agreement| weights(agreement) == alone));
 }
 
 #[test]
@@ -119,6 +127,11 @@ fn what_does_not_go_together_is_refused_with_what_to_type() {
         ("--agree downpour --server-adagrad 0", "--server-adagrad 0.01"),
         ("--agree downpour --push-every 0", "--push-every"),
         ("--warm-start 4", "--agree downpour"),
+        ("--agree elastic --box 127.0.0.1:29411", "--agree shm-async"),
+        ("--agree shm-async --box here", "--box here:29411"),
+        ("--agree shm-async --staleness 2", "--agree elastic"),
+        ("--agree shm-async --group 2", "--agree shm-hybrid"),
+        ("--agree shm-hybrid --elastic-rate 2", "--elastic-rate 0.45"),
     ];
     for (flags, typed) in cases {
         place.fails(&format!("train --workers 2 {flags}"), 2, &[typed]);

@@ -50,6 +50,7 @@ fn groups_share_the_portions_that_they_take() {
         ("shm", MODELS[1], "elastic --period 3"),
         ("tcp", MODELS[0], "downpour --fetch-every 2 --push-every 3 --staleness-aware"),
         ("tcp", MODELS[1], "dogwild --period 3 --servers 2"),
+        ("shm", MODELS[0], "shm-hybrid --period 3"),
     ];
     for (index, (carry, model, agreement)) in ways.into_iter().enumerate() {
         let run = format!("run-{index}");

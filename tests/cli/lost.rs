@@ -80,7 +80,9 @@ fn a_synchronous_server_goes_on_without_a_worker_that_is_killed() {
 #[test]
 fn three_of_six_workers_go_on_without_the_others() {
     let place = Place::new();
-    for (agreement, carry) in [("elastic", "shm"), ("downpour", "tcp"), ("parameter-server --staleness none", "shm")] {
+    for (agreement, carry) in
+        [("elastic", "shm"), ("downpour", "tcp"), ("parameter-server --staleness none", "shm"), ("shm-async", "tcp")]
+    {
         let _ = std::fs::remove_dir_all(place.path("run"));
         let line = format!(
             "train {} {LENGTH} --epochs 30 --agree {agreement} --workers 6 --carry {carry} --silent 2s --run run",
@@ -113,6 +115,7 @@ fn a_server_that_is_killed_is_named_and_ends_the_run() {
     let cases = [
         ("elastic", "shm", MODELS[1]),
         ("downpour --servers 2", "tcp", MODELS[0]),
+        ("shm-async", "shm", MODELS[1]),
         ("dogwild", "tcp", MODELS[1]),
         ("parameter-server --staleness none", "shm", MODELS[0]),
         ("parameter-server", "tcp", MODELS[1]),

@@ -1,5 +1,6 @@
 //! The binary as a person types it: every command, every refusal, and runs that are killed, starved and resumed.
 
+mod boxes;
 mod calibrate;
 mod center;
 mod choose;

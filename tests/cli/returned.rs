@@ -132,6 +132,7 @@ fn a_worker_comes_back_to_a_centre() {
 fn a_worker_comes_back_to_a_centre_that_streams_or_bounds_staleness() {
     comes_back(MODELS[0], "--agree dogwild --servers 1");
     comes_back(MODELS[0], "--agree elastic --staleness 4 --servers 1");
+    comes_back(MODELS[1], "--agree shm-async --servers 1");
 }
 
 /// It is lost again, and comes back again; whoever takes a rank that is there is refused, with a sentence, and the run goes on.

@@ -123,7 +123,18 @@ fn shape() -> Shape {
 fn with_servers(communicator: Communicator, servers: usize, shape: &Shape) -> Join<'_> {
     let roles = Roles { workers: communicator.world() - servers, servers };
     let (options, clock) = (agree::Options::default(), Clock::real());
-    Join { communicator, urgent: None, group: None, memory: None, roles, shape, options, deadline: LIMIT, clock }
+    Join {
+        communicator,
+        urgent: None,
+        group: None,
+        memory: None,
+        lending: None,
+        roles,
+        shape,
+        options,
+        deadline: LIMIT,
+        clock,
+    }
 }
 
 /// Weights in the host's memory.

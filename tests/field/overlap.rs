@@ -80,6 +80,7 @@ pub fn one_host(communicator: Communicator, model: &str, compute_s: f64) {
         urgent: None,
         group: None,
         memory: None,
+        lending: None,
         roles: Roles { workers: world, servers: 0 },
         shape: &shape,
         options: agree::Options::default(),

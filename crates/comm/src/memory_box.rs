@@ -14,9 +14,11 @@
 //! | `server.rs`, `server/` | the shell around the state machine: connections, threads |
 //! | `client.rs` | one box |
 //! | `stripes.rs` | several boxes as one |
+//! | `lending.rs` | the boxes of a run |
 
 mod client;
 mod extent;
+mod lending;
 mod line;
 mod pool;
 pub mod server;
@@ -25,6 +27,7 @@ mod stripes;
 pub mod talk;
 
 pub use client::{BoxClient, ClientOptions, LentRegion};
+pub use lending::{Lending, OwnBox, WHEREABOUTS, Whereabouts};
 pub use server::{BoxServer, ServerOptions};
 pub use state::Limits;
 pub use stripes::{StripedRegion, Stripes};

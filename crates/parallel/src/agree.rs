@@ -19,6 +19,7 @@ mod returned;
 mod rounds;
 mod sharded;
 mod shares;
+mod target;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -28,6 +29,7 @@ pub use alone::Alone;
 pub use group::Group;
 pub use identity::{IDENTITY, RunIdentity, receive as receive_identity};
 pub use missed::Missed;
+use paceline_comm::memory_box::Lending;
 use paceline_comm::{CommError, Communicator, LentSlice, Rank};
 use paceline_system::clock::Clock;
 pub use protocol::{
@@ -37,6 +39,7 @@ pub use report::{StepReport, Votes};
 pub use returned::Returned;
 pub use rounds::RoundOptions;
 pub use sandblaster::Gathered;
+pub use target::{Refusal, Settled, Target};
 
 use crate::lock_free::ThreadMemory;
 use crate::squeeze::{Segment, Squeeze, none};
@@ -51,7 +54,9 @@ macro_rules! agreements {
     };
 }
 
-agreements! { all_reduce, parameter_server, local, elastic, downpour, dogwild, hogwild, sandblaster }
+agreements! {
+    all_reduce, parameter_server, local, elastic, downpour, dogwild, hogwild, sandblaster, shm_async, shm_hybrid
+}
 
 /// An agreement as the command line offers it: how to join it, and what it cannot be combined with.
 pub trait Recipe: Debug + Sync {
@@ -84,6 +89,11 @@ pub trait Recipe: Debug + Sync {
 
     /// Whether workers that share a machine's memory keep one copy of the weights.
     fn keeps_one_copy(&self) -> bool {
+        false
+    }
+
+    /// Whether weights lie in a memory box.
+    fn borrows_memory(&self) -> bool {
         false
     }
 
@@ -225,6 +235,8 @@ pub struct Join<'a> {
     pub group: Option<Group>,
     /// What all ranks share where they are threads of one process.
     pub memory: Option<ThreadMemory>,
+    /// Where memory boxes are, for agreements that use them.
+    pub lending: Option<Lending>,
     /// Which ranks do what.
     pub roles: Roles,
     /// The model.
@@ -253,56 +265,6 @@ pub struct Point<'a> {
     pub weights: &'a [f32],
     /// What they are ahead of it, where the optimizer keeps the point that it looks at: so many times this.
     pub velocity: Option<(&'a [f32], f32)>,
-}
-
-/// What became of a bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
-    /// Its parameters are up to date.
-    Done,
-    /// It has not come back, was settled already, or there are no other ranks.
-    NotYet,
-    /// The step was refused, here or by another rank: it would have spoilt the weights.
-    Refused,
-}
-
-/// The target refuses a step; it remembers why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal;
-
-/// Where the outcome of an agreement goes: a replica's weights, on whatever device they are.
-pub trait Target {
-    /// Makes the optimizer's step of a range of a bucket with the sums of all gradients there.
-    ///
-    /// # Errors
-    /// When it would spoil the weights.
-    fn apply_sums(&mut self, bucket: usize, range: Range<usize>, sums: &mut [f32]) -> Result<(), Refusal>;
-
-    /// Makes the optimizer's step of a chunk of a bucket with the sums of all gradients there, and leaves the new
-    /// weights in their place. Where it would spoil the weights nothing changes: the sums, which are no numbers,
-    /// tell all who gather them.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn step_chunk(&mut self, bucket: usize, range: Range<usize>, values: &mut [f32]) -> Result<(), Refusal>;
-
-    /// As [`Target::apply_sums`], on weights that ranks share, which are given.
-    ///
-    /// # Errors
-    /// As [`Target::apply_sums`].
-    fn apply_shared(
-        &mut self,
-        bucket: usize,
-        range: Range<usize>,
-        sums: &mut [f32],
-        weights: &mut [f32],
-    ) -> Result<(), Refusal>;
-
-    /// Replaces the weights of a bucket.
-    ///
-    /// # Errors
-    /// When the device does not take them.
-    fn replace_weights(&mut self, bucket: usize, weights: &[f32]) -> Result<(), Refusal>;
 }
 
 /// Memory that ranks share.

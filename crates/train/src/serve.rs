@@ -7,6 +7,7 @@ use std::time::Duration;
 
 pub use journal::ServerJournal;
 use paceline_comm::error::Party;
+use paceline_comm::memory_box::Lending;
 use paceline_comm::{CommError, Communicator};
 use paceline_data::order;
 use paceline_nn::optim::{self, Buffers, Moment, Rule, Segment, Tools};
@@ -110,6 +111,8 @@ pub struct Serving {
     pub roles: Roles,
     /// To all of them.
     pub communicator: Communicator,
+    /// Where memory boxes are, for agreements that use them.
+    pub lending: Option<Lending>,
     /// How long to wait for an answer.
     pub deadline: Duration,
     /// What times are read from.
@@ -172,7 +175,7 @@ pub fn serve_model(
     let sizes = Sizes::of(Some(&plan), &plan, options, true);
     Sizes { gradients: 0, ..sizes }.check(&Limits::look())?;
     let mut shape = replica::shape(&plan, &parameters, slots);
-    let Serving { recipe, options: agreement, roles, communicator, deadline, clock, mut journal } = serving;
+    let Serving { recipe, options: agreement, roles, communicator, lending, deadline, clock, mut journal } = serving;
     let protocol = recipe.protocol(&shape, &agreement);
     // As in `Trainer::agree`: buckets that do not travel are each device's own.
     if !protocol.gradients_leave() {
@@ -191,6 +194,7 @@ pub fn serve_model(
         urgent: None,
         group: None,
         memory: None,
+        lending,
         roles,
         shape: &shape,
         options: agreement,

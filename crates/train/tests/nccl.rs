@@ -124,6 +124,7 @@ fn one_of_two(mut communicator: Communicator, parts: usize, limits: &Limits) -> 
         urgent: None,
         group: None,
         memory: None,
+        lending: None,
         roles,
         shape: &shape,
         options,

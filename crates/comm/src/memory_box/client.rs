@@ -14,6 +14,7 @@ use super::line::{DATA_BYTES_MAX, Line, MESSAGE_MAX};
 use super::talk::{Answer, Ask, Key, Message, No, Reply, Span, Usage, WATCH_MAX};
 use super::{BORROWER, identity, local_name};
 use crate::error::{CommError, Party};
+use crate::rank::Rank;
 use crate::stop::Stop;
 use crate::token::Token;
 use crate::wait::Wait;
@@ -55,6 +56,8 @@ pub struct ClientOptions {
     pub sockets: usize,
     /// Whether memory is mapped if the box is on this host.
     pub maps: bool,
+    /// Who asks, as errors say it.
+    pub rank: Rank,
     /// What ends every call early.
     pub stop: Stop,
 }
@@ -62,7 +65,7 @@ pub struct ClientOptions {
 impl ClientOptions {
     /// One connection, and mapped memory where that can be.
     pub fn new(token: &Token) -> Self {
-        Self { token: token.clone(), tls: None, sockets: 1, maps: true, stop: Stop::new() }
+        Self { token: token.clone(), tls: None, sockets: 1, maps: true, rank: BORROWER, stop: Stop::new() }
     }
 }
 
@@ -112,9 +115,11 @@ impl BoxClient {
     /// When nobody answers there in time, or not as agreed.
     pub fn connect(address: SocketAddr, options: &ClientOptions) -> Result<Self, CommError> {
         let peer = Party::Address(format!("the memory box at {address}"));
-        let talk = Talk { rank: BORROWER, peer, phase: "memory box" };
+        let talk = Talk { rank: options.rank, peer, phase: "borrowing memory" };
         let dial = || -> Result<Box<dyn Stream + Send>, CommError> {
-            let gone = |error: std::io::Error| talk.gone(format!("no memory box can be reached at {address}: {error}"));
+            let gone = |error: std::io::Error| {
+                talk.gone(format!("{error}; start `paceline serve memory --listen {address}` there"))
+            };
             let stream = TcpStream::connect_timeout(&address, DIAL_MAX).map_err(gone)?;
             stream.set_nodelay(true).map_err(gone)?;
             Ok(Box::new(Socket::dialled(stream, options.tls.as_ref()).map_err(gone)?))

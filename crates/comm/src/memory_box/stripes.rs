@@ -125,7 +125,7 @@ impl Stripes {
                 return Ok(part);
             }
             let what = format!("a region of {} bytes where {length} belong", part.bytes());
-            Err(CommError::Failed { rank: super::BORROWER, phase: "memory box", what })
+            Err(CommError::Failed { rank: super::BORROWER, phase: "borrowing memory", what })
         })
     }
 

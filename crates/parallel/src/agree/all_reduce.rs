@@ -65,7 +65,7 @@ impl Recipe for AllReduce {
     }
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {
-        let Join { mut communicator, urgent, memory, shape, options, deadline, clock, roles, group } = join;
+        let Join { mut communicator, urgent, memory, shape, options, deadline, clock, roles, group, lending } = join;
         if options.one_copy
             && let Some(region) = Shares::region(&mut communicator, shape)?
         {
@@ -74,7 +74,7 @@ impl Recipe for AllReduce {
         }
         let protocol = self.protocol(shape, &options);
         if options.shard {
-            let join = Join { communicator, urgent, memory, shape, options, deadline, clock, roles, group };
+            let join = Join { communicator, urgent, memory, lending, shape, options, deadline, clock, roles, group };
             return Ok(Box::new(Sharded::start(join, protocol)?));
         }
         let memory: Result<Vec<RegisteredBuffer>, CommError> =

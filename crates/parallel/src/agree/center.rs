@@ -15,6 +15,7 @@
 
 mod changes;
 mod grouped;
+mod lent;
 mod link;
 pub(super) mod message;
 mod server;
@@ -92,6 +93,8 @@ pub(super) struct WorkerSide {
     pub pieces: usize,
     /// So many steps are made by the first worker alone, at the beginning of a run.
     pub alone: u64,
+    /// How much of what is between it and a centre in a memory box both move, where the centre lies there.
+    pub lent: Option<f32>,
 }
 
 /// What travels: exchanges once in `every` steps, and `buffers` of the agreement's own at the opening.
@@ -120,6 +123,8 @@ pub(super) struct ServerSide {
     pub pieces: usize,
     /// Whether an exchange waits until all workers have begun theirs, and all change the centre as it was before.
     pub together: bool,
+    /// Whether the centre lies in a memory box, where workers change it themselves.
+    pub lends: bool,
 }
 
 /// Serves the workers until all have ended.

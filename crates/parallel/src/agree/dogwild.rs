@@ -106,12 +106,12 @@ impl Recipe for Dogwild {
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {
         let (protocol, pieces) = (self.protocol(join.shape, &join.options), period(&join.options));
         let habit = Box::new(Changes::new(Stream { pieces }));
-        center::join(join, protocol, WorkerSide { habit, pieces: pieces as usize, alone: 0 })
+        center::join(join, protocol, WorkerSide { habit, pieces: pieces as usize, alone: 0, lent: None })
     }
 
     fn serve(&self, join: Join<'_>, shard: &mut dyn ServerShard) -> Result<(), CommError> {
         let (protocol, pieces) = (self.protocol(join.shape, &join.options), period(&join.options) as usize);
         let rule = Box::new(Sum::new(&join));
-        center::serve(join, protocol, ServerSide { rule, pieces, together: false }, shard)
+        center::serve(join, protocol, ServerSide { rule, pieces, together: false, lends: false }, shard)
     }
 }

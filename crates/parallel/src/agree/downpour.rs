@@ -121,7 +121,7 @@ impl Recipe for Downpour {
         let (protocol, options) = (self.protocol(join.shape, &join.options), join.options);
         let habit = Box::new(Changes::new(Every::new(&options)));
         let alone = options.rounds.warm_start.unwrap_or(0);
-        center::join(join, protocol, WorkerSide { habit, pieces: 1, alone })
+        center::join(join, protocol, WorkerSide { habit, pieces: 1, alone, lent: None })
     }
 
     fn serve(&self, join: Join<'_>, shard: &mut dyn ServerShard) -> Result<(), CommError> {
@@ -130,7 +130,7 @@ impl Recipe for Downpour {
             Some(rate) => Box::new(Adagrad { rate: rate as f32 }),
             None => Box::new(Sum::new(&join)),
         };
-        center::serve(join, protocol, ServerSide { rule, pieces: 1, together: false }, shard)
+        center::serve(join, protocol, ServerSide { rule, pieces: 1, together: false, lends: false }, shard)
     }
 }
 

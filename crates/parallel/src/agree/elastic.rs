@@ -15,10 +15,10 @@ use super::center::{self, Exchange, Habit, Held, Rule, ServerSide, WorkerSide};
 use super::{Agreement, Demands, Join, Options, Point, Protocol, Recipe, ServerShard, Shape};
 
 /// Steps between two exchanges, if nobody says otherwise.
-const PERIOD: u64 = 8;
+pub(super) const PERIOD: u64 = 8;
 
 /// β of the paper: what all workers' moves together are of the way to the centre, if nobody says otherwise.
-const BETA: f64 = 0.9;
+pub(super) const BETA: f64 = 0.9;
 
 /// What the command line offers.
 #[derive(Debug)]
@@ -29,6 +29,18 @@ pub const RECIPE: Elastic = Elastic;
 
 fn period(options: &Options) -> u64 {
     options.rounds.period.unwrap_or(PERIOD)
+}
+
+impl Elastic {
+    /// A rate that makes no sense.
+    pub(super) fn refuses_rate(&self, options: &Options) -> Option<String> {
+        let rate = options.rounds.elastic_rate.unwrap_or(BETA);
+        (!(rate > 0.0 && rate < 1.0)).then(|| {
+            "--elastic-rate must be above 0 and below 1; type for example --elastic-rate 0.45, or leave it out for 0.9 \
+             divided by the number of workers"
+                .into()
+        })
+    }
 }
 
 impl Recipe for Elastic {
@@ -66,12 +78,7 @@ impl Recipe for Elastic {
         if let Some(sentence) = center::refuses(self.name(), demands) {
             return Some(sentence);
         }
-        let rate = demands.options.rounds.elastic_rate.unwrap_or(BETA);
-        (!(rate > 0.0 && rate < 1.0)).then(|| {
-            "--elastic-rate must be above 0 and below 1; type for example --elastic-rate 0.45, or leave it out for 0.9 \
-             divided by the number of workers"
-                .into()
-        })
+        self.refuses_rate(&demands.options)
     }
 
     fn protocol(&self, shape: &Shape, options: &Options) -> Protocol {
@@ -80,7 +87,7 @@ impl Recipe for Elastic {
 
     fn join(&self, join: Join<'_>) -> Result<Box<dyn Agreement>, CommError> {
         let (protocol, period) = (self.protocol(join.shape, &join.options), period(&join.options));
-        center::join(join, protocol, WorkerSide { habit: Box::new(Spring { period }), pieces: 1, alone: 0 })
+        center::join(join, protocol, WorkerSide { habit: Box::new(Spring { period }), pieces: 1, alone: 0, lent: None })
     }
 
     fn serve(&self, join: Join<'_>, shard: &mut dyn ServerShard) -> Result<(), CommError> {
@@ -88,14 +95,14 @@ impl Recipe for Elastic {
         let rate = join.options.rounds.elastic_rate.unwrap_or(BETA / join.roles.workers as f64) as f32;
         let rule = Box::new(Moves { rate, sum: Vec::new() });
         let together = join.options.staleness == Some(0);
-        center::serve(join, protocol, ServerSide { rule, pieces: 1, together }, shard)
+        center::serve(join, protocol, ServerSide { rule, pieces: 1, together, lends: false }, shard)
     }
 }
 
 /// A worker's side.
 #[derive(Debug)]
-struct Spring {
-    period: u64,
+pub(super) struct Spring {
+    pub period: u64,
 }
 
 impl Habit for Spring {
@@ -120,11 +127,11 @@ impl Habit for Spring {
 
 /// A server's side.
 #[derive(Debug)]
-struct Moves {
+pub(super) struct Moves {
     /// a
-    rate: f32,
+    pub rate: f32,
     /// Of the moves that the centre is still to make, where all push together.
-    sum: Vec<f32>,
+    pub sum: Vec<f32>,
 }
 
 impl Rule for Moves {

@@ -48,13 +48,13 @@ impl RoundOptions {
         const LOCAL: &[&str] = &["local"];
         const DOWNPOUR: &[&str] = &["downpour"];
         let all: [(&str, bool, &[&str]); 15] = [
-            ("--period", self.period.is_some(), &["local", "elastic", "dogwild", "hogwild"]),
+            ("--period", self.period.is_some(), &["local", "elastic", "dogwild", "hogwild", "shm-async", "shm-hybrid"]),
             ("--node-period", self.node_period.is_some(), LOCAL),
             ("--fragments", self.fragments.is_some(), LOCAL),
             ("--post-local", self.warm_up.is_some(), LOCAL),
             ("--outer-rate", self.outer_rate.is_some(), LOCAL),
             ("--outer-momentum", self.outer_momentum.is_some(), LOCAL),
-            ("--elastic-rate", self.elastic_rate.is_some(), &["elastic"]),
+            ("--elastic-rate", self.elastic_rate.is_some(), &["elastic", "shm-async", "shm-hybrid"]),
             ("--fetch-every", self.fetch_every.is_some(), DOWNPOUR),
             ("--push-every", self.push_every.is_some(), DOWNPOUR),
             ("--push-rate", self.push_rate.is_some(), &["downpour", "dogwild"]),
@@ -71,7 +71,7 @@ impl RoundOptions {
 impl Demands {
     /// An option that another agreement knows and this one does not: a sentence that says what to type.
     pub fn foreign(&self, name: &str) -> Option<String> {
-        const CENTER: &[&str] = &["elastic", "downpour", "dogwild"];
+        const CENTER: &[&str] = &["elastic", "downpour", "dogwild", "shm-hybrid"];
         let group = (self.options.group > 1).then_some(("--group", CENTER));
         let given = self.options.rounds.given().chain(group);
         let (flag, owners) = given.into_iter().find(|(_, owners)| !owners.contains(&name))?;
@@ -96,8 +96,7 @@ mod tests {
         assert_eq!((said("local", period), said("elastic", period)), (None, None));
         let sentence = said("all-reduce", period).unwrap();
         assert!(
-            sentence
-                .ends_with("--agree local or --agree elastic or --agree dogwild or --agree hogwild, or leave it out"),
+            sentence.ends_with("--agree hogwild or --agree shm-async or --agree shm-hybrid, or leave it out"),
             "{sentence}"
         );
         let fetch = RoundOptions { fetch_every: Some(4), ..RoundOptions::default() };

@@ -69,13 +69,15 @@ impl Config {
 
     /// Workers that are one to the others; one where there are no groups.
     pub fn group(&self) -> usize {
-        self.center.group.unwrap_or(1)
+        let machines = self.agree.recipe().name() == "shm-hybrid";
+        self.center.group.unwrap_or(if machines { self.workers } else { 1 })
     }
 
     /// Whether workers can be in groups.
     fn check_groups(&self) -> Result<(), TrainError> {
         let (group, workers) = (self.group(), self.workers);
-        if group > 1 && (!workers.is_multiple_of(group) || group == workers) {
+        let one = group == workers && !self.agree.recipe().borrows_memory();
+        if group > 1 && (!workers.is_multiple_of(group) || one) {
             let (more, name) = (2 * group, self.agree.name());
             return refuse(format!(
                 "--group {group} makes groups of {group} workers, at least two, and --workers {workers} cannot be divided so; type \
@@ -88,6 +90,20 @@ impl Config {
         Ok(())
     }
 
+    /// Whether memory boxes are of use, and their addresses are some.
+    fn check_boxes(&self) -> Result<(), TrainError> {
+        let (boxes, name) = (&self.center.boxes, self.agree.name());
+        if !boxes.is_empty() && !self.agree.recipe().borrows_memory() {
+            return refuse(format!(
+                "--box is for --agree shm-async and shm-hybrid, and not for --agree {name}; type one of them, or leave it out"
+            ));
+        }
+        match boxes.iter().find(|place| !place.contains(':')) {
+            Some(place) => refuse(format!("--box {place} has no port; type for example --box {place}:29411")),
+            None => Ok(()),
+        }
+    }
+
     /// Whether the ways to agree fit the rest.
     pub(super) fn check_agreement(&self) -> Result<(), TrainError> {
         if let Some(name) = self.algorithm.as_deref().filter(|name| Algorithm::from_name(name).is_none()) {
@@ -96,6 +112,7 @@ impl Config {
         }
         self.check_process()?;
         self.check_groups()?;
+        self.check_boxes()?;
         if self.carry == Carry::THREAD && self.device != Compute::Cpu {
             let workers = self.workers;
             return refuse(format!(

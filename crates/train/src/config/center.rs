@@ -3,12 +3,15 @@
 use serde::{Deserialize, Serialize};
 
 /// The table `[center]`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", default, deny_unknown_fields)]
 pub struct Center {
     /// Workers that add up their gradients and step as one, where groups of them step by themselves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<usize>,
+    /// Memory boxes that hold the centre, such as `10.0.0.1:29411`; the run's servers start their own without any.
+    #[serde(rename = "box", skip_serializing_if = "Vec::is_empty")]
+    pub boxes: Vec<String>,
     /// How much of what is between a worker and the centre both move in an exchange.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub elastic_rate: Option<f64>,

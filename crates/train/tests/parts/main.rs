@@ -134,6 +134,7 @@ impl Case {
                 urgent: None,
                 group: None,
                 memory: None,
+                lending: None,
                 roles,
                 shape: &shape,
                 options,

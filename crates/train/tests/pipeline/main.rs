@@ -150,6 +150,7 @@ impl Case<'_> {
                 urgent: None,
                 group: None,
                 memory: None,
+                lending: None,
                 roles,
                 shape: &shape,
                 options,

@@ -24,6 +24,7 @@ impl Run {
             urgent: None,
             group: None,
             memory: None,
+            lending: None,
             roles,
             shape,
             options,
@@ -48,7 +49,7 @@ impl Run {
         let shape = replica.shape();
         let Join { communicator, roles, options, deadline, clock, .. } = self.join(communicator, &shape);
         let (journal, recipe) = (ServerJournal::default(), self.recipe);
-        let serving = Serving { recipe, options, roles, communicator, deadline, clock, journal };
+        let serving = Serving { recipe, options, roles, communicator, lending: None, deadline, clock, journal };
         serve_model(&normed, (replica.options(), Cpu::new(1)), serving, (told, rates)).unwrap();
     }
 

@@ -50,6 +50,7 @@ fn rounds(carry: Carry, optimizer: Optimizer, (rounds, hidden): (RoundOptions, b
                         urgent,
                         group: None,
                         memory: None,
+                        lending: None,
                         roles,
                         shape,
                         options,

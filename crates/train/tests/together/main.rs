@@ -207,7 +207,18 @@ fn join(
     let roles = Roles { workers: communicator.world(), servers: 0 };
     let (deadline, clock) = (TIMEOUT, Clock::real());
     recipe
-        .join(Join { communicator, urgent: None, group: None, memory, roles, shape, options, deadline, clock })
+        .join(Join {
+            communicator,
+            urgent: None,
+            group: None,
+            memory,
+            lending: None,
+            roles,
+            shape,
+            options,
+            deadline,
+            clock,
+        })
         .unwrap()
 }
 
@@ -226,6 +237,7 @@ fn hold(case: Case, mut communicator: Communicator) {
         options: case.agreement(false),
         roles: case.roles(),
         communicator,
+        lending: None,
         deadline: TIMEOUT,
         clock: Clock::real(),
     };
@@ -259,6 +271,7 @@ fn together(case: Case) -> Vec<Trained> {
                         urgent,
                         group: None,
                         memory: None,
+                        lending: None,
                         roles: case.roles(),
                         shape: &shape,
                         options: case.agreement(one_copy),

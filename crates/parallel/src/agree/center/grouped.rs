@@ -43,13 +43,14 @@ pub(super) fn join(
     protocol: Protocol,
     side: WorkerSide,
 ) -> Result<Box<dyn Agreement>, CommError> {
-    let Join { communicator, roles, shape, options, deadline, clock, .. } = join;
+    let Join { communicator, roles, shape, options, deadline, clock, mut lending, .. } = join;
     let layout = Layout { roles, elements: shape.parameters, pieces: side.pieces };
-    let of = |communicator, options| Join {
+    let of = |communicator, options, lending| Join {
         communicator,
         urgent: None,
         group: None,
         memory: None,
+        lending,
         roles,
         shape,
         options,
@@ -58,7 +59,7 @@ pub(super) fn join(
     };
     let (inside, place) = match group {
         Group::First { inside } => {
-            let worker = Worker::start(of(communicator, options), protocol.clone(), side)?;
+            let worker = Worker::start(of(communicator, options, lending.take()), protocol.clone(), side)?;
             (*inside, Place::First(Box::new(worker)))
         }
         Group::Other => (communicator, Place::Other { habit: side.habit, under_way: None }),
@@ -66,7 +67,7 @@ pub(super) fn join(
     let (rank, workers) = (inside.world_rank(inside.rank()), roles.workers * inside.world());
     let inner =
         Options { squeeze: &none::SQUEEZE, one_copy: false, group: 1, rounds: RoundOptions::default(), ..options };
-    let sums = all_reduce::RECIPE.join(of(inside, inner))?;
+    let sums = all_reduce::RECIPE.join(of(inside, inner, None))?;
     Ok(Box::new(Grouped { protocol, rank, workers, layout, place, sums }))
 }
 

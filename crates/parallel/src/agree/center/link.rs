@@ -8,12 +8,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_comm::error::Party;
+use paceline_comm::memory_box::{Lending, WHEREABOUTS, Whereabouts};
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank};
 use paceline_system::threads;
 
 use super::super::parameter_server::talk::Call;
 use super::super::returned::{MET, met_of_servers};
+use super::lent::Borrowed;
 use super::message::{Command, HEADER, Header, Layout, MEETS, TOLD, Told, transfer};
 
 /// The name in errors, and the thread's.
@@ -60,17 +62,37 @@ pub(super) struct Link {
 
 impl Link {
     /// Starts the thread, which ends with a goodbye when the link is dropped.
-    pub fn start(communicator: Communicator, layout: Layout, deadline: Duration) -> Result<Self, CommError> {
+    pub fn start(
+        communicator: Communicator,
+        layout: Layout,
+        lent: Option<(Lending, f32)>,
+        deadline: Duration,
+    ) -> Result<Self, CommError> {
         let rank = communicator.rank();
         let ((orders, inbox), (outbox, replies)) = (sync_channel::<Order>(UNDER_WAY_MAX), sync_channel(UNDER_WAY_MAX));
         let words = vec![0.0; HEADER];
-        let mut carrier = Carrier { communicator, layout, words, tag: 0, meets: MEETS, version: 0, computed_from: 0 };
+        let mut carrier = Carrier {
+            communicator,
+            layout,
+            words,
+            tag: 0,
+            meets: MEETS,
+            version: 0,
+            computed_from: 0,
+            lent,
+            borrowed: None,
+            added: None,
+        };
         let body = move || {
             while let Ok(order) = inbox.recv() {
                 let carried = carrier.carry(order);
                 let failed = carried.is_err();
                 // Nobody listens any more if the worker is gone.
                 if outbox.send(carried).is_err() || failed {
+                    return;
+                }
+                if let Err(error) = carrier.carry_on() {
+                    let _ = outbox.send(Err(error));
                     return;
                 }
             }
@@ -124,6 +146,11 @@ struct Carrier {
     /// What the servers have said last of their version, and when the last push began to be computed.
     version: u64,
     computed_from: u64,
+    /// Where memory boxes are, if the centre lies in one, and how far both move in an exchange.
+    lent: Option<(Lending, f32)>,
+    borrowed: Option<Borrowed>,
+    /// What is said once an increment has been added: behind the worker's back.
+    added: Option<Header>,
 }
 
 impl Carrier {
@@ -138,7 +165,7 @@ impl Carrier {
                 Command::Sum => self.sum(header, &mut order.numbers)?,
                 Command::Readmit => self.readmit(header, &mut order.numbers)?,
                 Command::ComeBack => order.told = self.come_back(header, &mut order)?,
-                Command::Goodbye => {}
+                Command::Goodbye | Command::Whereabouts | Command::Changed => {}
             },
         }
         Ok(order)
@@ -165,6 +192,9 @@ impl Carrier {
         (pushes, pulls): (bool, bool),
         order: &mut Order,
     ) -> Result<Told, CommError> {
+        if self.lent.is_some() {
+            return self.exchange_there(header, &mut order.numbers);
+        }
         self.say(Header { version: self.computed_from, ..header })?;
         self.tag += 1;
         let list = self.layout.exchange(self.worker(), header.number as usize, pushes, pulls);
@@ -174,6 +204,47 @@ impl Carrier {
             self.computed_from = self.version;
         }
         Ok(told)
+    }
+
+    /// Exchanges with a centre in a memory box: the server hears of it when it is done.
+    fn exchange_there(&mut self, header: Header, numbers: &mut [f32]) -> Result<Told, CommError> {
+        if self.borrowed.is_none() {
+            self.borrow()?;
+        }
+        let Some(borrowed) = &mut self.borrowed else { return Ok(Told::default()) };
+        let votes = borrowed.read_and_write(&mut numbers[..self.layout.elements])?;
+        self.added = Some(Header { command: Command::Changed, ..header });
+        Ok(Told { votes, ..Told::default() })
+    }
+
+    /// What of an exchange is left when the worker has what it waits for.
+    fn carry_on(&mut self) -> Result<(), CommError> {
+        let Some((header, borrowed)) = self.added.take().zip(self.borrowed.as_mut()) else { return Ok(()) };
+        let missed = borrowed.accumulate()?;
+        self.say(Header { version: missed, ..header })
+    }
+
+    /// Asks the servers where their parts of the centre lie, and attaches them.
+    fn borrow(&mut self) -> Result<(), CommError> {
+        self.say(Header::new(Command::Whereabouts))?;
+        let (worker, Layout { roles, .. }) = (self.worker(), self.layout);
+        let of = |server: usize| {
+            let range = WHEREABOUTS * server..WHEREABOUTS * (server + 1);
+            transfer(worker, Action::Receive, roles.server(server), range)
+        };
+        let mut words = vec![0.0; WHEREABOUTS * roles.servers];
+        self.tag += 1;
+        let list: Vec<Transfer> = (0..roles.servers).filter_map(of).collect();
+        self.communicator.exchange(&list, self.tag, &mut words)?;
+        let Some((lending, rate)) = &self.lent else { return Ok(()) };
+        let told = |server: usize| Whereabouts::from_words(&words.as_chunks::<WHEREABOUTS>().0[server]);
+        self.borrowed = Some(Borrowed::find(
+            lending,
+            (self.communicator.world_rank(self.communicator.rank()), &self.layout),
+            *rate,
+            told,
+        )?);
+        Ok(())
     }
 
     /// Pushes all, and takes the centre, once all have come here.

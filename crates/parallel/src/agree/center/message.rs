@@ -43,9 +43,13 @@ pub(super) enum Command {
     Readmit,
     /// A worker that was lost asks for what it has missed.
     ComeBack,
+    /// A worker asks where the centre lies, and is answered.
+    Whereabouts,
+    /// A worker has changed the centre itself, in the memory where it lies.
+    Changed,
 }
 
-const COMMANDS: [Command; 8] = [
+const COMMANDS: [Command; 10] = [
     Command::Exchange { pushes: true, pulls: true },
     Command::Exchange { pushes: true, pulls: false },
     Command::Exchange { pushes: false, pulls: true },
@@ -54,6 +58,8 @@ const COMMANDS: [Command; 8] = [
     Command::Goodbye,
     Command::Readmit,
     Command::ComeBack,
+    Command::Whereabouts,
+    Command::Changed,
 ];
 
 /// A header.
@@ -65,7 +71,7 @@ pub(super) struct Header {
     pub number: u64,
     /// Steps that the worker has made.
     pub steps: u64,
-    /// What it was told of the centre that a push was computed from.
+    /// What it was told of the centre that a push was computed from; of a change of its own, how many it had missed.
     pub version: u64,
     /// Its wishes.
     pub votes: Votes,
@@ -233,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_command_that_does_not_exist_is_none() {
-        for word in [-1.0, 0.5, 8.0, f32::NAN, f32::INFINITY] {
+        for word in [-1.0, 0.5, 10.0, f32::NAN, f32::INFINITY] {
             let mut words = Header::new(Command::Meet).to_words();
             words[0] = word;
             assert_eq!(Header::from_words(&words), None, "{word}");

@@ -7,6 +7,7 @@
 //! somebody waits for it.
 
 use paceline_comm::error::Party;
+use paceline_comm::memory_box::{Lending, WHEREABOUTS};
 use paceline_comm::transfer::{Action, Transfer};
 use paceline_comm::{CommError, Communicator, Rank};
 use paceline_system::memory;
@@ -16,6 +17,7 @@ use super::super::parameter_server::turns::{Event, Turns};
 use super::super::parameter_server::versions::Versions;
 use super::super::returned::{Returned, met_to_words};
 use super::super::{Join, LostPeer, Opening, Protocol, RoundOptions, ServerShard, Shape, Votes};
+use super::lent::Lent;
 use super::link::PHASE;
 use super::message::{Command, HEADER, Header, Layout, MEETS, TOLD, Told, transfer};
 use super::{Held, Rule, ServerSide};
@@ -57,6 +59,9 @@ pub(super) struct Server<'a> {
     votes: Votes,
     /// Running statistics of the first worker, for one that comes back: the first server has them.
     states: Vec<f32>,
+    /// Where the centre lies, if workers change it themselves.
+    lending: Option<Lending>,
+    lent: Option<Lent>,
 }
 
 /// So many numbers of a model's size: a no unwinds to whoever started to serve, as an error.
@@ -66,8 +71,8 @@ fn zeros(length: usize) -> Vec<f32> {
 
 impl<'a> Server<'a> {
     pub fn new(join: Join<'a>, protocol: Protocol, side: ServerSide, shard: &'a mut dyn ServerShard) -> Self {
-        let Join { communicator, roles, shape, options, .. } = join;
-        let ServerSide { rule, pieces, together } = side;
+        let Join { communicator, roles, shape, options, lending, .. } = join;
+        let ServerSide { rule, pieces, together, lends } = side;
         let (workers, server) = (roles.workers, communicator.rank().index() - roles.workers);
         let layout = Layout { roles, elements: shape.parameters, pieces };
         let length = layout.part(server).len();
@@ -92,6 +97,8 @@ impl<'a> Server<'a> {
             room: zeros(length + TOLD),
             votes: Votes::default(),
             states: if server == 0 { zeros(shape.states) } else { Vec::new() },
+            lending: lending.filter(|_| lends),
+            lent: None,
         }
     }
 
@@ -147,13 +154,18 @@ impl<'a> Server<'a> {
             Opening::Kept { .. } => held.kept[index].copy_from_slice(&all[part.clone()]),
             // Workers step, and have them.
             Opening::States | Opening::Optimizer => {}
-        })
+        })?;
+        if let Some(lending) = self.lending.take() {
+            self.lent = Some(Lent::start(self.communicator.rank(), &lending, &self.held.center)?);
+        }
+        Ok(())
     }
 
     /// Receives what a worker does next, and does its part of it.
     fn hear(&mut self, worker: usize) -> Result<(), CommError> {
         let header = self.receive_header(worker)?;
         self.votes = self.votes.merge(header.votes);
+        self.lent.as_mut().map_or(Ok(()), |lent| lent.tell(self.votes))?;
         self.headers[worker] = header;
         match header.command {
             Command::Exchange { .. } if !self.together => self.exchange(worker, false)?,
@@ -163,6 +175,8 @@ impl<'a> Server<'a> {
             }
             Command::Readmit => self.readmit(worker, header.number)?,
             Command::ComeBack => self.give_present(worker)?,
+            Command::Whereabouts => self.give_whereabouts(worker)?,
+            Command::Changed => self.note_change(worker, header),
             Command::Exchange { .. } | Command::Meet | Command::Sum => self.doing[worker] = Doing::Waits,
         }
         Ok(())
@@ -183,8 +197,31 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
+    /// Says where the centre lies.
+    fn give_whereabouts(&mut self, worker: usize) -> Result<(), CommError> {
+        let Some(lent) = &self.lent else { return Err(self.violation(worker, "the centre lies in no memory box")) };
+        let mut words = lent.whereabouts().to_words();
+        self.tags[worker] += 1;
+        let list: Vec<Transfer> =
+            transfer(worker, Action::Send, Rank::at(worker), 0..WHEREABOUTS).into_iter().collect();
+        self.communicator.exchange(&list, self.tags[worker], &mut words)
+    }
+
+    /// A worker has changed the centre where it lies.
+    fn note_change(&mut self, worker: usize, header: Header) {
+        self.turns = self.turns.clone().after(Event::Reached { worker, steps: header.steps });
+        self.shard.stepped(worker, header.version);
+    }
+
+    /// The centre comes from where workers have changed it.
+    fn fetch(&mut self) -> Result<(), CommError> {
+        let Self { lent, held, .. } = self;
+        lent.as_ref().map_or(Ok(()), |lent| lent.get(&mut held.center))
+    }
+
     /// Gives a worker that has come back the centre as it is, how often all have met, and running statistics.
     fn give_present(&mut self, worker: usize) -> Result<(), CommError> {
+        self.fetch()?;
         let length = self.held.center.len();
         self.room[..length].copy_from_slice(&self.held.center);
         self.tell(worker, length);
@@ -207,6 +244,7 @@ impl<'a> Server<'a> {
             // A worker says how long; nothing that is added up is longer than what both ends know of.
             Command::Sum => header.number <= self.shape.parameters.max(self.shape.states).max(HEADER) as u64,
             Command::Meet | Command::Goodbye | Command::Readmit | Command::ComeBack => true,
+            Command::Whereabouts | Command::Changed => self.lent.is_some(),
         };
         Header::from_words(&words).filter(exists).ok_or_else(|| self.violation(worker, "a command that does not exist"))
     }
@@ -295,6 +333,7 @@ impl<'a> Server<'a> {
 
     /// Takes what every worker has left, and gives the centre to all; to the first what the agreement keeps, if asked.
     fn meet(&mut self, workers: &[usize], with_kept: bool) -> Result<(), CommError> {
+        self.fetch()?;
         let part = 0..self.held.center.len();
         for &worker in workers {
             self.tags[worker] += 1;
@@ -303,6 +342,7 @@ impl<'a> Server<'a> {
         }
         self.turns = self.turns.clone().after(Event::Met);
         self.rule.end_together(&mut self.held);
+        self.lent.as_ref().map_or(Ok(()), |lent| lent.put(&self.held.center))?;
         let length = part.len();
         self.meets += 1;
         self.room[..length].copy_from_slice(&self.held.center);

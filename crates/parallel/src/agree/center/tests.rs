@@ -3,11 +3,14 @@
 
 mod changes;
 mod expected;
+mod lent;
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use paceline_comm::memory_box::Lending;
 use paceline_comm::transport::{Transport, thread};
-use paceline_comm::{Choice, Communicator, Link, Links, Rank, Stop};
+use paceline_comm::{Choice, Communicator, Link, Links, Rank, Stop, Token};
 use paceline_system::clock::Clock;
 use proptest::prelude::*;
 
@@ -33,9 +36,9 @@ fn gradient(worker: usize, x: f64) -> f64 {
 }
 
 /// What servers tell of steps.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Counts {
-    missed: Vec<(usize, u64)>,
+    missed: Arc<Mutex<Vec<(usize, u64)>>>,
 }
 
 impl ServerShard for Counts {
@@ -44,7 +47,7 @@ impl ServerShard for Counts {
     }
 
     fn stepped(&mut self, worker: usize, missed: u64) {
-        self.missed.push((worker, missed));
+        self.missed.lock().unwrap().push((worker, missed));
     }
 
     fn resume(&mut self, _: usize, _: &[f32]) {}
@@ -110,6 +113,18 @@ fn world(
     (workers, servers, elements): (usize, usize, usize),
     drive: impl FnOnce(Vec<Driven>),
 ) -> Vec<(usize, u64)> {
+    world_that_counts(recipe, options, (workers, servers, elements), &Counts::default(), drive)
+}
+
+/// The same; what the servers tell can be looked at meanwhile.
+fn world_that_counts(
+    recipe: &'static dyn Recipe,
+    options: Options,
+    (workers, servers, elements): (usize, usize, usize),
+    counts: &Counts,
+    drive: impl FnOnce(Vec<Driven>),
+) -> Vec<(usize, u64)> {
+    let lending = Lending::at_home(Token::random());
     let choice = Choice::by_cost(Links::uniform(workers + servers, Link::new(1e-5, 1e9)));
     let communicator = paceline_comm::Options { timeout: LIMIT, stop: Stop::new(), choice };
     let ends = thread::mesh(workers + servers).into_iter().map(Transport::Thread);
@@ -127,6 +142,7 @@ fn world(
         deadline: LIMIT,
         clock: Clock::real(),
         memory: None,
+        lending: recipe.borrows_memory().then(|| lending.clone()),
     };
     let opening = recipe.protocol(&shape, &options).opening;
     let opening = &opening;
@@ -134,9 +150,7 @@ fn world(
         let serving = ends.split_off(workers).into_iter().map(|communicator| {
             let join = join(communicator);
             scope.spawn(move || {
-                let mut counts = Counts::default();
-                recipe.serve(join, &mut counts).unwrap();
-                counts.missed
+                recipe.serve(join, &mut counts.clone()).unwrap();
             })
         });
         let serving: Vec<_> = serving.collect();
@@ -152,8 +166,10 @@ fn world(
         // All at once: a broadcast waits for others.
         let joined: Vec<_> = joined.into_iter().map(|driven| scope.spawn(move || open(driven, opening))).collect();
         drive(joined.into_iter().map(|opened| opened.join().unwrap()).collect());
-        serving.into_iter().map(|served| served.join().unwrap()).next().unwrap_or_default()
-    })
+        serving.into_iter().for_each(|served| served.join().unwrap());
+    });
+    let missed = counts.missed.lock().unwrap();
+    missed.clone()
 }
 
 /// What [`crate::agree::Protocol`] lists, as a replica does it.

@@ -40,13 +40,13 @@ pub(super) struct Worker {
 
 impl Worker {
     pub fn start(join: Join<'_>, protocol: Protocol, side: WorkerSide) -> Result<Self, CommError> {
-        let Join { communicator, roles, shape, deadline, .. } = join;
-        let WorkerSide { habit, pieces, alone } = side;
+        let Join { communicator, roles, shape, deadline, lending, .. } = join;
+        let WorkerSide { habit, pieces, alone, lent } = side;
         let layout = Layout { roles, elements: shape.parameters, pieces };
         let message =
             || Memory::Home(memory::zeros(layout.message(), "messages").unwrap_or_else(|refused| refused.unwind()));
         let (exchanged, pushed) = (message(), message());
-        let link = Link::start(communicator, layout, deadline)?;
+        let link = Link::start(communicator, layout, lending.zip(lent), deadline)?;
         Ok(Self {
             link,
             protocol,

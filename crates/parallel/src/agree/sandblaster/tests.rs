@@ -131,6 +131,7 @@ fn world(
         deadline: LIMIT,
         clock: Clock::real(),
         memory: None,
+ lending: None,
     };
     let (join, drive) = (&join, &drive);
     std::thread::scope(|scope| {
