@@ -19,6 +19,7 @@ pub const TARGETS: &[Target] = &[
     ("parameter_server", peers::parameter_server),
     ("center", peers::center),
     ("sandblaster", peers::sandblaster),
+    ("global", peers::global),
     ("samples", peers::samples),
     ("listing", peers::listing),
     ("cluster_file", words::cluster_file),

@@ -11,7 +11,7 @@ use crate::transport::{Transport, thread};
 use crate::wire::frame::array;
 
 /// Bytes of what a record says of its message: kind, four arguments, length.
-const RECORD_BYTES: usize = 11;
+const RECORD_BYTES: usize = 10;
 
 /// Bytes as they come, or, where the first one is even, records of messages in frames that are in order: of one byte the kind (the
 /// highest bit says an answer), of two bytes each argument, of one the length.
@@ -56,7 +56,7 @@ fn framed(mut records: &[u8]) -> Vec<u8> {
     let (mut said, mut sequence) = (Vec::new(), 0);
     while let Some((head, rest)) = records.split_at_checked(RECORD_BYTES) {
         let payload;
-        (payload, records) = rest.split_at(rest.len().min(head[10].into()));
+        (payload, records) = rest.split_at(rest.len().min(head[9].into()));
         let kind = u16::from(head[0] & 0x7F);
         let way = if head[0] < 0x80 { Way::Request(kind) } else { Way::Answer };
         // Small numbers, and those below zero as the largest.
@@ -66,4 +66,28 @@ fn framed(mut records: &[u8]) -> Vec<u8> {
         sequence += 1;
     }
     said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::frame::{Decoded, Decoder};
+
+    #[test]
+    fn records_become_messages_in_order() {
+        let request = [&[3, 0, 0, 59, 0, 1, 0, 0xFF, 0xFF, 2][..], b"ab"].concat();
+        let answer = [0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let (mut said, mut decoder) = (&*framed(&[&request[..], &answer].concat()), Decoder::new(100));
+        let mut next = || match decoder.decode(said) {
+            Ok(Decoded::Frame { kind, payload, taken }) => {
+                said = &said[taken..];
+                super::super::message::decode(kind, payload).unwrap()
+            }
+            other => panic!("{other:?}"),
+        };
+        let message = Message { arguments: [0, 59, 1, u64::MAX], payload: b"ab" };
+        assert_eq!(next(), (Way::Request(3), message));
+        assert_eq!(next(), (Way::Answer, Message { arguments: [0; 4], payload: &[] }));
+        assert!(said.is_empty());
+    }
 }
