@@ -352,6 +352,28 @@ fn a_rank_that_ends_is_named_by_those_who_need_it_and_nobody_else() {
 }
 
 #[test]
+fn a_space_that_ends_with_values_under_way_is_gone_for_the_others() {
+    for carry in CARRIES {
+        on_links(carry, 2, |links| {
+            let space = meet(links, Functions::new());
+            let array = space.array::<u64>(&[2]).unwrap();
+            space.barrier().unwrap();
+            if space.rank() == Rank(0) {
+                let error = space.barrier().unwrap_err();
+                assert!(matches!(error, CommError::PeerGone { .. }) && error.peer() == Some(Rank(1)), "{error}");
+                return;
+            }
+            // What is to follow holds the array, and so what the space had.
+            let held = array.clone();
+            let never = array.get(0..1).then(move |_| held.length());
+            drop(space);
+            let said = never.wait().unwrap_err().to_string() + &array.get(0..1).wait().unwrap_err().to_string();
+            assert_eq!(said.matches("the space has ended").count(), 2, "{said}");
+        });
+    }
+}
+
+#[test]
 fn what_failed_is_told_to_what_was_to_follow() {
     on_links(Carry::Thread, 2, |links| {
         let space = meet(links, Functions::new());

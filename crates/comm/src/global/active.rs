@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::handlers::Handlers;
 use super::link::{Awaiting, Done, Ended, Link, Request};
-use super::message::{ARGUMENTS, Answer, Message};
+use super::message::{ARGUMENTS, Answer, Message, PAYLOAD_BYTES_MAX};
 use super::pending::{Pending, Ready};
 use crate::error::{CommError, Party};
 use crate::rank::Rank;
@@ -98,8 +98,9 @@ impl Active {
     /// Asks a rank, or this one, to run a handler; the answer.
     ///
     /// # Panics
-    /// When there is no such rank, and when the payload is longer than [`super::message::PAYLOAD_BYTES_MAX`]: a bug.
+    /// When there is no such rank, and when the payload is longer than [`PAYLOAD_BYTES_MAX`]: a bug. And as [`Pending::wait`].
     pub fn request(&self, to: Rank, handler: u16, arguments: [u64; ARGUMENTS], payload: Vec<u8>) -> Pending<Answer> {
+        assert!(payload.len() <= PAYLOAD_BYTES_MAX, "a message of {} bytes", payload.len());
         let (pending, promise) = Pending::new(self, "call");
         promise.owe(to);
         let mut promise = Some(promise);
@@ -118,10 +119,10 @@ impl Active {
     /// The same with what becomes of the answer; waits where too many requests wait already.
     pub(super) fn ask(&self, to: Rank, mut request: Request) {
         assert!(to.index() < self.0.world, "there is no {to}");
+        self.assert_at_rest();
         if to == self.0.rank {
             return self.ask_itself(request);
         }
-        self.assert_at_rest();
         let phase = request.awaiting.phase;
         let has_room = || self.link(to, |link| link.gone().is_some() || link.has_room()).unwrap_or(true);
         let waited = if has_room() { Ok(()) } else { self.until(phase, || to.into(), has_room) };

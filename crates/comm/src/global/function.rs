@@ -74,10 +74,7 @@ impl Functions {
         Function { number, types: PhantomData }
     }
 
-    /// Adds a handler of messages as they come; [`Active::request`] asks for it.
-    ///
-    /// # Panics
-    /// As [`Handlers::add`].
+    /// The table below, for handlers of messages as they come, which [`Active::request`] asks for.
     pub fn handlers(&mut self) -> &mut Handlers {
         &mut self.handlers
     }
@@ -88,6 +85,7 @@ impl Active {
     ///
     /// # Panics
     /// When there is no such rank, or the arguments take more than [`PAYLOAD_BYTES_MAX`] bytes: a bug.
+    /// And as [`Pending::wait`].
     pub fn call<A: Carried, R: Carried>(&self, to: Rank, function: Function<A, R>, arguments: &A) -> Pending<R> {
         let payload = packed(arguments);
         assert!(payload.len() <= PAYLOAD_BYTES_MAX, "the arguments of a call take {} bytes", payload.len());

@@ -144,6 +144,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_outside_is_a_bug_and_says_so() {
+        let layout = Layout::new(&[4, 5], 3);
+        type Ask = fn(&Layout) -> usize;
+        let asked: [(Ask, &str); 6] = [
+            (|layout| layout.affinity(20).index(), "element 20 of 20"),
+            (|layout| layout.spans(19..21, 9).count(), "elements 19..21 of 20"),
+            (|layout| layout.elements(3..5).len(), "rows 3..5 of [4, 5]"),
+            (|layout| layout.index(&[3, 5]), "[3, 5] is not in an array of [4, 5]"),
+            (|layout| layout.tile(0..1, 4..6).len(), "rows 0..1 and columns 4..6 of [4, 5]"),
+            (|_| Layout::new(&[usize::MAX, 2], 3).length(), "the elements can be counted"),
+        ];
+        for (ask, words) in asked {
+            let said = paceline_system::threads::caught(|| ask(&layout)).unwrap_err();
+            assert!(said.contains(words), "{said}");
+        }
+    }
+
+    #[test]
     fn elements_are_numbered_row_by_row() {
         let layout = Layout::new(&[4, 5, 2], 3);
         assert_eq!((layout.index(&[0, 0, 1]), layout.index(&[2, 3, 1])), (1, 27));
