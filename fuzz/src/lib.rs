@@ -20,6 +20,7 @@ pub const TARGETS: &[Target] = &[
     ("parameter_server", peers::parameter_server),
     ("center", peers::center),
     ("sandblaster", peers::sandblaster),
+    ("global", peers::global),
     ("samples", peers::samples),
     ("listing", peers::listing),
     ("memory_box", lent::memory_box),

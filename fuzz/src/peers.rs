@@ -1,4 +1,4 @@
-//! What comes over connections: frames, greetings, control messages, and what workers say to a parameter server.
+//! What comes over connections: frames, greetings, control messages, active messages, and what workers say to a parameter server.
 
 use std::io::{self, Cursor, Read, Write};
 use std::time::Duration;
@@ -76,6 +76,11 @@ pub fn greeting(bytes: &[u8]) {
         let greeted = greet(&mut Deaf(Cursor::new(bytes)), &identity, &Wait::new(LIMIT, &Stop::new()));
         assert!(greeted.is_err(), "{greeted:?} got in");
     }
+}
+
+/// Active messages of a rank of a global address space, in frames that are in order and in any bytes.
+pub fn global(bytes: &[u8]) {
+    paceline_comm::global::challenge(bytes);
 }
 
 /// Questions to a server of samples, and its answers, in frames of any kind and length.

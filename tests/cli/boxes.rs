@@ -96,7 +96,10 @@ fn a_box_that_is_killed_is_named_and_ends_the_run() {
     let mut run = Running::start(&place, &line);
     within(PATIENCE, "a checkpoint", || !run.events(0, "checkpoint").is_empty(), || run.said());
     lender.child.kill().unwrap();
-    run.fails_once(PATIENCE, &["the memory box at ", "type: paceline train --resume run"]);
+    // Every rank loses it by itself, so that more than one may say so.
+    assert_eq!(run.ends(PATIENCE).code(), Some(1));
+    let said = run.said();
+    assert!(said.contains("the memory box at ") && said.contains("type: paceline train --resume "), "{said}");
 }
 
 #[test]

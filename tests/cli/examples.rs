@@ -47,3 +47,13 @@ fn threads_without_locks_learn_what_one_learns() {
     assert!(two < 0.5 && (two / one - 1.0).abs() < 0.05, "{said}");
     assert!(said.contains("32000 updates") && said.contains("times as fast"), "{said}");
 }
+
+#[test]
+fn heat_spreads_over_ranks_as_it_does_on_one() {
+    let place = Place::new();
+    for ranks in ["2", "3"] {
+        let Some(said) = run(&place, "stencil", &["40", "30", "60", ranks]) else { return };
+        assert!(said.contains(&format!("60 steps by {ranks} ranks: mean ")), "{said}");
+        assert!(said.contains("the same bits as by one rank"), "{said}");
+    }
+}

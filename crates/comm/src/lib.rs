@@ -11,6 +11,7 @@ pub mod communicator;
 pub mod cost;
 pub mod describe;
 pub mod error;
+pub mod global;
 pub mod memory_box;
 pub mod probe;
 pub mod rank;

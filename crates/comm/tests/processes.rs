@@ -7,13 +7,14 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use paceline_comm::global::{Functions, Pending, Space};
 use paceline_comm::transport::{Membership, Transport, shm, tcp};
 use paceline_comm::{Communicator, Generation, Rank, RunId, Stop, Token, Wait};
 use world::options;
 
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Not a test of its own: the body of a child. Reads the addresses, then reduces until it is told to end or fails.
+/// Not a test of its own: the body of a child. Reads the addresses, then reduces, or reaches into the others' memory, until that fails.
 #[test]
 fn child() {
     let Ok(role) = std::env::var("PACELINE_TEST_RANK") else { return };
@@ -31,7 +32,16 @@ fn child() {
         "shm" => Transport::Shm(shm::connect(&member, &wait).unwrap()),
         _ => Transport::Tcp(tcp::connect(listener, &addresses, &member, tcp::Config::default(), &wait).unwrap()),
     };
+    match words[4] {
+        "reduce" => reduce(transport, world),
+        _ => reach(transport, world),
+    }
+}
+
+/// Adds up until that fails.
+fn reduce(transport: Transport, world: usize) {
     let mut comm = Communicator::new(transport, options(world, None, TIMEOUT));
+    let rank = comm.rank().0;
     let sum: f32 = (0..world).map(|rank| rank as f32).sum();
     let mut buffer = vec![0.0; 300_000];
     for round in 0.. {
@@ -47,16 +57,36 @@ fn child() {
     }
 }
 
+/// Counts in the memory of all ranks until that fails.
+fn reach(transport: Transport, world: usize) {
+    let space = Space::meet(transport, Functions::new(), Duration::from_secs(30), &Stop::new()).unwrap();
+    let counters = space.array::<u64>(&[world]).unwrap();
+    for round in 0.. {
+        let additions: Vec<Pending<u64>> = (0..world).map(|rank| counters.fetch_add(rank, 1)).collect();
+        let failed = additions.into_iter().find_map(|addition| addition.wait().err());
+        if let Some(error) = failed.or_else(|| space.barrier().err()) {
+            println!("\nfailed {:?} {error}", error.peer().map(|peer| peer.0));
+            return;
+        }
+        // Others are a round ahead, at the most.
+        let own = counters.local()[0];
+        assert!((world as u64 * (round + 1)..world as u64 * (round + 2)).contains(&own), "{own} in round {round}");
+        if round == 20 {
+            println!("\nrunning");
+        }
+    }
+}
+
 struct Started {
     process: Child,
     output: BufReader<ChildStdout>,
 }
 
 impl Started {
-    fn start(carry: &str, rank: usize, world: usize, token: &Token) -> Self {
+    fn start((carry, what): (&str, &str), rank: usize, world: usize, token: &Token) -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["child", "--exact", "--nocapture"])
-            .env("PACELINE_TEST_RANK", format!("{carry} {rank} {world} {}", token.to_hex()))
+            .env("PACELINE_TEST_RANK", format!("{carry} {rank} {world} {} {what}", token.to_hex()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -85,9 +115,9 @@ impl Drop for Started {
     }
 }
 
-fn start(carry: &str, world: usize) -> Vec<Started> {
+fn start(carry: &str, what: &str, world: usize) -> Vec<Started> {
     let token = Token::random();
-    let mut ranks: Vec<_> = (0..world).map(|rank| Started::start(carry, rank, world, &token)).collect();
+    let mut ranks: Vec<_> = (0..world).map(|rank| Started::start((carry, what), rank, world, &token)).collect();
     let addresses: Vec<String> = ranks.iter_mut().map(|rank| rank.line("address")).collect();
     for rank in &mut ranks {
         writeln!(rank.process.stdin.as_mut().unwrap(), "{}", addresses.join(" ")).unwrap();
@@ -107,7 +137,7 @@ fn shared_memory_left() -> usize {
 #[test]
 fn a_killed_process_is_named_by_the_survivors_and_leaves_nothing() {
     for carry in ["shm", "tcp"] {
-        let mut ranks = start(carry, 3);
+        let mut ranks = start(carry, "reduce", 3);
         let started = Instant::now();
         ranks[2].process.kill().unwrap();
         let failures: Vec<String> = ranks[..2].iter_mut().map(|rank| rank.line("failed")).collect();
@@ -127,9 +157,22 @@ fn a_killed_process_is_named_by_the_survivors_and_leaves_nothing() {
 }
 
 #[test]
+fn a_killed_process_is_named_by_those_who_reach_into_its_memory() {
+    for carry in ["shm", "tcp"] {
+        let mut ranks = start(carry, "reach", 3);
+        ranks[2].process.kill().unwrap();
+        let failures: Vec<String> = ranks[..2].iter_mut().map(|rank| rank.line("failed")).collect();
+        assert!(failures.iter().any(|failure| failure.starts_with("Some(2)")), "{carry}: {failures:?}");
+        for rank in &mut ranks[..2] {
+            assert!(rank.process.wait().unwrap().success());
+        }
+    }
+}
+
+#[test]
 fn a_stopped_process_is_named_when_the_deadline_passes() {
     for carry in ["shm", "tcp"] {
-        let mut ranks = start(carry, 2);
+        let mut ranks = start(carry, "reduce", 2);
         let pid = rustix::process::Pid::from_child(&ranks[1].process);
         rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
         let started = Instant::now();
