@@ -46,6 +46,7 @@ const ELASTIC: Way = Way { flags: "--agree elastic --period 3", servers: 1, sync
 const DOWNPOUR: Way =
     Way { flags: "--agree downpour --fetch-every 2 --push-every 3 --servers 2", servers: 2, synchronous: false };
 const DOGWILD: Way = Way { flags: "--agree dogwild --period 4", servers: 1, synchronous: false };
+const BORROWED: Way = Way { flags: "--agree shm-async --period 3", servers: 1, synchronous: false };
 
 /// How a command line is started by several processes.
 fn several(carry: &str, processes: usize, test: &str) -> Option<String> {
@@ -177,7 +178,7 @@ fn workers_that_step_by_themselves_train_over_every_carry() {
 #[test]
 #[ignore = "cargo x ci: agreements"]
 fn workers_with_a_centre_train_over_every_carry() {
-    for way in [&ELASTIC, &DOWNPOUR, &DOGWILD] {
+    for way in [&ELASTIC, &DOWNPOUR, &DOGWILD, &BORROWED] {
         row(way, &CARRIES, "workers_with_a_centre_train_over_every_carry");
     }
 }
@@ -186,7 +187,7 @@ fn workers_with_a_centre_train_over_every_carry() {
 #[cfg(feature = "mpi")]
 #[test]
 fn every_agreement_over_mpi() {
-    for way in [&ALL_REDUCE, &SERVER, &BOUNDED, &FREE, &LOCAL, &OUTER, &ELASTIC, &DOWNPOUR, &DOGWILD] {
+    for way in [&ALL_REDUCE, &SERVER, &BOUNDED, &FREE, &LOCAL, &OUTER, &ELASTIC, &DOWNPOUR, &DOGWILD, &BORROWED] {
         row(way, &["mpi"], "every_agreement_over_mpi");
     }
 }
