@@ -19,7 +19,7 @@ pub mod calibrate;
 pub(crate) mod elsewhere;
 pub(crate) mod execute;
 #[cfg(feature = "mpi")]
-mod mpi;
+pub(crate) mod mpi;
 mod others;
 mod rank_threads;
 pub(crate) mod split;

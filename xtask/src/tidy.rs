@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 const UNSAFE_FILES: &[&str] = &[
     "crates/comm/src/memory_box/extent.rs",
     "crates/comm/src/transport/mpi/raw.rs",
+    "crates/comm/src/transport/mpi/raw/window.rs",
     "crates/comm/src/transport/shm/direct.rs",
     "crates/comm/src/transport/shm/memory.rs",
     "crates/comm/src/transport/shm/one_copy.rs",

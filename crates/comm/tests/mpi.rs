@@ -23,7 +23,9 @@ fn main() {
     let membership =
         Membership { token: Token::random(), run: RunId::UNKNOWN, rank, world, generation: Generation::default() };
     let port = mpi::connect(&membership).unwrap();
+    let window = port.window(4096).unwrap();
     let mut comm = Communicator::new(Transport::Mpi(Box::new(port)), options(world, None, TIMEOUT));
+    one_sided(&mut comm, window);
     // Two rows of several need four ranks; more than that are there for groups.
     if world <= 4 {
         every_algorithm(&mut comm);
@@ -61,6 +63,29 @@ fn every_algorithm(comm: &mut Communicator) {
         }
     }
     comm.set_choice(by_cost);
+}
+
+/// Every rank reads, writes and adds where the others do nothing.
+fn one_sided(comm: &mut Communicator, window: mpi::Window) {
+    let (rank, world) = (comm.rank().index(), comm.world());
+    let next = (rank + 1) % world;
+    window.put(next, 8 * rank, &(rank as u64).to_le_bytes()).unwrap();
+    (0..world).for_each(|other| window.accumulate(other, 1024, &[1.0, 0.5, rank as f32]).unwrap());
+    let mine: Vec<i64> = (0..100).map(|_| window.fetch_add(0, 2048, 1).unwrap()).collect();
+    assert!(mine.windows(2).all(|pair| pair[0] < pair[1]));
+    comm.barrier().unwrap();
+    let mut found = [0; 8];
+    let before = (rank + world - 1) % world;
+    window.get(rank, 8 * before, &mut found).unwrap();
+    assert_eq!(u64::from_le_bytes(found), before as u64);
+    let mut sums = [0f32; 3];
+    window.get(next, 1024, bytemuck::cast_slice_mut(&mut sums)).unwrap();
+    let all = world as f32;
+    assert_eq!(sums, [all, 0.5 * all, all * (all - 1.0) / 2.0]);
+    assert_eq!(window.fetch_add(0, 2048, 0).unwrap(), 100 * world as i64);
+    assert!(window.get(world, 0, &mut found).is_err() && window.put(0, 4090, &found).is_err());
+    comm.barrier().unwrap();
+    window.free().unwrap();
 }
 
 /// All ranks backwards, and errors that name them as the world does.

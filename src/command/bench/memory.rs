@@ -18,6 +18,8 @@ use crate::arguments::BenchMemory;
 use crate::failure::Failure;
 use crate::run::elsewhere;
 
+#[cfg(feature = "mpi")]
+mod over_mpi;
 mod two_sided;
 
 /// Measurements of a size, of which the median counts.
@@ -82,6 +84,12 @@ type Measure<'a> = (&'static str, usize, Box<dyn FnMut() -> Result<(), Failure> 
 /// Runs the command.
 pub fn run(arguments: &BenchMemory) -> Outcome {
     let largest = arguments.bytes.iter().copied().max().unwrap_or(8);
+    #[cfg(feature = "mpi")]
+    let mut over_mpi = match over_mpi::join(largest)? {
+        // Another rank has measured.
+        Some(None) => return Ok(ExitCode::SUCCESS),
+        joined => joined.flatten(),
+    };
     let lender = Lender::start(largest)?;
     let secrets = elsewhere::options(None)?;
     let options = ClientOptions { sockets: usize::from(arguments.sockets), ..ClientOptions::new(&secrets.token) };
@@ -101,18 +109,27 @@ pub fn run(arguments: &BenchMemory) -> Outcome {
         let (mine_region, sum_region, delta_region) = (mine_region?, sum_region?, delta_region?);
         let far = [remote.attach(&mine)?, remote.attach(&sum)?, remote.attach(&delta)?];
         check(&mapped, &remote, (&mine_region, &far[0]), bytes)?;
-        let row = measure(
+        #[allow(unused_mut, reason = "without MPI nothing is added")]
+        let mut row = measure(
             arguments,
             bytes,
             (&mapped, [&mine_region, &sum_region, &delta_region]),
             (&remote, &far),
             (&mut socket, &mut two_sided),
         )?;
+        #[cfg(feature = "mpi")]
+        if let Some(over_mpi) = &mut over_mpi {
+            row.cells.extend(measure_mpi(arguments, bytes, over_mpi)?);
+        }
         if !arguments.json {
             print(&table(&row, rows.is_empty()));
         }
         rows.push(row);
         [mine_region, sum_region, delta_region].iter().try_for_each(|region| mapped.free(region))?;
+    }
+    #[cfg(feature = "mpi")]
+    if let Some(over_mpi) = over_mpi {
+        over_mpi.end()?;
     }
     if arguments.json {
         print_json(&document(&rows));
@@ -190,7 +207,12 @@ fn measure(
         ("server tcp", 2 * bytes, Box::new(|| both.borrow_mut().1.push_pull(two_sided::Way::Tcp, floats))),
         ("server shm", 2 * bytes, Box::new(|| both.borrow_mut().1.push_pull(two_sided::Way::Shm, floats))),
     ];
-    // In turns, so that what else the machine does falls on all of them.
+    let cells = in_turns(arguments, &mut all)?;
+    Ok(Row { bytes, cells })
+}
+
+/// Medians, measured in turns, so that what else the machine does falls on all of them.
+fn in_turns(arguments: &BenchMemory, all: &mut [Measure<'_>]) -> Result<Vec<(&'static str, f64, usize)>, Failure> {
     let clock = Clock::real();
     let mut seconds = vec![Vec::new(); all.len()];
     let begin = clock.seconds();
@@ -207,7 +229,27 @@ fn measure(
         seconds[seconds.len() / 2]
     };
     let cells = all.iter().zip(&mut seconds).map(|((name, moved, _), seconds)| (*name, median(seconds), *moved));
-    Ok(Row { bytes, cells: cells.collect() })
+    Ok(cells.collect())
+}
+
+/// The same by MPI.
+#[cfg(feature = "mpi")]
+fn measure_mpi(
+    arguments: &BenchMemory,
+    bytes: usize,
+    over_mpi: &mut over_mpi::OverMpi,
+) -> Result<Vec<(&'static str, f64, usize)>, Failure> {
+    let over_mpi::OverMpi { window, worker } = over_mpi;
+    let (source, ones) = (vec![1u8; bytes], vec![1f32; bytes / 4]);
+    let mut target = vec![0u8; bytes];
+    let failed = |why: String| Failure::failed(why);
+    let mut all: Vec<Measure<'_>> = vec![
+        ("mpi get", bytes, Box::new(|| window.get(1, 0, &mut target).map_err(failed))),
+        ("mpi put", bytes, Box::new(|| window.put(1, 0, &source).map_err(failed))),
+        ("mpi accumulate", bytes, Box::new(|| window.accumulate(1, 0, &ones).map_err(failed))),
+        ("mpi messages", 2 * bytes, Box::new(|| worker.push_pull(bytes / 4).map_err(Failure::from))),
+    ];
+    in_turns(arguments, &mut all)
 }
 
 /// A plain socket: a thread of this process that sends as many bytes as it is asked for, or takes them.

@@ -22,6 +22,7 @@ mod direct;
 mod raw;
 
 pub use connect::connect;
+pub use raw::Window;
 use raw::{Comm, Operation};
 
 /// Bytes of the longest message: large enough for the bandwidth of a link.
@@ -57,6 +58,15 @@ impl Port {
         let sends = (0..comm.size()).map(|_| VecDeque::new()).collect();
         let arrivals = (0..comm.size()).map(|_| None).collect();
         Self { comm, sends, arrivals }
+    }
+
+    /// Memory of every rank, which the others read, write and add to by themselves. All ranks call this.
+    ///
+    /// # Errors
+    /// When MPI says so.
+    pub fn window(&self, bytes: usize) -> Result<Window, CommError> {
+        let failed = |what| CommError::Failed { rank: Rank::at(self.comm.rank()), phase: "MPI_Win_allocate", what };
+        Window::allocate(&self.comm, bytes).map_err(failed)
     }
 
     /// This rank's end in a group of these ranks, of which it is one: a communicator of MPI's own. All of

@@ -10,7 +10,7 @@ use crate::system::threads;
 
 use crate::failure::Failure;
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How messages travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Peers {
     shm: Worker,
 }
 
-struct Worker {
+pub struct Worker {
     communicator: Communicator,
     numbers: Vec<f32>,
     calls: u64,
@@ -76,11 +76,29 @@ impl Worker {
             let _ = serve(&mut communicator, largest);
         };
         threads::spawn("server", body).map_err(Failure::failed)?;
-        let communicator = join(member(0), first, addresses)?;
-        Ok(Self { communicator, numbers: vec![1.0; largest / 4 + 1], calls: 0 })
+        Ok(Self::over(join(member(0), first, addresses)?, largest))
     }
 
-    fn push_pull(&mut self, floats: usize) -> Result<(), CommError> {
+    /// One whose server is at the other end of a communicator.
+    pub fn over(communicator: Communicator, largest: usize) -> Self {
+        Self { communicator, numbers: vec![1.0; largest / 4 + 1], calls: 0 }
+    }
+
+    /// Says that nothing follows.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    #[cfg(feature = "mpi")]
+    pub fn end(&mut self) -> Result<(), CommError> {
+        self.calls += 1;
+        self.communicator.exchange(&[transfer(Action::Send, 1, 1)], 2 * self.calls, &mut [-1.0])
+    }
+
+    /// Pushes so many numbers, and takes as many back.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub fn push_pull(&mut self, floats: usize) -> Result<(), CommError> {
         self.calls += 1;
         let mut header = [floats as f32];
         self.communicator.exchange(&[transfer(Action::Send, 1, 1)], 2 * self.calls, &mut header)?;
@@ -90,12 +108,15 @@ impl Worker {
 }
 
 /// As a server of a centre does: hears what follows, takes it, adds it, answers.
-fn serve(communicator: &mut Communicator, largest: usize) -> Result<(), CommError> {
+pub fn serve(communicator: &mut Communicator, largest: usize) -> Result<(), CommError> {
     let (mut room, mut held) = (vec![0f32; largest / 4 + 1], vec![0f32; largest / 4 + 1]);
     for call in 1.. {
         let mut header = [0.0];
         communicator.wait_any(&[Rank(0)])?;
         communicator.exchange(&[transfer(Action::Receive, 0, 1)], 2 * call, &mut header)?;
+        if header[0] < 0.0 {
+            return Ok(());
+        }
         let floats = (header[0] as usize).min(room.len());
         communicator.exchange(&[transfer(Action::Receive, 0, floats)], 2 * call + 1, &mut room[..floats])?;
         for (held, pushed) in held.iter_mut().zip(&mut room[..floats]) {

@@ -18,6 +18,10 @@ use mpi::ffi;
 use mpi::topology::Communicator;
 use paceline_system::clock::{self, Clock};
 
+mod window;
+
+pub use window::Window;
+
 /// What marks the messages of a port.
 const TAG: c_int = 1;
 
