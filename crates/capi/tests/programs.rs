@@ -54,7 +54,7 @@ fn library() -> PathBuf {
     let entries = std::fs::read_dir(beside.parent().unwrap()).unwrap().map(|entry| entry.unwrap().path());
     let is_ours = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with("libpaceline_c") && name.ends_with(".a") && !name.starts_with("libpaceline_cl")
+        name.starts_with("libpaceline_c") && name.ends_with(".a")
     };
     let newest = entries.filter(is_ours).max_by_key(|path| path.metadata().unwrap().modified().unwrap());
     newest.expect("cargo makes the library with the test")

@@ -114,15 +114,9 @@ impl Stripes {
         threads::all(self.boxes.iter().enumerate().zip(shares), with).into_iter().collect()
     }
 
-    fn all_parts(
-        &self,
-        bytes: u64,
-        make: impl Fn(&BoxClient, u64) -> Result<LentRegion, CommError> + Sync,
-    ) -> Result<StripedRegion, CommError> {
-        let count = self.boxes.len();
-        let lengths = (0..count).map(|index| part_bytes(count, index, bytes)).collect();
-        let parts = self.on_all(lengths, |_, client, length| make(client, length))?;
-        Ok(StripedRegion { parts, bytes })
+    /// Of all parts.
+    fn lengths(&self, bytes: u64) -> Vec<u64> {
+        (0..self.count()).map(|index| part_bytes(self.count(), index, bytes)).collect()
     }
 
     /// As [`BoxClient::create`].
@@ -130,7 +124,23 @@ impl Stripes {
     /// # Errors
     /// As there.
     pub fn create(&self, key: &Key, bytes: u64) -> Result<StripedRegion, CommError> {
-        self.all_parts(bytes, |client, length| client.create(key, length))
+        self.made(bytes, |client, length| client.create(key, length))
+    }
+
+    /// Makes all parts, or none: one that is there although another cannot be would keep its name from everybody.
+    fn made(
+        &self,
+        bytes: u64,
+        make: impl Fn(&BoxClient, u64) -> Result<LentRegion, CommError> + Sync,
+    ) -> Result<StripedRegion, CommError> {
+        let tried = self.on_all(self.lengths(bytes), |_, client, length| Ok(make(client, length)))?;
+        if tried.iter().any(Result::is_err) {
+            for (client, part) in self.boxes.iter().zip(&tried) {
+                // What went wrong first is what is told.
+                let _ = part.as_ref().map(|part| client.free(part));
+            }
+        }
+        Ok(StripedRegion { parts: tried.into_iter().collect::<Result<_, _>>()?, bytes })
     }
 
     /// As [`BoxClient::create_kept`].
@@ -138,7 +148,7 @@ impl Stripes {
     /// # Errors
     /// As there.
     pub fn create_kept(&self, key: &Key, bytes: u64) -> Result<StripedRegion, CommError> {
-        self.all_parts(bytes, |client, length| client.create_kept(key, length))
+        self.made(bytes, |client, length| client.create_kept(key, length))
     }
 
     /// As [`BoxClient::attach`], of a region whose length is what its parts say.
@@ -161,14 +171,15 @@ impl Stripes {
     /// # Errors
     /// As there, and when it has another length.
     pub fn attach(&self, key: &Key, bytes: u64) -> Result<StripedRegion, CommError> {
-        self.all_parts(bytes, |client, length| {
+        let parts = self.on_all(self.lengths(bytes), |_, client, length| {
             let part = client.attach(key)?;
             if part.bytes() == length {
                 return Ok(part);
             }
             let what = format!("a region of {} bytes where {length} belong", part.bytes());
             Err(CommError::Failed { rank: super::BORROWER, phase: "memory box", what })
-        })
+        })?;
+        Ok(StripedRegion { parts, bytes })
     }
 
     /// As [`BoxClient::free`].

@@ -329,3 +329,16 @@ fn several_boxes_add_count_and_keep_as_one() {
         assert!(one.find(&key).is_err());
     }
 }
+
+#[test]
+fn a_region_that_one_of_several_boxes_cannot_make_is_at_none() {
+    let token = Token::random();
+    let small = Limits { bytes_max: MB, ..limits() };
+    let boxes = [limits(), small, limits()].map(|limits| Running::start_with(&token, limits, false));
+    let addresses: Vec<SocketAddr> = boxes.iter().map(|running| running.address).collect();
+    let client = Stripes::connect(&addresses, &boxes[0].options(true)).unwrap();
+    let error = client.create_kept(&boxes[0].key("large"), 9 * MB).unwrap_err();
+    assert_eq!(No::of(&error), Some(No::Full), "{error}");
+    assert_eq!(client.usage().unwrap().regions, 0);
+    client.create(&boxes[0].key("large"), 2 * MB).unwrap();
+}
