@@ -342,3 +342,29 @@ fn a_region_that_one_of_several_boxes_cannot_make_is_at_none() {
     assert_eq!(client.usage().unwrap().regions, 0);
     client.create(&boxes[0].key("large"), 2 * MB).unwrap();
 }
+
+#[test]
+fn threads_that_share_a_client_read_and_write_whole_versions() {
+    ways(|running, connect| {
+        let client = connect();
+        let region = client.create(&running.key("shared"), 300_000).unwrap();
+        std::thread::scope(|scope| {
+            for writer in 1..=2u8 {
+                let (client, region) = (&client, &region);
+                scope.spawn(move || {
+                    for nth in 0..20 {
+                        client.write(region, 0, &vec![writer + 2 * nth; 300_000]).unwrap();
+                    }
+                });
+                scope.spawn(move || {
+                    let mut found = vec![0; 300_000];
+                    for _ in 0..20 {
+                        client.read(region, 0, &mut found).unwrap();
+                        assert!(found.iter().all(|byte| *byte == found[0]), "a read is of one version");
+                    }
+                });
+            }
+        });
+        client.free(&region).unwrap();
+    });
+}
