@@ -1,6 +1,7 @@
-//! `host:port`, with `[...]` around the host when it is an IPv6 address. Names are resolved by whoever connects.
+//! `host:port`, with `[...]` around the host when it is an IPv6 address. Names are resolved when somebody connects.
 
 use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
 
 use crate::ClusterError;
 use crate::error::refused;
@@ -37,6 +38,14 @@ impl Address {
             Ok(port) if port > 0 => Ok(Self { host: host.to_owned(), port }),
             _ => wrong("has no port from 1 to 65535"),
         }
+    }
+
+    /// Where that is, by the system's names.
+    ///
+    /// # Errors
+    /// When the host is not known here.
+    pub fn places(&self) -> std::io::Result<Vec<SocketAddr>> {
+        (self.host.as_str(), self.port).to_socket_addrs().map(Iterator::collect)
     }
 
     /// Whether text can be a host: letters, digits and the signs of names and IP addresses. It is given to ssh and

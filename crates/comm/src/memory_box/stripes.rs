@@ -1,7 +1,7 @@
 //! Several boxes as one: a region's stripes go round them, so that their memory and their links add up.
 //!
 //! A stripe is whole or not there, as in one box; stripes of one call that different boxes have are each of a version of
-//! their own. What is counted and waited for is at the first box.
+//! their own. What is waited for is at the first box.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use paceline_system::threads;
 
 use super::client::{BoxClient, ClientOptions, LentRegion};
-use super::talk::Key;
+use super::talk::{Key, Usage};
 use crate::error::CommError;
 
 /// Bytes of a stripe: enough that a message is worth its latency.
@@ -58,10 +58,16 @@ fn pieces(boxes: usize, at: u64, bytes: usize) -> Vec<Vec<Piece>> {
     all
 }
 
-/// Bytes of a region's part at a box.
+/// Bytes of a region's part at a box. Of several, each has some, so that there is a region.
 fn part_bytes(boxes: usize, index: usize, bytes: u64) -> u64 {
-    let of = |piece: &Piece| piece.at + piece.length as u64;
-    pieces(boxes, 0, bytes as usize)[index].iter().map(of).max().unwrap_or(0).max(8)
+    if boxes == 1 {
+        return bytes;
+    }
+    let (boxes, index) = (boxes as u64, index as u64);
+    let (whole, rest) = (bytes / STRIPE_BYTES, bytes % STRIPE_BYTES);
+    let of_rest = if whole % boxes == index { rest } else { 0 };
+    let stripes = whole / boxes + u64::from(index < whole % boxes);
+    (stripes * STRIPE_BYTES + of_rest).max(8)
 }
 
 impl Stripes {
@@ -73,9 +79,22 @@ impl Stripes {
     /// # Panics
     /// When there is none: a bug.
     pub fn connect(addresses: &[SocketAddr], options: &ClientOptions) -> Result<Self, CommError> {
-        assert!(!addresses.is_empty(), "a memory box has an address");
         let boxes: Result<_, _> = addresses.iter().map(|address| BoxClient::connect(*address, options)).collect();
-        Ok(Self { boxes: boxes? })
+        Ok(Self::of(boxes?))
+    }
+
+    /// Boxes that have been reached, in the order in which everybody names them.
+    ///
+    /// # Panics
+    /// When there is none: a bug.
+    pub fn of(boxes: Vec<BoxClient>) -> Self {
+        assert!(!boxes.is_empty(), "a memory box has an address");
+        Self { boxes }
+    }
+
+    /// How many boxes there are.
+    pub const fn count(&self) -> usize {
+        self.boxes.len()
     }
 
     /// Whether all of them are on this host.
@@ -95,15 +114,9 @@ impl Stripes {
         threads::all(self.boxes.iter().enumerate().zip(shares), with).into_iter().collect()
     }
 
-    fn all_parts(
-        &self,
-        bytes: u64,
-        make: impl Fn(&BoxClient, u64) -> Result<LentRegion, CommError> + Sync,
-    ) -> Result<StripedRegion, CommError> {
-        let count = self.boxes.len();
-        let lengths = (0..count).map(|index| part_bytes(count, index, bytes)).collect();
-        let parts = self.on_all(lengths, |_, client, length| make(client, length))?;
-        Ok(StripedRegion { parts, bytes })
+    /// Of all parts.
+    fn lengths(&self, bytes: u64) -> Vec<u64> {
+        (0..self.count()).map(|index| part_bytes(self.count(), index, bytes)).collect()
     }
 
     /// As [`BoxClient::create`].
@@ -111,7 +124,46 @@ impl Stripes {
     /// # Errors
     /// As there.
     pub fn create(&self, key: &Key, bytes: u64) -> Result<StripedRegion, CommError> {
-        self.all_parts(bytes, |client, length| client.create(key, length))
+        self.made(bytes, |client, length| client.create(key, length))
+    }
+
+    /// Makes all parts, or none: one that is there although another cannot be would keep its name from everybody.
+    fn made(
+        &self,
+        bytes: u64,
+        make: impl Fn(&BoxClient, u64) -> Result<LentRegion, CommError> + Sync,
+    ) -> Result<StripedRegion, CommError> {
+        let tried = self.on_all(self.lengths(bytes), |_, client, length| Ok(make(client, length)))?;
+        if tried.iter().any(Result::is_err) {
+            for (client, part) in self.boxes.iter().zip(&tried) {
+                // What went wrong first is what is told.
+                let _ = part.as_ref().map(|part| client.free(part));
+            }
+        }
+        Ok(StripedRegion { parts: tried.into_iter().collect::<Result<_, _>>()?, bytes })
+    }
+
+    /// As [`BoxClient::create_kept`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_kept(&self, key: &Key, bytes: u64) -> Result<StripedRegion, CommError> {
+        self.made(bytes, |client, length| client.create_kept(key, length))
+    }
+
+    /// As [`BoxClient::attach`], of a region whose length is what its parts say.
+    ///
+    /// # Errors
+    /// As there, and when it is so short that some parts only stand for it: then its length has to be said.
+    pub fn find(&self, key: &Key) -> Result<StripedRegion, CommError> {
+        let parts = self.on_all(vec![(); self.boxes.len()], |_, client, ()| client.attach(key))?;
+        let bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes()));
+        let fits = |(index, part): (usize, &LentRegion)| part.bytes() == part_bytes(parts.len(), index, bytes);
+        if parts.iter().enumerate().all(fits) {
+            return Ok(StripedRegion { parts, bytes });
+        }
+        let what = "how long the region is does not follow from its parts; say its length".into();
+        Err(CommError::Failed { rank: super::BORROWER, phase: "memory box", what })
     }
 
     /// As [`BoxClient::attach`], of a region whose length is known.
@@ -119,14 +171,15 @@ impl Stripes {
     /// # Errors
     /// As there, and when it has another length.
     pub fn attach(&self, key: &Key, bytes: u64) -> Result<StripedRegion, CommError> {
-        self.all_parts(bytes, |client, length| {
+        let parts = self.on_all(self.lengths(bytes), |_, client, length| {
             let part = client.attach(key)?;
             if part.bytes() == length {
                 return Ok(part);
             }
             let what = format!("a region of {} bytes where {length} belong", part.bytes());
             Err(CommError::Failed { rank: super::BORROWER, phase: "borrowing memory", what })
-        })
+        })?;
+        Ok(StripedRegion { parts, bytes })
     }
 
     /// As [`BoxClient::free`].
@@ -181,6 +234,23 @@ impl Stripes {
         Ok(versions[0])
     }
 
+    /// As [`BoxClient::add`], stripe by stripe.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add(&self, region: &StripedRegion, at: u64, numbers: &[f32], scale: f32) -> Result<u64, CommError> {
+        if let [client] = &self.boxes[..] {
+            return client.add(&region.parts[0], at, numbers, scale);
+        }
+        let shares = pieces(self.boxes.len(), at, size_of_val(numbers));
+        let versions = self.on_all(shares, |index, client, share| {
+            share.into_iter().try_fold(0, |_, Piece { at, start, length }| {
+                client.add(&region.parts[index], at, &numbers[start / 4..(start + length) / 4], scale)
+            })
+        })?;
+        Ok(versions[0])
+    }
+
     /// As [`BoxClient::accumulate`], of equal places in two regions.
     ///
     /// # Errors
@@ -202,12 +272,23 @@ impl Stripes {
         Ok(versions[0])
     }
 
-    /// As [`BoxClient::fetch_add`], at the first box.
+    /// As [`BoxClient::fetch_add`], at the box that has the number.
     ///
     /// # Errors
     /// As there.
     pub fn fetch_add(&self, region: &StripedRegion, at: u64, by: i64) -> Result<i64, CommError> {
-        self.boxes[0].fetch_add(&region.parts[0], at, by)
+        let boxes = self.boxes.len() as u64;
+        let (stripe, within) = (at / STRIPE_BYTES, at % STRIPE_BYTES);
+        let index = (stripe % boxes) as usize;
+        self.boxes[index].fetch_add(&region.parts[index], stripe / boxes * STRIPE_BYTES + within, by)
+    }
+
+    /// As [`BoxClient::notify`], at the first box.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn notify(&self, region: &StripedRegion) -> Result<u64, CommError> {
+        self.boxes[0].notify(&region.parts[0])
     }
 
     /// As [`BoxClient::wait`], at the first box.
@@ -216,6 +297,21 @@ impl Stripes {
     /// As there.
     pub fn wait(&self, region: &StripedRegion, version: u64, limit: Duration) -> Result<u64, CommError> {
         self.boxes[0].wait(&region.parts[0], version, limit)
+    }
+
+    /// As [`BoxClient::usage`], of all boxes together.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn usage(&self) -> Result<Usage, CommError> {
+        let all = self.on_all(vec![(); self.boxes.len()], |_, client, ()| client.usage())?;
+        let together = |sum: Usage, one: Usage| Usage {
+            regions: sum.regions + one.regions,
+            clients: sum.clients + one.clients,
+            used: sum.used + one.used,
+            bytes_max: sum.bytes_max + one.bytes_max,
+        };
+        Ok(all.into_iter().fold(Usage::default(), together))
     }
 }
 
@@ -247,7 +343,8 @@ mod tests {
                 assert_eq!(all, bytes as u64);
                 for (index, pieces) in pieces(boxes, 0, bytes).iter().enumerate() {
                     let part = part_bytes(boxes, index, bytes as u64);
-                    assert!(pieces.iter().all(|piece| piece.at + piece.length as u64 <= part));
+                    let end = pieces.iter().map(|piece| piece.at + piece.length as u64).max().unwrap_or(0);
+                    assert_eq!(part, if boxes == 1 { end } else { end.max(8) });
                 }
             }
         }

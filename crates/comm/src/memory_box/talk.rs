@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::error::CommError;
+
 /// The longest time that somebody may ask to wait.
 pub const WATCH_MAX: Duration = Duration::from_secs(10);
 
@@ -206,6 +208,12 @@ pub enum No {
 impl No {
     const ALL: [Self; 8] =
         [Self::Stranger, Self::Unknown, Self::Taken, Self::Outside, Self::Full, Self::Quota, Self::Busy, Self::Memory];
+
+    /// What a box has said, of what a call of a client has failed with.
+    pub fn of(error: &CommError) -> Option<Self> {
+        let CommError::Failed { what, .. } = error else { return None };
+        Self::ALL.into_iter().find(|no| no.to_string() == *what)
+    }
 }
 
 mod codec;

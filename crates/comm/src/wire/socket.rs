@@ -4,11 +4,12 @@
 //! something is read or written, and [`Socket::has_sent`] says when none are left. Reading never waits for them: two sides that
 //! both have much to send would wait for each other.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use rustls::Connection;
 
 use super::stream::Stream;
@@ -31,6 +32,26 @@ pub enum Socket {
 pub struct Secret {
     tcp: TcpStream,
     tls: Connection,
+}
+
+/// Writes without a signal where the other side is gone: a program in C ends of that one unless it says otherwise, and the
+/// standard library asks for none only where it writes a single slice.
+struct Quiet<'a>(&'a TcpStream);
+
+impl Write for Quiet<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        // The system takes no more slices at once.
+        let slices = &slices[..slices.len().min(1024)];
+        Ok(sendmsg(self.0, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 impl Socket {
@@ -85,7 +106,7 @@ impl Secret {
     /// Sends what TLS has to send; whether nothing is left.
     fn push(&mut self) -> io::Result<bool> {
         while self.tls.wants_write() {
-            match self.tls.write_tls(&mut self.tcp) {
+            match self.tls.write_tls(&mut Quiet(&self.tcp)) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

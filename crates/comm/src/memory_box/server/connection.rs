@@ -47,9 +47,11 @@ impl<'a> Connection<'a> {
         locked(&shared.mail).insert(number, Arc::clone(&mailbox));
         let mut connection = Self { line, shared, client, secret, mailbox, number, calls: 0, before: 0 };
         connection.line.say(Reply::Welcome { client, secret, name: shared.name }.encode())?;
-        loop {
+        // Whoever asks again and again would never let it wait, and so see that the box has ended.
+        while shared.stop.reason().is_none() {
             connection.turn()?;
         }
+        Ok(())
     }
 
     /// One more connection of a client, or of a new one.

@@ -293,3 +293,78 @@ fn several_boxes_are_one() {
         other.free(&ones).unwrap();
     }
 }
+
+#[test]
+fn several_boxes_add_count_and_keep_as_one() {
+    let token = Token::random();
+    let boxes: Vec<Running> = (0..3).map(|_| Running::start_with(&token, limits(), false)).collect();
+    let addresses: Vec<SocketAddr> = boxes.iter().map(|running| running.address).collect();
+    let connect = |count: usize| Stripes::connect(&addresses[..count], &boxes[0].options(false)).unwrap();
+    for count in 1..=3 {
+        let (one, other) = (connect(count), connect(count));
+        let key = Key::named("kept", [count as u8; 16]);
+        let length = 5 * MB + 8;
+        let region = one.create_kept(&key, length).unwrap();
+        let seen = other.find(&key).unwrap();
+        assert_eq!((seen.bytes(), other.count()), (length, count));
+        assert!(other.find(&Key::named("kept", [0; 16])).is_err());
+        let numbers: Vec<f32> = (0..length / 4 - 3).map(|index| (index % 4096) as f32).collect();
+        one.add(&region, 12, &numbers, 1.0).unwrap();
+        other.add(&seen, 12, &numbers, 2.0).unwrap();
+        let mut found = vec![0f32; numbers.len()];
+        one.read(&region, 12, bytemuck::cast_slice_mut(&mut found)).unwrap();
+        assert!(found.iter().zip(&numbers).all(|(found, number)| *found == 3.0 * number));
+        one.write(&region, 0, &vec![0; length as usize]).unwrap();
+        for at in [0, MB, 3 * MB - 8, length - 8] {
+            assert_eq!(one.fetch_add(&region, at, 5 + at as i64).unwrap(), 0);
+            let mut number = [0; 8];
+            other.read(&seen, at, &mut number).unwrap();
+            assert_eq!(i64::from_le_bytes(number), 5 + at as i64, "at {at} of {count}");
+        }
+        let version = one.notify(&region).unwrap();
+        assert_eq!(other.wait(&seen, version, Duration::from_secs(20)).unwrap(), version);
+        let used = boxes[..count].iter().map(|running| locked(&running.shared.state).usage().used).sum::<u64>();
+        assert_eq!(one.usage().unwrap().used, used);
+        other.free(&seen).unwrap();
+        assert!(one.find(&key).is_err());
+    }
+}
+
+#[test]
+fn a_region_that_one_of_several_boxes_cannot_make_is_at_none() {
+    let token = Token::random();
+    let small = Limits { bytes_max: MB, ..limits() };
+    let boxes = [limits(), small, limits()].map(|limits| Running::start_with(&token, limits, false));
+    let addresses: Vec<SocketAddr> = boxes.iter().map(|running| running.address).collect();
+    let client = Stripes::connect(&addresses, &boxes[0].options(true)).unwrap();
+    let error = client.create_kept(&boxes[0].key("large"), 9 * MB).unwrap_err();
+    assert_eq!(No::of(&error), Some(No::Full), "{error}");
+    assert_eq!(client.usage().unwrap().regions, 0);
+    client.create(&boxes[0].key("large"), 2 * MB).unwrap();
+}
+
+#[test]
+fn threads_that_share_a_client_read_and_write_whole_versions() {
+    ways(|running, connect| {
+        let client = connect();
+        let region = client.create(&running.key("shared"), 300_000).unwrap();
+        std::thread::scope(|scope| {
+            for writer in 1..=2u8 {
+                let (client, region) = (&client, &region);
+                scope.spawn(move || {
+                    for nth in 0..20 {
+                        client.write(region, 0, &vec![writer + 2 * nth; 300_000]).unwrap();
+                    }
+                });
+                scope.spawn(move || {
+                    let mut found = vec![0; 300_000];
+                    for _ in 0..20 {
+                        client.read(region, 0, &mut found).unwrap();
+                        assert!(found.iter().all(|byte| *byte == found[0]), "a read is of one version");
+                    }
+                });
+            }
+        });
+        client.free(&region).unwrap();
+    });
+}
