@@ -14,6 +14,13 @@ pub struct Interest<'a> {
     pub write: bool,
 }
 
+/// Whether something can be read, or its end, at this moment.
+pub fn is(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok_and(|count| count > 0)
+}
+
 /// Returns when something is ready or the time is over: which of them are.
 pub fn wait(interests: &[Interest<'_>], limit: Duration) -> Vec<bool> {
     let flags = |interest: &Interest| if interest.write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };

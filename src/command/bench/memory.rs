@@ -26,6 +26,10 @@ mod two_sided;
 const REPEATS_MIN: usize = 5;
 const REPEATS_MAX: usize = 20_000;
 
+/// Small messages are measured so many in a row: what a thread takes to be woken after a pause is seen in one of them.
+const BURST: usize = 16;
+const BURST_BYTES_MAX: usize = 64 << 10;
+
 /// What is measured at a size, in the order of the table's columns.
 #[derive(Clone, Debug)]
 struct Row {
@@ -207,21 +211,27 @@ fn measure(
         ("server tcp", 2 * bytes, Box::new(|| both.borrow_mut().1.push_pull(two_sided::Way::Tcp, floats))),
         ("server shm", 2 * bytes, Box::new(|| both.borrow_mut().1.push_pull(two_sided::Way::Shm, floats))),
     ];
-    let cells = in_turns(arguments, &mut all)?;
+    let cells = in_turns((arguments, bytes), &mut all)?;
     Ok(Row { bytes, cells })
 }
 
 /// Medians, measured in turns, so that what else the machine does falls on all of them.
-fn in_turns(arguments: &BenchMemory, all: &mut [Measure<'_>]) -> Result<Vec<(&'static str, f64, usize)>, Failure> {
+fn in_turns(
+    (arguments, bytes): (&BenchMemory, usize),
+    all: &mut [Measure<'_>],
+) -> Result<Vec<(&'static str, f64, usize)>, Failure> {
     let clock = Clock::real();
     let mut seconds = vec![Vec::new(); all.len()];
     let begin = clock.seconds();
+    let burst = if bytes <= BURST_BYTES_MAX { BURST } else { 1 };
     let limit = arguments.seconds * all.len() as f64;
     while seconds[0].len() < REPEATS_MIN || (clock.seconds() - begin < limit && seconds[0].len() < REPEATS_MAX) {
         for ((_, _, once), seconds) in all.iter_mut().zip(&mut seconds) {
-            let start = clock.seconds();
-            once()?;
-            seconds.push(clock.seconds() - start);
+            for _ in 0..burst {
+                let start = clock.seconds();
+                once()?;
+                seconds.push(clock.seconds() - start);
+            }
         }
     }
     let median = |seconds: &mut Vec<f64>| {
@@ -249,7 +259,7 @@ fn measure_mpi(
         ("mpi accumulate", bytes, Box::new(|| window.accumulate(1, 0, &ones).map_err(failed))),
         ("mpi messages", 2 * bytes, Box::new(|| worker.push_pull(bytes / 4).map_err(Failure::from))),
     ];
-    in_turns(arguments, &mut all)
+    in_turns((arguments, bytes), &mut all)
 }
 
 /// A plain socket: a thread of this process that sends as many bytes as it is asked for, or takes them.

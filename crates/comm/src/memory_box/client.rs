@@ -9,6 +9,7 @@ use std::time::Duration;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
+use super::extent::past_caches;
 use super::extent::{Extent, Places};
 use super::line::{DATA_BYTES_MAX, Line, MESSAGE_MAX};
 use super::talk::{Answer, Ask, Key, Message, No, Reply, Span, Usage, WATCH_MAX};
@@ -377,7 +378,7 @@ impl BoxClient {
         let mut rest = bytes;
         let filled = places.fill(span, |piece| {
             let (now, later) = rest.split_at(piece.len());
-            piece.copy_from_slice(now);
+            past_caches::copy(now, piece);
             rest = later;
             Ok::<(), std::convert::Infallible>(())
         });

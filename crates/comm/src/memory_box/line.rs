@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use paceline_system::clock::Clock;
+use paceline_system::{cores, ready};
 use rustix::cmsg_space;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -25,6 +27,9 @@ pub(super) const DATA_BYTES_MAX: u64 = 1 << 30;
 /// Data up to so many bytes goes out in one piece with its header.
 const TOGETHER_MAX: usize = 16 << 10;
 
+/// How long to look for what comes before sleeping: as long as a thread takes to be woken on a core that sleeps, twice.
+const LOOKS_MAX: Duration = Duration::from_micros(60);
+
 /// How long one message may take to pass once it has begun.
 pub(super) const MESSAGE_MAX: Duration = Duration::from_secs(60);
 
@@ -33,6 +38,8 @@ pub(super) struct Line {
     stream: Box<dyn Stream + Send>,
     /// The same, where files can be sent along.
     local: Option<UnixStream>,
+    /// The same, to ask whether something has come.
+    looks: Option<OwnedFd>,
     decoder: Decoder,
     sent: u64,
     room: Vec<u8>,
@@ -59,7 +66,8 @@ impl Line {
     ) -> Result<Self, CommError> {
         stream.set_timeouts(SLICE_MAX).map_err(|error| talk.gone(error))?;
         let decoder = Decoder::new(DATA_BYTES_MAX as u32 + 64);
-        Ok(Self { stream, local, decoder, sent: 0, room: Vec::new(), talk, stop })
+        let looks = stream.looks().filter(|_| cores::online() > 1);
+        Ok(Self { stream, local, looks, decoder, sent: 0, room: Vec::new(), talk, stop })
     }
 
     pub const fn is_local(&self) -> bool {
@@ -143,6 +151,7 @@ impl Line {
     ) -> Result<Head, CommError> {
         let mut head = [0; HEADER_BYTES];
         let wait = Wait::new(limit, &self.stop);
+        self.look();
         self.read(&mut head, &wait)?;
         let header = self.decoder.check(&head).map_err(|error| self.talk.violation(error))?;
         let length = header.length as usize;
@@ -154,6 +163,15 @@ impl Line {
         let wait = self.wait();
         self.read(&mut fields, &wait)?;
         Ok(Head { kind: header.kind, fields, data: (length - count) as u64 })
+    }
+
+    /// Looks for a moment whether something comes: being woken takes longer than most answers do.
+    fn look(&self) {
+        let Some(looks) = &self.looks else { return };
+        let clock = Clock::real();
+        while clock.now() < LOOKS_MAX && !ready::is(looks.as_fd()) {
+            std::hint::spin_loop();
+        }
     }
 
     /// The next reply.

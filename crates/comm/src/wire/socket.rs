@@ -6,7 +6,7 @@
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -192,6 +192,10 @@ impl Stream for Socket {
 
     fn is_sending(&self) -> bool {
         self.is_sending()
+    }
+
+    fn looks(&self) -> Option<OwnedFd> {
+        if let Self::Plain(tcp) = self { tcp.as_fd().try_clone_to_owned().ok() } else { None }
     }
 
     fn binding(&self) -> [u8; 32] {

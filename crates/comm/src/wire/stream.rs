@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -27,6 +28,11 @@ pub trait Stream: Read + Write {
     /// nobody who ends encryption on both sides can carry them across.
     fn binding(&self) -> [u8; 32] {
         [0; 32]
+    }
+
+    /// The same socket, to ask whether something has come; none where the system does not know, because it is encrypted.
+    fn looks(&self) -> Option<OwnedFd> {
+        None
     }
 
     /// Whether something that was written is still here and goes out when the socket is tried again.
@@ -63,6 +69,10 @@ impl Stream for UnixStream {
 
     fn address(&self) -> String {
         "a process of this host".into()
+    }
+
+    fn looks(&self) -> Option<OwnedFd> {
+        self.as_fd().try_clone_to_owned().ok()
     }
 }
 
