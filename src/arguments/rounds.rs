@@ -7,7 +7,7 @@ use super::parse;
 /// What of `paceline train` is for them.
 #[derive(Debug, Args)]
 pub struct Rounds {
-    /// Workers that add up their gradients and step together, as one to the others: --agree elastic, downpour, dogwild [default: 1], shm-hybrid [default: those of this machine]
+    /// Workers that add up their gradients and step together, as one to the others: --agree elastic, downpour, dogwild [default: 1], shm-hybrid [default: half of all]
     #[arg(long, value_name = "N", value_parser = parse::count, allow_negative_numbers = true, help_heading = "Many processes")]
     pub group: Option<usize>,
     /// Steps between two exchanges of weights, where workers step by themselves: --agree local, elastic, shm-async, shm-hybrid; in which all of them have been

@@ -92,6 +92,11 @@ pub trait Recipe: Debug + Sync {
         false
     }
 
+    /// Whether workers are in groups, if nobody says otherwise.
+    fn steps_in_groups(&self) -> bool {
+        false
+    }
+
     /// Whether weights lie in a memory box.
     fn borrows_memory(&self) -> bool {
         false

@@ -26,6 +26,14 @@ impl Team {
         if size == 1 || servers == 0 {
             return Ok(Grouped { communicator: world, group: None, roles: self.roles() });
         }
+        let nodes = self.control.table().nodes();
+        let is_apart = |group: &[usize]| group.iter().any(|node| *node != group[0]);
+        if config.center.group.is_none() && nodes[..workers].chunks(size).any(is_apart) {
+            return Err(Failure::refused(format!(
+                "groups of {size} workers, as nobody said otherwise, would have workers of several machines; type --group with the \
+                 number of workers that each machine has"
+            )));
+        }
         let roles = Roles { workers: workers / size, servers };
         let rank = self.member.rank.index();
         let first = rank / size * size;

@@ -72,7 +72,8 @@ impl Team {
                 false => Ok(()),
                 true => Err("workers come back on CPUs, and some of this run compute on GPUs".to_owned()),
             };
-            self.control.spare(1..self.mesh.extent().workers, config.lets_workers_return().and(on_cpus));
+            // Rank 0 steps with those of its group.
+            self.control.spare(config.group()..self.mesh.extent().workers, config.lets_workers_return().and(on_cpus));
         }
     }
 

@@ -283,12 +283,12 @@ impl Protocol {
         }
     }
 
-    /// The same of groups of workers, each of which adds up its gradients and steps as one. Who is lost is missing in
-    /// its group.
+    /// The same of groups of workers, each of which adds up its gradients and steps as one. A group that has lost one is
+    /// lost as a whole.
     pub fn in_groups(self, buckets: usize) -> Self {
         let Steps::Center { every } = self.steps else { return self };
         let Self { in_step, .. } = Self::all_reduce(buckets);
-        Self { steps: Steps::Groups { every }, in_step, lost_peer: LostPeer::End, ..self }
+        Self { steps: Steps::Groups { every }, in_step, ..self }
     }
 
     /// Nothing in a step; gradients where all meet.

@@ -19,17 +19,19 @@ use super::{Agreement, Demands, Join, Options, Protocol, Recipe, ServerShard, Sh
 pub struct ShmAsync {
     name: &'static str,
     about: &'static str,
+    in_groups: bool,
 }
 
 /// The same.
 pub const RECIPE: ShmAsync = ShmAsync::new(
     "shm-async",
     "steps of each worker's own, which is tied to weights in a memory box that it reads and adds to itself, every --period",
+    false,
 );
 
 impl ShmAsync {
-    pub(super) const fn new(name: &'static str, about: &'static str) -> Self {
-        Self { name, about }
+    pub(super) const fn new(name: &'static str, about: &'static str, in_groups: bool) -> Self {
+        Self { name, about, in_groups }
     }
 }
 
@@ -53,6 +55,10 @@ impl Recipe for ShmAsync {
 
     fn has_servers(&self) -> bool {
         true
+    }
+
+    fn steps_in_groups(&self) -> bool {
+        self.in_groups
     }
 
     fn borrows_memory(&self) -> bool {

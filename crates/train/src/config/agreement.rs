@@ -67,10 +67,11 @@ impl Config {
         Ok(())
     }
 
-    /// Workers that are one to the others; one where there are no groups.
+    /// Workers that are one to the others; one where there are no groups. Where groups are what an agreement is about, there are
+    /// two if nobody says otherwise.
     pub fn group(&self) -> usize {
-        let machines = self.agree.recipe().name() == "shm-hybrid";
-        self.center.group.unwrap_or(if machines { self.workers } else { 1 })
+        let two = self.agree.recipe().steps_in_groups() && self.workers.is_multiple_of(2);
+        self.center.group.unwrap_or(if two { self.workers / 2 } else { 1 })
     }
 
     /// Whether workers can be in groups.

@@ -125,9 +125,16 @@ impl<'a> Server<'a> {
     fn or_without(&mut self, served: Result<(), CommError>) -> Result<bool, CommError> {
         let Err(error) = served else { return Ok(true) };
         let goes_on = self.protocol.lost_peer == LostPeer::GoOn;
-        let worker = self.layout.roles.missed(&error).filter(|_| goes_on).ok_or(error)?;
+        let worker = self.missed(&error).filter(|_| goes_on).ok_or(error)?;
         self.miss(worker);
         Ok(false)
+    }
+
+    /// The worker whose loss an error tells of, in the numbers of the world: with groups, the first of one. Without the first
+    /// of all nobody goes on.
+    fn missed(&self, error: &CommError) -> Option<usize> {
+        let lost = error.peer().filter(|_| matches!(error, CommError::PeerGone { .. }))?;
+        (1..self.doing.len()).find(|&worker| self.communicator.world_rank(Rank::at(worker)) == lost)
     }
 
     fn miss(&mut self, worker: usize) {
