@@ -11,13 +11,30 @@ pub struct Groups {
     given: Vec<Vec<Given>>,
     /// How many answers each rank has had.
     asked: Vec<usize>,
+    /// How many portions each has said to have finished.
+    finished: Vec<u64>,
 }
 
 impl Groups {
     /// So many ranks, in groups of `size`.
     pub fn new(ranks: usize, size: usize) -> Self {
         let size = size.max(1);
-        Self { size, stretch: 0, given: vec![Vec::new(); ranks.div_ceil(size)], asked: vec![0; ranks] }
+        Self {
+            size,
+            stretch: 0,
+            given: vec![Vec::new(); ranks.div_ceil(size)],
+            asked: vec![0; ranks],
+            finished: vec![0; ranks],
+        }
+    }
+
+    fn first(&self, rank: usize) -> usize {
+        rank / self.size * self.size
+    }
+
+    /// A rank is lost, and its group with it: how many portions that had taken and not all of it said to have finished.
+    pub fn lose(&self, ledger: &mut Ledger, rank: usize) -> (u64, Told) {
+        ledger.lose(self.first(rank))
     }
 
     /// A rank asks: what its group was given when others of it had asked as often, or the next.
@@ -29,11 +46,19 @@ impl Groups {
             self.stretch = take.stretch;
             self.given.iter_mut().for_each(Vec::clear);
             self.asked.fill(0);
+            self.finished.fill(0);
         }
+        self.finished[rank] = take.finished;
+        let first = self.first(rank);
+        let of_group = self.finished.iter().skip(first).take(self.size).copied().min().unwrap_or(0);
+        let take = Take { finished: of_group, ..take };
         let (given, asked) = (&mut self.given[rank / self.size], &mut self.asked[rank]);
         if *asked == given.len() {
-            let told = ledger.take(rank, take);
+            // A group's portions are written down with its first rank.
+            let told = ledger.take(first, take);
             given.extend(told.into_iter().map(|(_, given)| given));
+        } else {
+            ledger.finish(first, take);
         }
         *asked += 1;
         given.get(*asked - 1).map(|&given| (rank, given)).into_iter().collect()
@@ -49,6 +74,19 @@ mod tests {
     fn one(told: Told) -> Given {
         let [(_, given)] = told[..] else { panic!("one is told") };
         given
+    }
+
+    #[test]
+    fn what_a_group_had_taken_and_one_of_it_not_finished_is_lost_once() {
+        let (mut ledger, mut groups) = (Ledger::new(4, 2), Groups::new(4, 2));
+        let mut ask = |rank, finished| {
+            let take = Take { stretch: 1, portions: 20, finished, claimed: false };
+            one(groups.take(&mut ledger, rank, take)).portion
+        };
+        assert_eq!([ask(3, 0), ask(2, 0), ask(0, 0), ask(2, 0), ask(3, 0)], [0, 0, 1, 2, 2].map(Some));
+        // Each asks for a third when it has finished the first; one has told of two by then.
+        assert_eq!([ask(3, 1), ask(2, 2)], [3, 3].map(Some));
+        assert_eq!([3, 2, 0].map(|rank| groups.lose(&mut ledger, rank).0), [2, 0, 1]);
     }
 
     proptest! {

@@ -20,7 +20,7 @@ impl Desk {
         if self.me.index() == 0 {
             self.connections[verdict.rank] = None;
             self.send_all(&Message::Lost { verdict: verdict.clone() }, |_, _| true);
-            let (portions, told) = self.ledger.lose(verdict.rank);
+            let (portions, told) = self.groups.lose(&mut self.ledger, verdict.rank);
             self.tell(told);
             let Position { step, phase, .. } = verdict.position;
             let why = verdict.to_string();
