@@ -78,8 +78,9 @@ impl Recipe for ShmAsync {
     }
 
     fn copies(&self, options: &Options) -> usize {
-        // Messages as of an elastic one, and the centre as it was read.
-        ELASTIC.copies(options) + 1
+        // Messages as of an elastic one, the centre as it was read, and the increment in the box, which is there twice while it
+        // is written anew. A server's box has the centre as often: as it is, as it becomes, and as somebody reads it.
+        ELASTIC.copies(options) + 3
     }
 
     fn refuses(&self, demands: &Demands) -> Option<String> {
