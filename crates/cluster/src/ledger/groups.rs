@@ -13,6 +13,8 @@ pub struct Groups {
     asked: Vec<usize>,
     /// How many portions each has said to have finished.
     finished: Vec<u64>,
+    /// Groups that have lost one of them, and are given nothing any more.
+    lost: Vec<bool>,
 }
 
 impl Groups {
@@ -25,6 +27,7 @@ impl Groups {
             given: vec![Vec::new(); ranks.div_ceil(size)],
             asked: vec![0; ranks],
             finished: vec![0; ranks],
+            lost: vec![false; ranks.div_ceil(size)],
         }
     }
 
@@ -33,7 +36,9 @@ impl Groups {
     }
 
     /// A rank is lost, and its group with it: how many portions that had taken and not all of it said to have finished.
-    pub fn lose(&self, ledger: &mut Ledger, rank: usize) -> (u64, Told) {
+    pub fn lose(&mut self, ledger: &mut Ledger, rank: usize) -> (u64, Told) {
+        // One alone may come back.
+        self.lost[rank / self.size] = self.size > 1;
         ledger.lose(self.first(rank))
     }
 
@@ -41,6 +46,9 @@ impl Groups {
     pub fn take(&mut self, ledger: &mut Ledger, rank: usize, take: Take) -> Told {
         if self.size == 1 || take.stretch < self.stretch {
             return ledger.take(rank, take);
+        }
+        if self.lost[rank / self.size] {
+            return vec![(rank, Given { stretch: take.stretch, portion: None, end: 0 })];
         }
         if take.stretch > self.stretch {
             self.stretch = take.stretch;
@@ -86,7 +94,10 @@ mod tests {
         assert_eq!([ask(3, 0), ask(2, 0), ask(0, 0), ask(2, 0), ask(3, 0)], [0, 0, 1, 2, 2].map(Some));
         // Each asks for a third when it has finished the first; one has told of two by then.
         assert_eq!([ask(3, 1), ask(2, 2)], [3, 3].map(Some));
-        assert_eq!([3, 2, 0].map(|rank| groups.lose(&mut ledger, rank).0), [2, 0, 1]);
+        assert_eq!(groups.lose(&mut ledger, 3).0, 2);
+        let take = Take { stretch: 1, portions: 20, finished: 2, claimed: false };
+        assert_eq!(one(groups.take(&mut ledger, 2, take)).portion, None, "nothing is given to those that are left");
+        assert_eq!([2, 0].map(|rank| groups.lose(&mut ledger, rank).0), [0, 1]);
     }
 
     proptest! {

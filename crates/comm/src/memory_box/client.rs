@@ -75,7 +75,8 @@ impl ClientOptions {
     }
 }
 
-/// A box, from outside. Threads may share it; each call has a connection for itself.
+/// A box, from outside. Threads may share it; each call has a connection for itself, as far as there are any: where memory
+/// is mapped, and with more threads than sockets, calls wait for each other, and for [`BoxClient::wait`] too.
 pub struct BoxClient {
     lines: Vec<Mutex<Line>>,
     talk: Talk,
@@ -160,6 +161,14 @@ impl BoxClient {
             Reply::Answer(Answer::No(no)) => self.refused(*no),
             _ => self.talk.violation("a reply that was not asked for"),
         }
+    }
+
+    /// The same, where data has come with it that nobody reads.
+    fn unexpected_on(&self, line: &mut Line, reply: &Reply, data: u64) -> CommError {
+        if data > 0 {
+            line.give_up();
+        }
+        self.unexpected(reply)
     }
 
     /// One of the connections: a free one if there is.
@@ -251,7 +260,7 @@ impl BoxClient {
         line.say(Message::Read { region: region.number, span }.encode())?;
         match line.reply(MESSAGE_MAX)? {
             (Reply::Data { version }, data) if data == span.bytes => line.receive(bytes).map(|()| version),
-            (other, _) => Err(self.unexpected(&other)),
+            (other, data) => Err(self.unexpected_on(&mut line, &other, data)),
         }
     }
 
@@ -311,7 +320,11 @@ impl BoxClient {
             for (_, piece) in share {
                 match line.reply(MESSAGE_MAX)? {
                     (Reply::Data { .. }, data) if data == piece.len() as u64 => line.receive(piece)?,
-                    (other, _) => return Err(self.unexpected(&other)),
+                    (other, _) => {
+                        // Replies to what else was asked for are still to come.
+                        line.give_up();
+                        return Err(self.unexpected(&other));
+                    }
                 }
             }
             Ok(())
@@ -363,7 +376,10 @@ impl BoxClient {
                 self.land_divided(draft, span, bytes)?;
                 span.bytes
             };
-            return self.ask_version(Ask::Commit { draft, bytes: landed, scale });
+            return self.ask_version(Ask::Commit { draft, bytes: landed, scale }).inspect_err(|_| {
+                // It may be gone with the box.
+                let _ = self.close(draft);
+            });
         }
         let mut line = self.line();
         let message = Message::Write { region: region.number, span, scale }.encode();

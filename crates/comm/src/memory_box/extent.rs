@@ -12,6 +12,8 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
+use rustix::io::retry_on_intr;
+
 use super::state::{How, Job};
 use super::talk::Span;
 use crate::transport::shm::memory::Memory;
@@ -78,7 +80,7 @@ impl Extent {
     pub fn ensure(&self, places: &[u32], page: u64) -> rustix::io::Result<()> {
         let all = Span { at: 0, bytes: places.len() as u64 * page };
         for (start, length) in runs(places, page, all) {
-            fallocate(&self.file, FallocateFlags::empty(), start as u64, length as u64)?;
+            retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), start as u64, length as u64))?;
         }
         Ok(())
     }

@@ -42,6 +42,7 @@ pub(super) struct Line {
     looks: Option<OwnedFd>,
     decoder: Decoder,
     sent: u64,
+    is_broken: bool,
     room: Vec<u8>,
     pub talk: Talk,
     pub stop: Stop,
@@ -67,7 +68,7 @@ impl Line {
         stream.set_timeouts(SLICE_MAX).map_err(|error| talk.gone(error))?;
         let decoder = Decoder::new(DATA_BYTES_MAX as u32 + 64);
         let looks = stream.looks().filter(|_| cores::online() > 1);
-        Ok(Self { stream, local, looks, decoder, sent: 0, room: Vec::new(), talk, stop })
+        Ok(Self { stream, local, looks, decoder, sent: 0, is_broken: false, room: Vec::new(), talk, stop })
     }
 
     pub const fn is_local(&self) -> bool {
@@ -78,7 +79,24 @@ impl Line {
         Wait::new(MESSAGE_MAX, &self.stop)
     }
 
+    /// What was given up in the middle leaves the two ends at different messages.
     fn write(&mut self, bytes: &[u8], wait: &Wait) -> Result<(), CommError> {
+        self.check()?;
+        let written = self.write_all(bytes, wait);
+        self.is_broken |= written.is_err();
+        written
+    }
+
+    fn check(&self) -> Result<(), CommError> {
+        if self.is_broken { Err(self.talk.gone("a call before was given up")) } else { Ok(()) }
+    }
+
+    /// The other end has said something else than was expected, so that nothing can be expected any more.
+    pub fn give_up(&mut self) {
+        self.is_broken = true;
+    }
+
+    fn write_all(&mut self, bytes: &[u8], wait: &Wait) -> Result<(), CommError> {
         let mut written = 0;
         while written < bytes.len() {
             match self.stream.write(&bytes[written..]) {
@@ -92,6 +110,13 @@ impl Line {
     }
 
     fn read(&mut self, bytes: &mut [u8], wait: &Wait) -> Result<(), CommError> {
+        self.check()?;
+        let read = self.read_all(bytes, wait);
+        self.is_broken |= read.is_err();
+        read
+    }
+
+    fn read_all(&mut self, bytes: &mut [u8], wait: &Wait) -> Result<(), CommError> {
         let mut filled = 0;
         while filled < bytes.len() {
             match self.stream.read(&mut bytes[filled..]) {

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
+use rustix::io::retry_on_intr;
 
 /// What is kept for regions to come.
 #[derive(Debug)]
@@ -34,7 +35,7 @@ impl Pool {
         if wanted < self.kept {
             ftruncate(&self.file, wanted)?;
         } else if wanted > self.kept {
-            fallocate(&self.file, FallocateFlags::empty(), self.kept, wanted - self.kept)?;
+            retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), self.kept, wanted - self.kept))?;
         }
         self.kept = wanted;
         Ok(())

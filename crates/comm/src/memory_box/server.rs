@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use paceline_system::clock::Clock;
-use paceline_system::{entropy, threads};
+use paceline_system::{clock, entropy, threads};
 
 use super::extent::Extent;
 use super::line::Line;
@@ -26,6 +26,8 @@ use crate::wait::Wait;
 use crate::wire::lobby::{Greeted, lengthen_queue};
 use crate::wire::stream::{Stream, Talk};
 use crate::wire::{Lobby, Role, Socket, Tls};
+
+use rustix::net::sockopt;
 
 mod connection;
 #[cfg(test)]
@@ -97,18 +99,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     /// Has the state machine decide, and leaves what follows with those who do it.
     fn step(&self, event: Event) {
-        let (actions, used) = {
-            let mut state = locked(&self.state);
-            (state.step(event, self.clock.now()), state.usage().used)
-        };
+        let actions = locked(&self.state).step(event, self.clock.now());
         for action in actions {
             let call = match &action {
                 Action::Answer(call, _) | Action::Run(call, _) => *call,
                 Action::Discard(region) => {
                     let freed = locked(&self.extents).remove(region);
                     drop(freed);
-                    // What the system does not give again is missing in advance only.
-                    let _ = locked(&self.pool).settle(used);
+                    self.settle();
                     continue;
                 }
             };
@@ -120,15 +118,22 @@ impl Shared {
         }
     }
 
+    /// What is kept in advance follows what is used.
+    fn settle(&self) {
+        let mut pool = locked(&self.pool);
+        let used = locked(&self.state).usage().used;
+        // What the system does not give again is missing in advance only.
+        let _ = pool.settle(used);
+    }
+
     fn extent(&self, region: u64) -> Option<Arc<Extent>> {
         locked(&self.extents).get(&region).map(Arc::clone)
     }
 
     /// Has the system give memory for places.
     fn ensure(&self, extent: &Extent, places: &[u32], page: u64) -> Result<(), No> {
-        let used = locked(&self.state).usage().used;
         // The pool shrinks first, so that what it had kept is there for these.
-        let _ = locked(&self.pool).settle(used);
+        self.settle();
         extent.ensure(places, page).map_err(|_| No::Memory)
     }
 
@@ -224,6 +229,7 @@ impl BoxServer {
         let prepare = |stream: TcpStream| {
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
+            keep_alive(&stream)?;
             Socket::accepted(stream, self.tls.as_ref())
         };
         loop {
@@ -235,6 +241,8 @@ impl BoxServer {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
                     lobby.make_way();
+                    // It stays as it is for a while, where descriptors have run out.
+                    clock::sleep(LOOK);
                     return report(&format!("a connection could not be accepted: {error}"));
                 }
             }
@@ -252,6 +260,8 @@ impl BoxServer {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) => {
                     lobby.make_way();
+                    // It stays as it is for a while, where descriptors have run out.
+                    clock::sleep(LOOK);
                     return report(&format!("a connection could not be accepted: {error}"));
                 }
             }
@@ -280,15 +290,29 @@ impl BoxServer {
         let line = Line::new(stream, files, (talk, self.shared.stop.clone())).map_err(|error| error.to_string())?;
         let (shared, open) = (Arc::clone(&self.shared), Arc::clone(&self.connections));
         open.fetch_add(1, Ordering::SeqCst);
+        let place = Place(open);
         let work = move || {
             // Whoever is gone or talks nonsense loses its connection, and what it held; nobody else minds.
             let _ = Connection::run(line, &shared);
-            open.fetch_sub(1, Ordering::SeqCst);
+            drop(place);
         };
-        let spawned = threads::spawn("memory box", work).map(drop);
-        spawned.map_err(|error| {
-            self.connections.fetch_sub(1, Ordering::SeqCst);
-            format!("no thread for a connection: {error}")
-        })
+        threads::spawn("memory box", work).map(drop).map_err(|error| format!("no thread for a connection: {error}"))
+    }
+}
+
+/// Has the system ask now and then whether the other end is still there: one that lost its power says nothing.
+fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    Ok(sockopt::set_tcp_keepcnt(stream, 6)?)
+}
+
+/// A connection that is counted until it ends, however it does.
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }

@@ -31,6 +31,12 @@ pub const VERSIONS_MAX: u64 = 8;
 /// Views and drafts that a client may hold.
 const HELD_MAX: usize = 1024;
 
+/// How long a commit waits for bytes that travel by other connections.
+const LANDING_MAX: Duration = Duration::from_secs(60);
+
+/// The longest region: its places, mapped, fit what a process may address.
+const REGION_BYTES_MAX: u64 = 1 << 43;
+
 /// Changes and watches that wait, of all clients.
 const WAITING_MAX: usize = 1 << 16;
 
@@ -60,8 +66,8 @@ pub enum Event {
     Left(Client),
     /// It asks for something.
     Asked(Client, Call, Ask),
-    /// So many bytes of a draft have come in.
-    Landed(Client, u64, u64),
+    /// Somebody no longer reads a view, or fills a draft, of which so many bytes more have come in.
+    Done(Client, u64, u64),
     /// What a job says has been done.
     Computed(Call),
     /// It could not be: there is no memory for it.
@@ -129,6 +135,10 @@ struct Held {
     places: Arc<[u32]>,
     /// Bytes that have come in, of a draft.
     landed: u64,
+    /// How many connections and jobs are at it: as long as there are any, its places are nobody else's.
+    users: u32,
+    /// Whether it is given back when they are through.
+    closes: bool,
 }
 
 /// A change that was asked for and has not become the pages.
@@ -153,6 +163,8 @@ struct Waiting {
     draft: u64,
     bytes: u64,
     scale: Option<f32>,
+    /// Not longer than this.
+    until: Duration,
 }
 
 /// One who waits for a version.
@@ -225,15 +237,24 @@ impl MemoryBox {
         self.regions.get(&region)
     }
 
-    /// The places of a client's view or draft, and the bytes of a page.
-    pub fn held(&self, client: Client, number: u64) -> Option<(u64, Span, Arc<[u32]>)> {
-        let held = self.views.get(&number).or_else(|| self.drafts.get(&number))?;
-        (held.client == client).then(|| (held.region, held.span, Arc::clone(&held.places)))
+    /// The places of a client's view, or of its draft, for somebody who looks at them, or fills them, until it says
+    /// [`Event::Done`].
+    pub fn enter(&mut self, client: Client, number: u64, is_draft: bool) -> Option<(u64, Span, Arc<[u32]>)> {
+        let all = if is_draft { &mut self.drafts } else { &mut self.views };
+        let held = all.get_mut(&number).filter(|held| held.client == client && !held.closes)?;
+        held.users += 1;
+        Some((held.region, held.span, Arc::clone(&held.places)))
     }
 
-    /// Whether a number is that of a client's draft.
-    pub fn is_draft(&self, client: Client, number: u64) -> bool {
-        self.drafts.get(&number).is_some_and(|held| held.client == client)
+    fn leave_held(&mut self, client: Client, number: u64, landed: u64) {
+        let is_draft = self.drafts.contains_key(&number);
+        let all = if is_draft { &mut self.drafts } else { &mut self.views };
+        let Some(held) = all.get_mut(&number).filter(|held| held.client == client) else { return };
+        held.users = held.users.saturating_sub(1);
+        held.landed += landed;
+        if held.closes && held.users == 0 {
+            if is_draft { self.drop_draft(number) } else { self.close_view(number) }
+        }
     }
 
     /// Whether a client has the key of a region.
@@ -251,18 +272,14 @@ impl MemoryBox {
                     self.actions.push(Action::Answer(call, answer));
                 }
             }
-            Event::Landed(client, draft, bytes) => {
-                if let Some(held) = self.drafts.get_mut(&draft).filter(|held| held.client == client) {
-                    held.landed += bytes;
-                }
-                self.begin_commits();
-            }
+            Event::Done(client, number, landed) => self.leave_held(client, number, landed),
             Event::Computed(call) => self.install(call),
             Event::Failed(call) => self.fail(call),
             Event::Passed => {}
         }
-        self.answer_watches(now);
+        self.begin_commits(now);
         self.begin_changes();
+        self.answer_watches(now);
         std::mem::take(&mut self.actions)
     }
 
@@ -296,8 +313,7 @@ impl MemoryBox {
                 if scale.is_some() && !held.span.is_of_floats() {
                     return Err(No::Outside);
                 }
-                self.waiting.push(Waiting { call, client, draft, bytes, scale });
-                self.begin_commits();
+                self.waiting.push(Waiting { call, client, draft, bytes, scale, until: now + LANDING_MAX });
                 return Ok(None);
             }
             Ask::Accumulate { target, source, from, scale } => {
@@ -307,7 +323,8 @@ impl MemoryBox {
             Ask::Count { at, .. } if !at.is_multiple_of(8) => return Err(No::Outside),
             Ask::Count { region, at, by } => {
                 let span = Span { at, bytes: 8 };
-                let draft = self.places(client, region, span)?;
+                self.own(client, region)?.page_range(span).ok_or(No::Outside)?;
+                let draft = Arc::from([]);
                 let how = How::Count(by);
                 self.changes.push_back(Change { call, client, region, span, draft, how, source: None, runs: false });
                 return Ok(None);
@@ -342,8 +359,13 @@ impl MemoryBox {
         if self.keys.contains_key(&key.name) {
             return Err(No::Taken);
         }
-        if bytes == 0 || bytes > limits.bytes_max || self.regions.len() >= limits.regions_max {
+        let room = limits.bytes_max.min(REGION_BYTES_MAX).saturating_sub(self.used);
+        if bytes == 0 || bytes > room || self.regions.len() >= limits.regions_max {
             return Err(No::Full);
+        }
+        let made = self.clients.get(&client).map_or(0, |guest| guest.bytes);
+        if made.saturating_add(bytes) > limits.client_bytes_max {
+            return Err(No::Quota);
         }
         let region = Region::new(key, bytes, client, keeps);
         if self.used + region.allocated() > limits.bytes_max {
@@ -351,9 +373,6 @@ impl MemoryBox {
         }
         let number = self.name();
         let guest = self.clients.get_mut(&client).ok_or(No::Stranger)?;
-        if guest.bytes + bytes > limits.client_bytes_max {
-            return Err(No::Quota);
-        }
         guest.bytes += bytes;
         guest.regions.insert(number);
         self.used += region.allocated();
@@ -406,7 +425,7 @@ impl MemoryBox {
         }
         guest.held += 1;
         let number = self.name();
-        let held = Held { client, region, span, places: Arc::clone(&places), landed: 0 };
+        let held = Held { client, region, span, places: Arc::clone(&places), landed: 0, users: 0, closes: false };
         if is_view {
             self.regions.get_mut(&region).ok_or(No::Unknown)?.pin(&places);
             self.views.insert(number, held);
@@ -429,14 +448,13 @@ impl MemoryBox {
     }
 
     fn close(&mut self, client: Client, number: u64) -> Result<Answer, No> {
-        let is_own = |held: &Held| held.client == client;
-        if self.views.get(&number).is_some_and(is_own) {
-            self.close_view(number);
-        } else if self.drafts.get(&number).is_some_and(is_own) {
-            self.drop_draft(number);
-            self.begin_commits();
-        } else {
-            return Err(No::Unknown);
+        let is_draft = self.drafts.contains_key(&number);
+        let all = if is_draft { &mut self.drafts } else { &mut self.views };
+        let held = all.get_mut(&number).filter(|held| held.client == client).ok_or(No::Unknown)?;
+        match held.users {
+            0 if is_draft => self.drop_draft(number),
+            0 => self.close_view(number),
+            _ => held.closes = true,
         }
         Ok(Answer::Done { version: 0 })
     }

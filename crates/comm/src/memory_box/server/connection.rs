@@ -11,8 +11,8 @@ use super::super::state::{How, Job};
 use super::super::talk::{Message, Reply, Span};
 use super::{Action, Answer, Ask, CALL_BITS, Call, Client, CommError, Event, Mailbox, No, Shared, locked};
 
-/// How long a connection may be silent.
-const SILENT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// A connection may be silent for as long as the other end is there, which the system looks after (`server.rs`).
+const SILENT_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// How long somebody is kept waiting for places while all versions are looked at.
 const BUSY_MAX: Duration = Duration::from_secs(10);
@@ -140,7 +140,8 @@ impl<'a> Connection<'a> {
         let began = self.shared.clock.now();
         loop {
             let answer = self.ask(ask);
-            if answer != Answer::No(No::Busy) || self.shared.clock.now() > began + BUSY_MAX {
+            let is_over = self.shared.clock.now() > began + BUSY_MAX || self.shared.stop.reason().is_some();
+            if answer != Answer::No(No::Busy) || is_over {
                 return answer;
             }
             clock::sleep(Duration::from_millis(1));
@@ -150,6 +151,7 @@ impl<'a> Connection<'a> {
     fn decide(&mut self, ask: Ask) -> Result<(), CommError> {
         let answer = match ask {
             Ask::Create { .. } => self.create(ask),
+            Ask::Attach { .. } => self.attach(ask),
             Ask::Draft { region, span } => self.draft(region, span).map_or_else(Answer::No, |(answer, _)| answer),
             Ask::Accumulate { .. } | Ask::Count { .. } => self.ask_patiently(ask),
             _ => self.ask(ask),
@@ -174,13 +176,32 @@ impl<'a> Connection<'a> {
             let extent = Extent::create(bytes).ok()?;
             self.shared.ensure(&extent, &places, page).ok()?;
             locked(&self.shared.extents).insert(region, Arc::new(extent));
-            Some(())
+            // Somebody else with the key may have freed it meanwhile.
+            let is_there = locked(&self.shared.state).region(region).is_some();
+            if !is_there {
+                locked(&self.shared.extents).remove(&region);
+            }
+            is_there.then_some(())
         };
         if made().is_some() {
             return answer;
         }
         self.ask(Ask::Free { region });
         Answer::No(No::Memory)
+    }
+
+    /// A region that another is making may be known before its memory is there.
+    fn attach(&mut self, ask: Ask) -> Answer {
+        let answer = self.ask(ask);
+        let Answer::Region { region, .. } = answer else { return answer };
+        while self.shared.extent(region).is_none() {
+            let is_there = locked(&self.shared.state).region(region).is_some();
+            if !is_there || self.shared.stop.reason().is_some() {
+                return Answer::No(No::Unknown);
+            }
+            clock::sleep(Duration::from_millis(1));
+        }
+        answer
     }
 
     /// Places to write to, and that they are there.
@@ -224,8 +245,13 @@ impl<'a> Connection<'a> {
         let Answer::Held { number, version, places } = answer else {
             return self.line.say(Reply::Answer(answer).encode());
         };
-        let sent = match self.places(region, span, &places) {
-            Ok(places) => self.send(&places, span, version),
+        drop(places);
+        let sent = match self.enter(number, false) {
+            Ok(places) => {
+                let sent = self.send(&places, span, version);
+                self.done(number, 0);
+                sent
+            }
             Err(no) => self.refuse(no),
         };
         self.ask(Ask::Close { held: number });
@@ -249,8 +275,15 @@ impl<'a> Connection<'a> {
             }
         };
         let Answer::Held { number, .. } = answer else { return self.refuse(No::Unknown) };
+        drop(places);
+        let Ok(places) = self.enter(number, true) else {
+            self.line.skip(data)?;
+            return self.refuse(No::Unknown);
+        };
         let Self { line, .. } = self;
-        if let Err(error) = places.fill(span, |bytes| line.receive(bytes)).unwrap_or(Ok(())) {
+        let filled = places.fill(span, |bytes| line.receive(bytes)).unwrap_or(Ok(()));
+        self.done(number, 0);
+        if let Err(error) = filled {
             self.ask(Ask::Close { held: number });
             return Err(error);
         }
@@ -261,42 +294,36 @@ impl<'a> Connection<'a> {
         self.line.say(Reply::Answer(answer).encode())
     }
 
-    /// A view's or a draft's places.
-    fn held(&self, number: u64, is_draft: bool) -> Result<Places, No> {
-        let (region, span, places) = {
-            let state = locked(&self.shared.state);
-            let held = state.held(self.client, number).ok_or(No::Unknown)?;
-            if state.is_draft(self.client, number) != is_draft {
-                return Err(No::Unknown);
-            }
-            held
-        };
-        self.places(region, span, &places)
+    /// A view's or a draft's places, which stay what they are until this connection is through with them.
+    fn enter(&self, number: u64, is_draft: bool) -> Result<Places, No> {
+        let entered = locked(&self.shared.state).enter(self.client, number, is_draft);
+        let (region, span, places) = entered.ok_or(No::Unknown)?;
+        self.places(region, span, &places).inspect_err(|_| self.done(number, 0))
+    }
+
+    fn done(&self, number: u64, landed: u64) {
+        self.shared.step(Event::Done(self.client, number, landed));
     }
 
     fn look(&mut self, number: u64, span: Span) -> Result<(), CommError> {
-        let places = self.held(number, false).and_then(|places| {
-            let fits = span.bytes <= DATA_BYTES_MAX && places.look(span, |_| Ok::<(), ()>(())).is_some();
-            fits.then_some(places).ok_or(No::Outside)
-        });
-        match places {
-            Ok(places) => self.send(&places, span, 0),
-            Err(no) => self.refuse(no),
-        }
+        let places = match self.enter(number, false) {
+            Ok(places) => places,
+            Err(no) => return self.refuse(no),
+        };
+        let fits = span.bytes <= DATA_BYTES_MAX && places.look(span, |_| Ok::<(), ()>(())).is_some();
+        let sent = if fits { self.send(&places, span, 0) } else { self.refuse(No::Outside) };
+        self.done(number, 0);
+        sent
     }
 
     /// Nothing is answered: who commits hears of what went wrong.
     fn land(&mut self, number: u64, span: Span, data: u64) -> Result<(), CommError> {
-        let Some(places) = self.held(number, true).ok().filter(|_| data == span.bytes) else {
-            return self.line.skip(data);
-        };
+        let Ok(places) = self.enter(number, true) else { return self.line.skip(data) };
         let Self { line, .. } = self;
-        match places.fill(span, |bytes| line.receive(bytes)) {
-            Some(landed) => landed?,
-            None => return self.line.skip(data),
-        }
-        self.shared.step(Event::Landed(self.client, number, data));
-        Ok(())
+        let filled = if data == span.bytes { places.fill(span, |bytes| line.receive(bytes)) } else { None };
+        let landed = if matches!(filled, Some(Ok(()))) { data } else { 0 };
+        self.done(number, landed);
+        filled.unwrap_or_else(|| self.line.skip(data))
     }
 
     /// Hands a region's memory itself to a client on this host that has its key.

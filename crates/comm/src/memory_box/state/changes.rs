@@ -1,21 +1,27 @@
 //! Changes, one after the other where they touch the same pages: from what was asked to what the pages become.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::super::talk::{Answer, No, Span};
 use super::{Action, Call, Change, Client, Held, How, Job, MemoryBox, Waiting};
 
 impl MemoryBox {
-    /// Makes changes of the drafts that are whole.
-    pub(super) fn begin_commits(&mut self) {
+    /// Makes changes of the drafts that are whole, and that nobody fills any more.
+    pub(super) fn begin_commits(&mut self, now: Duration) {
         for waiting in std::mem::take(&mut self.waiting) {
-            let Waiting { call, client, draft, bytes, scale } = waiting;
+            let Waiting { call, client, draft, bytes, scale, until } = waiting;
             let Some(held) = self.drafts.get(&draft) else {
                 self.actions.push(Action::Answer(call, Answer::No(No::Unknown)));
                 continue;
             };
-            if held.landed < bytes {
+            if held.users > 0 || (held.landed < bytes && now < until) {
                 self.waiting.push(waiting);
+                continue;
+            }
+            if held.landed < bytes || held.closes {
+                self.drop_draft(draft);
+                self.actions.push(Action::Answer(call, Answer::No(No::Unknown)));
                 continue;
             }
             let how = scale.map_or(How::Replace, How::Add);
@@ -48,7 +54,9 @@ impl MemoryBox {
         if !span.is_of_floats() || !from.is_of_floats() {
             return Err(No::Outside);
         }
-        let draft = self.places(client, target, span)?;
+        self.own(client, target)?.page_range(span).ok_or(No::Outside)?;
+        // So are the places for what they become.
+        let draft = Arc::from([]);
         let how = How::Accumulate { source, span: from, places: Arc::from([]), page, scale };
         let region = target;
         self.changes.push_back(Change { call, client, region, span, draft, how, source: None, runs: false });
@@ -76,25 +84,30 @@ impl MemoryBox {
 
     /// Whether the change at an index is still there.
     fn begin(&mut self, index: usize) -> bool {
-        let Change { call, client, region, span, ref draft, ref how, .. } = self.changes[index];
-        let (draft, mut how) = (Arc::clone(draft), how.clone());
-        let gone = match self.regions.get(&region) {
-            Some(found) if !found.is_freed => None,
-            _ => Some(No::Unknown),
-        };
-        if let (None, How::Accumulate { source, span, places, .. }) = (gone, &mut how) {
+        let Change { call, client, region, span, ref how, .. } = self.changes[index];
+        let mut how = how.clone();
+        if self.regions.get(&region).is_none_or(|found| found.is_freed) {
+            return self.refuse(index, No::Unknown);
+        }
+        if self.changes[index].draft.is_empty() {
+            match self.places(client, region, span) {
+                Ok(places) => self.changes[index].draft = places,
+                Err(no) => return self.refuse(index, no),
+            }
+        }
+        if let How::Accumulate { source, span, places, .. } = &mut how {
             match self.open(client, *source, *span) {
                 Ok(Answer::Held { number, places: found, .. }) => {
                     *places = found;
                     self.changes[index].source = Some(number);
+                    // Its client cannot close what it has not opened.
+                    self.views.get_mut(&number).iter_mut().for_each(|held| held.users = 1);
                 }
                 Ok(_) => {}
                 Err(no) => return self.refuse(index, no),
             }
         }
-        if let Some(no) = gone {
-            return self.refuse(index, no);
-        }
+        let draft = Arc::clone(&self.changes[index].draft);
         let found = &self.regions[&region];
         let pages = found.pages_of(span).unwrap_or_else(|| Arc::from([]));
         let places = pages.iter().copied().zip(draft.iter().copied()).collect();
@@ -121,14 +134,15 @@ impl MemoryBox {
     pub(super) fn install(&mut self, call: Call) {
         let Some(index) = self.changes.iter().position(|change| change.call == call && change.runs) else { return };
         let Some(change) = self.changes.remove(index) else { return };
-        if let Some(view) = change.source {
-            self.close_view(view);
-        }
         let Some(region) = self.regions.get_mut(&change.region) else { return };
         region.replace(change.span, &change.draft);
         region.version += 1;
         let version = region.version;
         self.actions.push(Action::Answer(call, Answer::Done { version }));
+        // The region itself may be what was added, and be given back with the last that holds it.
+        if let Some(view) = change.source {
+            self.close_view(view);
+        }
         self.reap(change.region);
     }
 

@@ -33,6 +33,7 @@ enum Doing {
         view: u64,
         version: u64,
         cells: Vec<(u64, u32)>,
+        closed: bool,
     },
     /// Cells of a draft that it has not written.
     Writes {
@@ -42,6 +43,7 @@ enum Doing {
         cells: Vec<(u64, u32)>,
         adds: bool,
         value: u64,
+        asked: bool,
     },
     /// It has asked for a change, and what that is.
     Waits,
@@ -188,12 +190,15 @@ impl World {
                 Doing::Idle
             }
             (Ask::Open { region, span }, Answer::Held { number, version, places }) => {
-                Doing::Reads { region, view: *number, version: *version, cells: Self::cells(span, places) }
+                self.state.enter(client, *number, false);
+                let cells = Self::cells(span, places);
+                Doing::Reads { region, view: *number, version: *version, cells, closed: false }
             }
             (Ask::Draft { region, span }, Answer::Held { number, places, .. }) => {
                 let (adds, value) = (self.random.chance(0.5), self.random.next_u64() >> 32);
+                self.state.enter(client, *number, true);
                 let cells = Self::cells(span, places);
-                Doing::Writes { region, draft: *number, span, cells, adds, value }
+                Doing::Writes { region, draft: *number, span, cells, adds, value, asked: false }
             }
             (Ask::Commit { .. } | Ask::Accumulate { .. } | Ask::Count { .. }, Answer::Done { version }) => {
                 self.changes += 1;
@@ -220,28 +225,43 @@ impl World {
         match self.clients.insert(client, Doing::Waits).unwrap() {
             Doing::Waits => {}
             Doing::Idle => self.ask_something(client),
-            Doing::Reads { region, view, version, mut cells } => {
-                let Some((cell, place)) = cells.pop() else {
-                    self.reads += 1;
-                    self.ask(client, Ask::Close { held: view });
-                    return;
-                };
-                if let Some(history) = self.history.get(&region) {
-                    let expected = history[version as usize][cell as usize];
-                    assert_eq!(*self.cell(region, place, cell), expected, "cell {cell} of version {version}");
-                }
-                self.clients.insert(client, Doing::Reads { region, view, version, cells });
-            }
-            Doing::Writes { region, draft, span, mut cells, adds, value } => {
+            Doing::Reads { region, view, version, mut cells, closed } => {
                 if let Some((cell, place)) = cells.pop() {
-                    *self.cell(region, place, cell) = value + cell;
-                    self.clients.insert(client, Doing::Writes { region, draft, span, cells, adds, value });
+                    if let Some(history) = self.history.get(&region) {
+                        let expected = history[version as usize][cell as usize];
+                        assert_eq!(*self.cell(region, place, cell), expected, "cell {cell} of version {version}");
+                    }
+                    // Another connection of the client may close it while this one reads.
+                    let closes = !closed && self.random.chance(0.1);
+                    if closes {
+                        self.ask(client, Ask::Close { held: view });
+                    }
+                    self.clients
+                        .insert(client, Doing::Reads { region, view, version, cells, closed: closed || closes });
                     return;
                 }
-                let written =
-                    (span.at / CELL..(span.at + span.bytes) / CELL).map(|cell| (cell, value + cell)).collect();
-                self.effects.insert(self.next + 1, (region, written, adds));
-                self.ask(client, Ask::Commit { draft, bytes: 0, scale: adds.then_some(1.0) });
+                self.reads += 1;
+                self.clients.insert(client, Doing::Idle);
+                self.event(Event::Done(client, view, 0));
+                if !closed {
+                    self.ask(client, Ask::Close { held: view });
+                }
+            }
+            Doing::Writes { region, draft, span, mut cells, adds, value, asked } => {
+                let left = cells.pop();
+                // Another connection may ask for the commit while this one writes.
+                let asks = !asked && (left.is_none() || self.random.chance(0.1));
+                if asks {
+                    let all = span.at / CELL..(span.at + span.bytes) / CELL;
+                    self.effects.insert(self.next + 1, (region, all.map(|cell| (cell, value + cell)).collect(), adds));
+                    self.ask(client, Ask::Commit { draft, bytes: 0, scale: adds.then_some(1.0) });
+                }
+                let Some((cell, place)) = left else {
+                    return self.event(Event::Done(client, draft, 0));
+                };
+                *self.cell(region, place, cell) = value + cell;
+                let asked = asked || asks;
+                self.clients.insert(client, Doing::Writes { region, draft, span, cells, adds, value, asked });
             }
         }
     }
@@ -259,7 +279,7 @@ impl World {
         let ask = match self.below(20) {
             0 | 1 => Ask::Create { key: key(number), bytes: PAGES * PAGE_BYTES, keeps: false },
             2..=5 => Ask::Attach { key: key(number) },
-            6 if self.random.chance(0.1) => Ask::Free { region },
+            6 if self.random.chance(0.3) => Ask::Free { region },
             6..=10 => Ask::Open { region, span },
             11..=15 => Ask::Draft { region, span },
             16 => Ask::Notify { region: 0 },
@@ -296,9 +316,16 @@ impl World {
                 _ => {}
             }
         }
-        while !self.running.is_empty() {
-            self.compute(0);
+        let left = |doing: &Doing| matches!(doing, Doing::Reads { .. } | Doing::Writes { .. });
+        while !self.running.is_empty() || self.clients.values().any(left) {
+            if !self.running.is_empty() {
+                self.compute(0);
+            }
+            let busy = self.clients.iter().find(|(_, doing)| left(doing)).map(|(client, _)| *client);
+            busy.into_iter().for_each(|client| self.act(client));
         }
+        let unanswered = self.calls.iter().filter(|(_, (client, _))| self.clients.contains_key(client));
+        assert_eq!(unanswered.count(), 0, "whoever asks is answered");
         let clients: Vec<Client> = self.clients.keys().copied().collect();
         self.clients.clear();
         clients.into_iter().for_each(|client| self.event(Event::Left(client)));

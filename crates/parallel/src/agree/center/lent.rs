@@ -127,12 +127,11 @@ impl Borrowed {
         lending: &Lending,
         (rank, layout): (Rank, &Layout),
         rate: f32,
-        told: impl Fn(usize) -> Whereabouts,
+        told: impl Fn(usize) -> (Whereabouts, Rank),
     ) -> Result<Self, CommError> {
         let mut parts = Vec::new();
         for server in 0..layout.roles.servers {
-            let (whereabouts, range) = (told(server), layout.part(server));
-            let at = layout.roles.server(server);
+            let ((whereabouts, at), range) = (told(server), layout.part(server));
             let find = || {
                 let client = Arc::new(lending.connect(rank, &whereabouts)?);
                 let bytes = 4 * range.len().max(1) as u64;

@@ -237,7 +237,10 @@ impl Carrier {
         let list: Vec<Transfer> = (0..roles.servers).filter_map(of).collect();
         self.communicator.exchange(&list, self.tag, &mut words)?;
         let Some((lending, rate)) = &self.lent else { return Ok(()) };
-        let told = |server: usize| Whereabouts::from_words(&words.as_chunks::<WHEREABOUTS>().0[server]);
+        let told = |server: usize| {
+            let rank = self.communicator.world_rank(roles.server(server));
+            (Whereabouts::from_words(&words.as_chunks::<WHEREABOUTS>().0[server]), rank)
+        };
         self.borrowed = Some(Borrowed::find(
             lending,
             (self.communicator.world_rank(self.communicator.rank()), &self.layout),

@@ -163,7 +163,8 @@ impl<'a> Server<'a> {
             Opening::States | Opening::Optimizer => {}
         })?;
         if let Some(lending) = self.lending.take() {
-            self.lent = Some(Lent::start(self.communicator.rank(), &lending, &self.held.center)?);
+            self.lent =
+                Some(Lent::start(self.communicator.world_rank(self.communicator.rank()), &lending, &self.held.center)?);
         }
         Ok(())
     }
@@ -396,7 +397,8 @@ impl<'a> Server<'a> {
     }
 
     fn violation(&self, worker: usize, what: &str) -> CommError {
-        let (rank, peer) = (self.communicator.rank(), Party::from(Rank::at(worker)));
+        let of_world = |rank| self.communicator.world_rank(rank);
+        let (rank, peer) = (of_world(self.communicator.rank()), Party::from(of_world(Rank::at(worker))));
         CommError::Protocol { rank, peer, phase: PHASE, what: what.to_owned() }
     }
 }
