@@ -5,8 +5,9 @@
 //! done with places that an answer of the box or a job has named, which its callers are handed here.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -24,6 +25,8 @@ pub(super) struct Extent {
     memory: Memory,
     file: OwnedFd,
     bytes: u64,
+    /// Places that the system has given memory for, which stay as long as the region.
+    ensured: Mutex<BTreeSet<u32>>,
 }
 
 fn seals() -> SealFlags {
@@ -55,7 +58,7 @@ impl Extent {
         ftruncate(&file, bytes)?;
         fcntl_add_seals(&file, seals())?;
         let memory = Memory::map(&file, 0, bytes as usize)?;
-        Ok(Self { memory, file, bytes })
+        Ok(Self { memory, file, bytes, ensured: Mutex::default() })
     }
 
     /// The memory that a box has sent: mapped only if it cannot shrink, since touching what is gone would end this process.
@@ -63,7 +66,7 @@ impl Extent {
         let sealed = fcntl_get_seals(&file).is_ok_and(|found| found.contains(seals()));
         let whole = fstat(&file).is_ok_and(|about| about.st_size as u64 == bytes && bytes > 0);
         let memory = (sealed && whole).then(|| Memory::map(&file, 0, bytes as usize).ok()).flatten()?;
-        Some(Self { memory, file, bytes })
+        Some(Self { memory, file, bytes, ensured: Mutex::default() })
     }
 
     /// To be handed over.
@@ -78,10 +81,13 @@ impl Extent {
 
     /// Has the system give memory for places now, rather than end the process when they are touched.
     pub fn ensure(&self, places: &[u32], page: u64) -> rustix::io::Result<()> {
-        let all = Span { at: 0, bytes: places.len() as u64 * page };
-        for (start, length) in runs(places, page, all) {
+        let mut ensured = self.ensured.lock().unwrap_or_else(PoisonError::into_inner);
+        let new: Vec<u32> = places.iter().copied().filter(|place| !ensured.contains(place)).collect();
+        let all = Span { at: 0, bytes: new.len() as u64 * page };
+        for (start, length) in runs(&new, page, all) {
             retry_on_intr(|| fallocate(&self.file, FallocateFlags::empty(), start as u64, length as u64))?;
         }
+        ensured.extend(new);
         Ok(())
     }
 }
