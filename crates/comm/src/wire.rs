@@ -4,6 +4,7 @@ pub mod frame;
 pub mod framed;
 pub mod hello;
 pub mod lobby;
+pub(crate) mod passing;
 pub mod socket;
 pub mod stream;
 pub mod tls;

@@ -107,7 +107,7 @@ impl Places {
     pub fn new(extent: &Arc<Extent>, page: u64, span: Span, places: &Arc<[u32]>) -> Option<Self> {
         let end = span.at.checked_add(span.bytes)?;
         let pages = end.div_ceil(page) - span.at / page;
-        let inside = |&place: &u32| (u64::from(place) + 1) * page <= extent.bytes;
+        let inside = |&place: &u32| (u64::from(place) + 1).checked_mul(page).is_some_and(|end| end <= extent.bytes);
         let fits = pages == places.len() as u64 && places.iter().all(inside);
         fits.then(|| Self { extent: Arc::clone(extent), page, span, places: Arc::clone(places) })
     }

@@ -1,24 +1,18 @@
 //! One connection between a client and a box: frames whose data is sent from where it is and received where it belongs.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use paceline_system::clock::Clock;
 use paceline_system::{cores, ready};
-use rustix::cmsg_space;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 
 use super::talk::Reply;
 use crate::error::CommError;
 use crate::stop::Stop;
 use crate::wait::{SLICE_MAX, Wait};
 use crate::wire::frame::{Decoder, HEADER_BYTES, Header};
+use crate::wire::passing;
 use crate::wire::stream::{Stream, Talk, is_retry};
 
 /// The most data of one message.
@@ -227,12 +221,7 @@ impl Line {
     /// Sends a file behind a reply.
     pub fn send_file(&mut self, file: BorrowedFd<'_>) -> Result<(), CommError> {
         let Some(local) = &self.local else { return Err(self.talk.violation("files pass on one host only")) };
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let files = [file];
-        assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "the space is for one file");
-        let sent = sendmsg(local.as_fd(), &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL);
-        sent.map(drop).map_err(|error| self.talk.gone(error))
+        passing::send(local, file).map_err(|error| self.talk.gone(error))
     }
 
     /// Receives it.
@@ -240,17 +229,8 @@ impl Line {
         let wait = self.wait();
         let Some(local) = &self.local else { return Err(self.talk.violation("files pass on one host only")) };
         loop {
-            let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut byte = [0];
-            match recvmsg(local.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Ok(_) => {
-                    let file = control.drain().find_map(|message| match message {
-                        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-                        _ => None,
-                    });
-                    return file.ok_or_else(|| self.talk.gone("it sent no memory"));
-                }
+            match passing::receive(local) {
+                Ok(file) => return file.ok_or_else(|| self.talk.gone("it sent no memory")),
                 Err(error) if is_retry(&error.into()) => self.talk.check(&wait)?,
                 Err(error) => return Err(self.talk.gone(error)),
             }

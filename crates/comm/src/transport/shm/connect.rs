@@ -2,8 +2,6 @@
 //! greets the others and hands over the memory. The socket is in the abstract namespace and the memory
 //! has no name at all, so there is nothing to clean up, whoever is killed when.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -13,12 +11,7 @@ use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
 use paceline_system::{clock, cores};
-use rustix::cmsg_space;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sha2::Sha256;
 
@@ -30,6 +23,7 @@ use crate::transport::Membership;
 use crate::wait::Wait;
 use crate::wire::hello::{Identity, Peer, Purpose, Role, greet};
 use crate::wire::lobby::{Greeted, Lobby};
+use crate::wire::passing;
 use crate::wire::stream::{Talk, is_retry};
 
 const PHASE: &str = "sharing memory";
@@ -144,12 +138,7 @@ fn accept(listener: &UnixListener, lobby: &mut Lobby<UnixStream>, identity: &Ide
 
 fn give(stream: &UnixStream, file: &OwnedFd, identity: &Identity, peer: Peer) -> Result<(), CommError> {
     let talk = Talk { rank: identity.rank, peer: peer.rank.into(), phase: PHASE };
-    let files = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    assert!(control.push(SendAncillaryMessage::ScmRights(&files)), "the space is for one file");
-    let sent = sendmsg(stream, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL);
-    sent.map(drop).map_err(|error| talk.gone(error))
+    passing::send(stream, file.as_fd()).map_err(|error| talk.gone(error))
 }
 
 /// The others: come until rank 0 is there and gives them the memory.
@@ -178,16 +167,9 @@ fn fetch(membership: &Membership, wait: &Wait) -> Result<OwnedFd, CommError> {
 fn receive_file(stream: &UnixStream, talk: &Talk, wait: &Wait) -> Result<OwnedFd, CommError> {
     loop {
         talk.check(wait)?;
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut byte = [0];
-        match recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Ok(_) => {
-                let files = control.drain().find_map(|message| match message {
-                    RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-                    _ => None,
-                });
-                let file = files.ok_or_else(|| talk.gone("it sent no memory"))?;
+        match passing::receive(stream) {
+            Ok(file) => {
+                let file = file.ok_or_else(|| talk.gone("it sent no memory"))?;
                 // Only memory that cannot shrink under us is mapped: touching what is gone would end this process.
                 let sealed = fcntl_get_seals(&file).is_ok_and(|found| found.contains(seals()));
                 let whole = fstat(&file).is_ok_and(|about| about.st_size as u64 == FILE_BYTES);
